@@ -21,7 +21,7 @@ START_S = 240.0
 END_S = 60.0
 MODULES = {
     "engine": "shoal.engine",
-    "grammar": "shoal.execute.grammar_process",
+    "grammar": "shoal.execute.grammar.process",
     "tokenizer": "shoal.models.tokenizer_process",
 }
 """What processes do, by the module that they run."""

@@ -11,8 +11,8 @@ import argparse
 import time
 from random import Random
 
-from shoal.cluster.place.device_maps import OBJECTIVES, MapProblem, find_map, greedy_map
 from shoal.core.cluster import ClusterSpec, Device, Link
+from shoal.place.device_maps import OBJECTIVES, MapProblem, find_map, greedy_map
 
 GB = 10**9
 BYTES_PER_S = {"large": 2000 * GB, "middling": 900 * GB, "small": 300 * GB}

@@ -53,12 +53,12 @@ from shoal.config.presets import PRESETS
 from shoal.core import RequestRecord, ShoalError
 from shoal.core.units import parse_size
 from shoal.engine.build import default_threads
-from shoal.engine.profiling import ServiceMeasurements
-from shoal.engine.profiling_fit import fit_serving
-from shoal.engine.profiling_grid import GRIDS
-from shoal.execute.loading import ModelSet
+from shoal.execute.model.loading import ModelSet
 from shoal.forecast import CurveTimes, StepTimes, load_profile
 from shoal.kvcache import plan_layout
+from shoal.profile.fit import fit_serving
+from shoal.profile.grid import GRIDS
+from shoal.profile.measure import ServiceMeasurements
 
 DEFAULT_PRESETS = "vllm,past-future,seallm-join,shoal"
 GRID = replace(GRIDS["quick"], batches=(1,), slice_batches=(), slice_tokens=8, repeats=2)

@@ -10,8 +10,8 @@ from rich.table import Table
 
 from fidelity_own_run import Outcome
 from shoal.core import RequestRecord, normalised_latency, percentile
-from shoal.engine.profiling import ServiceMeasurements
 from shoal.forecast import StepTimes
+from shoal.profile.measure import ServiceMeasurements
 
 Metric = Callable[[RequestRecord, Mapping[str, float]], float]
 METRICS: Mapping[str, Metric] = {

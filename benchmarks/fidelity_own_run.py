@@ -13,13 +13,13 @@ from shoal import Service
 from shoal.config.presets import PRESETS
 from shoal.core import Request, RequestRecord, SyntheticPrompt, TokenEvent
 from shoal.engine import Engine, EngineOptions, assemble_engine
-from shoal.engine.profiling import Profiler, RowsRecorder, ServiceMeasurements, profiling_options
-from shoal.engine.profiling_grid import Grid
-from shoal.execute.loading import ModelSet, load_models
+from shoal.execute.model.loading import ModelSet, load_models
 from shoal.execute.protocol import Executor
 from shoal.forecast import ModelSpec, RooflineTimes, StepRows, StepTimes, device_spec
 from shoal.kvcache import KVCacheOptions, plan_layout
 from shoal.models import resolve_model
+from shoal.profile.grid import Grid
+from shoal.profile.measure import Profiler, RowsRecorder, ServiceMeasurements, profiling_options
 from shoal.simulate import EngineSpec, OpenLoop, ServiceSpec, Simulation, Watch
 
 PROFILE_KV_BYTES = 128 << 20

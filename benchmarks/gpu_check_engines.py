@@ -19,7 +19,7 @@ from gpu_check_timing import copy_gb_per_s, traced
 from iterations import SERVICE, make_requests, measure
 from shoal.core import Request, Service
 from shoal.engine import Engine
-from shoal.execute.loading import ModelSet
+from shoal.execute.model.loading import ModelSet
 
 PROMPT, OUTPUT = 32, 65
 ROWS = (1, 16, 64, 256)

@@ -13,8 +13,8 @@ import torch
 from gpu_check_cases import Cases, Figures, LeftOut
 from gpu_check_pool import Heads, Pool, Row, pool_bytes
 from gpu_check_timing import free_bytes, wait
-from shoal.execute.paged import ReferenceStep
-from shoal.execute.triton_attention import TritonStep
+from shoal.execute.attention.paged import ReferenceStep
+from shoal.execute.attention.triton_backend import TritonStep
 
 DTYPES = ("bfloat16", "float16", "float32")
 TOLERANCE = {"float32": 1e-4, "float16": 6e-3, "bfloat16": 4e-2}

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from shoal.execute.attention.kv_store import KVStore
+from shoal.execute.attention.paged import PagedStep
+from shoal.execute.attention.service_cache import TORCH_DTYPES
 from shoal.execute.batch import StepBatch
-from shoal.execute.kv_store import KVStore
-from shoal.execute.paged import PagedStep
-from shoal.execute.service_cache import TORCH_DTYPES
 from shoal.kvcache import BlockPool, KVShape, LayerShape, plan_layout
 
 BLOCK = 16

@@ -15,8 +15,8 @@ import torch
 from gpu_check_cases import Cases, Figures, LeftOut
 from gpu_check_pool import Heads, Pool, Row, pool_bytes
 from gpu_check_timing import Work, copy_gb_per_s, free_bytes, median_ms, recorded
-from shoal.execute.triton_attention import TritonStep
-from shoal.execute.triton_kernels import attend_decodes
+from shoal.execute.attention.triton_backend import TritonStep
+from shoal.execute.attention.triton_kernels import attend_decodes
 
 LLAMA_8B = Heads("Llama 3.1 8B", 32, 8, 128)
 GEMMA_3 = Heads("Gemma 3 1B", 4, 1, 256, window=512)

@@ -26,12 +26,12 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from interrupted import printed_at_end
-from shoal.execute.bf16_linear import Bf16Packing
-from shoal.execute.checkpoint import read_model_config
 from shoal.execute.huge_pages import HugePages
-from shoal.execute.int8_linear import Int8Linear
-from shoal.execute.int8_weights import GROUP, pack, quantise_channels
-from shoal.execute.prepack import PackedLinear, can_prepack
+from shoal.execute.linear.bf16 import Bf16Packing
+from shoal.execute.linear.int8 import Int8Linear
+from shoal.execute.linear.int8_weights import GROUP, pack, quantise_channels
+from shoal.execute.linear.prepack import PackedLinear, can_prepack
+from shoal.execute.model.checkpoint import read_model_config
 from shoal.models import resolve_model
 from shoal.native import load_native
 

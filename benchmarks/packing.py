@@ -3,15 +3,15 @@
     python benchmarks/packing.py
     python benchmarks/packing.py --packer mell-eager --requests 10000 --engines 32 --rate 1.2
 
-Requests and engines are those of `shoal reproduce mell-devices`, LLaMA2-7B on 24 GB.
+Requests and engines are those of `python -m experiments mell-devices`, LLaMA2-7B on 24 GB.
 """
 
 import argparse
 import time
 
+from experiments import mell_workload
+from experiments.mell_setup import Expectations, deployment
 from shoal.cluster.packing import PACKERS, DeviceGroup, Packing
-from shoal.reproduce import mell_workload
-from shoal.reproduce.mell_setup import Expectations, deployment
 from shoal.simulate.packed_cluster import PackedCluster
 
 

@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from shoal.core import SamplingParams
 from shoal.execute.group import RunningSequence
-from shoal.execute.native_sampling import NativeSampler
-from shoal.execute.sampler import sample
+from shoal.execute.sampling.native import NativeSampler
+from shoal.execute.sampling.sampler import sample
 from shoal.models import resolve_model
 from shoal.native import load_native, native_status
 

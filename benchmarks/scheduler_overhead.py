@@ -27,7 +27,7 @@ from shoal.schedule import (
     SchedulerOptions,
     ServiceLimits,
 )
-from shoal.schedule.orders.doubling_budget import VARIANTS
+from shoal.schedule.policies.orders.doubling_budget import VARIANTS
 
 BLOCK_SIZE = 16
 CONTEXT = 4_096

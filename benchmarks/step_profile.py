@@ -47,10 +47,10 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from shoal.core import Joined, SamplingParams, Service, StepPlan
 from shoal.engine.build import default_threads
-from shoal.execute.backends import ATTENTION_BACKENDS
-from shoal.execute.loading import ModelSet, load_models
-from shoal.execute.native_product import NativeProduct
-from shoal.execute.service_cache import MergedCache
+from shoal.execute.attention.backends import ATTENTION_BACKENDS
+from shoal.execute.attention.service_cache import MergedCache
+from shoal.execute.linear.native_product import NativeProduct
+from shoal.execute.model.loading import ModelSet, load_models
 from shoal.execute.torch_executor import TorchExecutor
 from shoal.kvcache import BlockPool, plan_layout
 from shoal.models import resolve_model

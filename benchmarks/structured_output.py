@@ -23,9 +23,9 @@ from rich.table import Table
 
 from shoal.core import Grammar, GrammarKind, Request, SamplingParams, Service
 from shoal.engine import Engine, EngineOptions, build_engine
-from shoal.execute.grammar_masks import RowMasks
-from shoal.execute.grammar_messages import Step, Told
-from shoal.execute.grammar_process import Masks, compile_grammar
+from shoal.execute.grammar.masks import RowMasks
+from shoal.execute.grammar.messages import Step, Told
+from shoal.execute.grammar.process import Masks, compile_grammar
 from shoal.execute.protocol import Executor
 from shoal.kvcache import KVCacheOptions
 from shoal.models import Tokenizer, resolve_model

@@ -32,7 +32,7 @@ from shoal.core import ShoalError
 from shoal.core.units import parse_size
 from shoal.engine import Engine
 from shoal.engine.build import default_threads
-from shoal.execute.loading import ModelSet
+from shoal.execute.model.loading import ModelSet
 from two_services_outcome import Run
 from two_services_policies import DEDICATED, POLICIES
 from two_services_report import Figures, figures_of, save_picture, show, title_of

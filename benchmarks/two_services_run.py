@@ -13,7 +13,7 @@ import numpy as np
 from shoal import SamplingParams, Service
 from shoal.core import SLO, ConfigError, Request, ShoalError
 from shoal.engine import Engine, EngineOptions, assemble_engine
-from shoal.execute.loading import ModelSet, load_models
+from shoal.execute.model.loading import ModelSet, load_models
 from shoal.kvcache import KVCacheOptions
 from shoal.measure import TokenGaps
 from shoal.models import resolve_model

@@ -17,11 +17,11 @@ from shoal.core import SLO, FinishReason, RequestRecord, Service
 from shoal.engine import EngineStats, ServiceStats
 from shoal.engine.info import EngineInfo
 from shoal.engine.stats import PoolStats, StepTotals
-from shoal.execute.backends import ATTENTION_BACKENDS
+from shoal.execute.attention.backends import ATTENTION_BACKENDS
 from shoal.forecast import PREDICTORS, Accuracy, Spread, Traffic
 from shoal.schedule import ADMISSIONS, ORDERS, VICTIMS, Observed
 from shoal.serve import ServerOptions
-from shoal.serve.metrics import ServerMetrics
+from shoal.serve.metrics.page import ServerMetrics
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -13,7 +13,7 @@ struct layer_product {
     int64_t columns;
 };
 
-/* What does not change from step to step; see shoal.execute.decoder_layer. Scales of norms are NULL without a norm. */
+/* What does not change from step to step; see shoal.execute.model.decoder_layer. Scales of norms are NULL without a norm. */
 struct decoder_layer {
     struct layer_product qkv, o, gated, down;
     const float *after_attention, *before_mlp, *after_mlp, *query_scale, *key_scale;

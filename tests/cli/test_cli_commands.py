@@ -20,8 +20,8 @@ from shoal.cli.app import app, run
 from shoal.cli.models import models as models_app
 from shoal.cli.version import describe_cpu
 from shoal.core import EngineDied, FinishReason, Service
-from shoal.engine import offline
-from shoal.engine.batch import Completion, RequestOutput
+from shoal.frontend import offline
+from shoal.frontend.batch import Completion, RequestOutput
 from shoal.schedule import FcfsStrict
 
 runner = CliRunner()
@@ -177,7 +177,6 @@ def test_generate_chooses_a_configured_service(fake_shoal, tmp_path):
         (["generate", "-m", "smollm2", "hi", "--json", "none/a.json"], "there is no folder none"),
         (["static", "-m", "smollm2", "hi", "-o", "-", "--json", "-"], "only one result can go to standard"),
         (["static", "-m", "smollm2", "hi", "-o", "x", "--json", "x"], "two results cannot go to x"),
-        (["reproduce", "all", "--plot", "-"], "pictures and folders cannot go to standard output"),
         (["generate", "-m", "smollm2", "--file", "none.txt"], "cannot read the prompts in none.txt"),
         (["generate", "-m", "smollm2", "--file", "bad.jsonl"], "bad.jsonl, line 2: not valid JSON"),
         (["generate", "-m", "smollm2", "--file", "empty.jsonl"], "no prompt: give one as an argument"),

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from shoal.cli.app import app, run
 from shoal.cli.profile_report import format_seconds
 from shoal.config import load_config
-from shoal.engine.profiling_fit import slice_seconds
 from shoal.forecast import load_profile
+from shoal.profile.fit import slice_seconds
 from shoal.serve.options import ServerOptions
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import shoal.cluster.topology
+import shoal.place.topology
 from shoal.cli.app import app, run
-from shoal.cluster.topology import Topology, detect
 from shoal.config.topology import read_topology
+from shoal.place.topology import Topology, detect
 
 runner = CliRunner()
 TWO = """\
@@ -31,8 +31,8 @@ def two(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def _no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    monkeypatch.setattr(shoal.cluster.topology, "load_nvml", lambda: None)
-    monkeypatch.setattr(shoal.cluster.topology, "has_nvidia_driver", lambda: False)
+    monkeypatch.setattr(shoal.place.topology, "load_nvml", lambda: None)
+    monkeypatch.setattr(shoal.place.topology, "has_nvidia_driver", lambda: False)
 
 
 def test_this_machine_is_shown_and_written(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_this_machine_is_shown_and_written(tmp_path: Path) -> None:
 
 
 def test_a_driver_without_its_module_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shoal.cluster.topology, "has_nvidia_driver", lambda: True)
+    monkeypatch.setattr(shoal.place.topology, "has_nvidia_driver", lambda: True)
     assert "pip install nvidia-ml-py" in runner.invoke(app, ["topology"]).stderr
 
 

@@ -12,7 +12,7 @@ from shoal.cluster.status import EngineState, EngineStatus, ServiceStatus
 from shoal.engine import EngineInfo, ServiceInfo
 from shoal.models import describe_random_model
 from shoal.serve import ServerOptions
-from shoal.serve.exposure import exposure
+from shoal.serve.http.exposure import exposure
 
 CHAT = ServiceInfo(
     model="x[/red]/tiny",

@@ -15,9 +15,9 @@ from typing import Any
 
 from engine_builders import build_fake
 
-from shoal.engine import migration_wire
 from shoal.engine.core import Engine
 from shoal.engine.info import EngineInfo
+from shoal.engine.migration import wire as migration_wire
 from shoal.engine.options import EngineOptions
 
 BUILDER = "dying_engine:build_dying"

@@ -19,9 +19,10 @@ from shoal.cluster.backend import BackendEvent, Beat, EngineConfig, Exited, Foun
 from shoal.cluster.options import ClusterOptions, EnginePlan
 from shoal.cluster.router import Router
 from shoal.core import InvalidRequest
-from shoal.engine import migration_wire, wire
+from shoal.engine import wire
 from shoal.engine.core import Engine
 from shoal.engine.info import EngineInfo
+from shoal.engine.migration import wire as migration_wire
 
 LOAD_S = 2.0
 FOLDER = Path("somewhere")

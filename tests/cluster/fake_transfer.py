@@ -3,7 +3,7 @@
 from collections import deque
 from typing import TYPE_CHECKING
 
-from shoal.engine.transfer import Arrived, Blocks
+from shoal.engine.migration.transfer import Arrived, Blocks
 
 if TYPE_CHECKING:
     from fake_cluster import FakeBackend, FakeProcess

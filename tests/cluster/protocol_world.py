@@ -25,11 +25,12 @@ from shoal.cluster.events import (
     Ticked,
 )
 from shoal.cluster.manager import Manager
-from shoal.cluster.move import MoveState
-from shoal.cluster.mover import Mover
+from shoal.cluster.migration.move import MoveState
+from shoal.cluster.migration.mover import Mover
 from shoal.cluster.options import ClusterOptions
 from shoal.core import Carried, FinishReason, Request, SamplingParams, TokenEvent
-from shoal.engine import migration_wire, wire
+from shoal.engine import wire
+from shoal.engine.migration import wire as migration_wire
 
 PROMPT = [7, 8]
 TOKENS = 2

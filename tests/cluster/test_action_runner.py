@@ -13,7 +13,7 @@ from shoal.cluster.calls import Calls
 from shoal.cluster.events import EngineAdded
 from shoal.core import Grammar, GrammarKind, InvalidRequest, QueueFull, SamplingParams
 from shoal.engine import wire
-from shoal.engine.stream import Stream
+from shoal.frontend.stream import Stream
 
 EVENT = EngineAdded("0", ("a",))
 GRAMMAR = SamplingParams(temperature=0.0, max_tokens=8, grammar=Grammar(GrammarKind.REGEX, "a+"))

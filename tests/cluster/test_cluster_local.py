@@ -21,8 +21,8 @@ from shoal.cluster.local import LocalBackend
 from shoal.cluster.node.folder import SOCKET, NodeFolder, folder_path
 from shoal.core import ConfigError, EngineDied
 from shoal.engine import wire
-from shoal.engine.channel import EngineChannel
-from shoal.engine.lifeline import PROTOCOL
+from shoal.engine.process.lifeline import PROTOCOL
+from shoal.frontend.channel import EngineChannel
 
 TIMEOUT_S = 60
 SETTINGS = {"kv_cache.memory": "64MiB", "threads": "1"}
@@ -434,7 +434,7 @@ def test_a_node_without_engines_waits_for_nobody():
 
 def test_a_server_of_another_version_is_refused(monkeypatch):
     async def scenario():
-        monkeypatch.setattr("shoal.engine.lifeline.PROTOCOL", 7)
+        monkeypatch.setattr("shoal.engine.process.lifeline.PROTOCOL", 7)
         with pytest.raises(ConfigError, match=rf"another protocol \(protocol: {PROTOCOL} / 7\)"):
             await Watched("old").attach()
 

@@ -6,7 +6,7 @@ import pytest
 from protocol_world import TOKENS, World
 
 from shoal.cluster.events import MoveMethod
-from shoal.cluster.move import TRANSITIONS, MoveState
+from shoal.cluster.migration.move import TRANSITIONS, MoveState
 
 SITUATIONS = {
     "live": (MoveMethod.LIVE, 1, False, False),

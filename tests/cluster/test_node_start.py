@@ -16,7 +16,7 @@ from shoal.cluster.backends import make_backend
 from shoal.cluster.node.folder import folder_path
 from shoal.cluster.node_start import drop_early_node, start_early_node
 from shoal.cluster.options import ClusterOptions
-from shoal.engine.child import BUILDER
+from shoal.engine.process.child import BUILDER
 
 __all__ = ["left_behind", "nothing_left"]  # fixtures
 

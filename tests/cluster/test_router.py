@@ -18,7 +18,7 @@ from shoal.cluster.options import ClusterOptions, RestartOptions
 from shoal.cluster.router import Router
 from shoal.cluster.status import EngineState
 from shoal.core import EngineDied, FinishReason, SamplingParams, ServiceUnavailable
-from shoal.engine.reader import Delta
+from shoal.frontend.reader import Delta
 
 QUICK = ClusterOptions(restart=RestartOptions(first_s=0.1, factor=1.0, max_s=0.1), heartbeat_s=0.2)
 PROMPT = [97, 98, 99, 100, 101]

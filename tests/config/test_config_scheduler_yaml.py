@@ -12,8 +12,8 @@ from shoal.config.scheduler_yaml import in_words, scheduler_settings, to_yaml
 from shoal.config.settings import scheduler_section
 from shoal.core.units import LONGEST_S
 from shoal.schedule import SchedulerOptions
-from shoal.schedule.admissions import ADMISSIONS, PastFuture, Slice
-from shoal.schedule.orders import ORDERS, DoublingBudget, Mlfq
+from shoal.schedule.policies.admissions import ADMISSIONS, PastFuture, Slice
+from shoal.schedule.policies.orders import ORDERS, DoublingBudget, Mlfq
 
 times = st.floats(1e-6, LONGEST_S) | st.sampled_from([0.2, 1.0, 10.0, LONGEST_S])
 orders = st.sampled_from([cls() for cls in ORDERS.values()]) | st.builds(

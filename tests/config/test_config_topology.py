@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypothesis_profiles import examples
-from shoal.cluster.topology import Topology
 from shoal.config.topology import format_topology, parse_topology, read_topology
 from shoal.core import ConfigError
 from shoal.core.cluster import ClusterSpec, Device, Link
+from shoal.place.topology import Topology
 
 TEXT = """\
 devices:

@@ -23,9 +23,9 @@ from shoal.core import (
     TokenLogprobs,
 )
 from shoal.engine import Engine, EngineOptions, assemble_engine
-from shoal.engine.batch import Batch, RequestOutput
-from shoal.execute.loading import LoadedModel, ModelLoader, ModelSet
+from shoal.execute.model.loading import LoadedModel, ModelLoader, ModelSet
 from shoal.execute.protocol import Executor, Interrupted, never
+from shoal.frontend.batch import Batch, RequestOutput
 from shoal.kvcache import BlockPool, KVCacheOptions
 from shoal.schedule import Conservative
 

@@ -15,8 +15,8 @@ from execute_builders import make_model, make_prompt, tiny_config
 from grammar_builders import EOS, Letters, write_tokenizer
 
 from shoal.core import Carried, Grammar, GrammarKind, Request
-from shoal.execute import grammar_health
-from shoal.execute.grammar_masks import RowMasks
+from shoal.execute.grammar import health as grammar_health
+from shoal.execute.grammar.masks import RowMasks
 
 SERVICE = "llama"
 PATTERN = "[abc]{3}(0|1)+x[ab01]{10,14}"

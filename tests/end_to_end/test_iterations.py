@@ -13,8 +13,8 @@ from execute_builders import make_model, make_prompt, tiny_config
 from at_hand import DEVICE
 from shoal.core import FinishReason, SamplingParams, Service, StepPlan, StepResult
 from shoal.engine import EngineOptions, build_engine
-from shoal.engine.batch import Batch, Completion
 from shoal.execute.protocol import Executor, Interrupted, never
+from shoal.frontend.batch import Batch, Completion
 from shoal.kvcache import KVCacheOptions
 from shoal.schedule import SchedulerOptions
 

@@ -25,9 +25,9 @@ from at_hand import DEVICE, bundled_model
 from shoal.cluster.router import Router
 from shoal.core import Request, SamplingParams, Service, TokenLogprobs
 from shoal.engine import Engine, EngineOptions
-from shoal.engine.batch import Batch
 from shoal.engine.build import assemble_engine
-from shoal.execute.loading import load_models
+from shoal.execute.model.loading import load_models
+from shoal.frontend.batch import Batch
 from shoal.kvcache import KVCacheOptions
 from shoal.models import Tokenizer
 from shoal.schedule import SchedulerOptions

@@ -14,9 +14,9 @@ from at_hand import DEVICE
 from shoal.config import PRESETS
 from shoal.core import FinishReason, Request, SamplingParams, Service, TokenLogprobs, derive_seed
 from shoal.engine import Engine, EngineOptions
-from shoal.engine.batch import Batch, Completion
 from shoal.engine.build import assemble_engine
-from shoal.execute.loading import load_models
+from shoal.execute.model.loading import load_models
+from shoal.frontend.batch import Batch, Completion
 from shoal.kvcache import KVCacheOptions
 from shoal.schedule import SchedulerOptions, Slice
 

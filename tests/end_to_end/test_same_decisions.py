@@ -26,7 +26,7 @@ from shoal.execute.protocol import Executor, Interrupted, never
 from shoal.forecast import StepRows
 from shoal.kvcache import KVCacheOptions
 from shoal.schedule import ORDERS, Conservative, Fcfs, SchedulerOptions, Slice, describe
-from shoal.schedule.token_gaps import TokenGapGuard
+from shoal.schedule.inter_token_latency import TokenGapGuard
 from shoal.simulate import EngineSpec, OpenLoop, ServiceSpec, Simulation, Watch
 
 SERVICES = ("gemma3", "gpt2")

@@ -27,7 +27,7 @@ from shoal.core import (
     ModelUnsupported,
     Service,
 )
-from shoal.execute import loading
+from shoal.execute.model import loading
 from shoal.execute.torch_executor import TorchExecutor
 from shoal.schedule import Slice
 

@@ -1,18 +1,4 @@
 import sys
 from pathlib import Path
 
-import pytest
-
 sys.path.insert(0, str(Path(__file__).parent))
-
-
-@pytest.fixture
-def fake_models(monkeypatch):
-    """Every Shoal has a fake engine and a tokenizer of bytes."""
-    from engine_builders import ByteTokenizer, build_fake
-
-    from shoal.engine import offline
-
-    monkeypatch.setattr(offline, "build_engine", build_fake)
-    monkeypatch.setattr(offline, "resolve_service", lambda service, progress=None: Path(service.model))
-    monkeypatch.setattr(offline.Tokenizer, "from_folder", lambda *_: ByteTokenizer())

@@ -7,9 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from shoal.core import FinishReason, Request, TokenEvent, TokenLogprobs
-from shoal.engine import Engine, migration_wire, wire
+from shoal.engine import Engine, wire
 from shoal.engine.info import EngineInfo
-from shoal.engine.migration_wire import (
+from shoal.engine.migration import wire as migration_wire
+from shoal.engine.migration.transfer import Transfer
+from shoal.engine.migration.wire import (
     Abort,
     Commit,
     Declined,
@@ -22,8 +24,7 @@ from shoal.engine.migration_wire import (
     Reserved,
     Stopped,
 )
-from shoal.engine.process import EngineServer, Services
-from shoal.engine.transfer import Transfer
+from shoal.engine.process.server import EngineServer, Services
 
 TIMEOUT_S = 5
 

@@ -140,7 +140,7 @@ def test_host_memory_for_swapped_kv_where_none_is_written(
 
 @pytest.mark.parametrize("free", [MEMORY, 100 * MEMORY])
 def test_engines_that_share_a_device_share_the_default_of_one(tiny_llama, monkeypatch, free):
-    from shoal.execute import loading
+    from shoal.execute.model import loading
 
     folder, _ = tiny_llama
     monkeypatch.setattr(loading, "DEFAULT_CPU_KV_BYTES", MEMORY)

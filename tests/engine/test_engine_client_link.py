@@ -9,10 +9,10 @@ from engine_builders import make_engine, make_request
 
 from shoal.core import FinishReason
 from shoal.engine import wire
-from shoal.engine.channel import EngineChannel
-from shoal.engine.client_link import ClientLink
-from shoal.engine.process import EngineServer, Services
-from shoal.engine.transfer import Transfer
+from shoal.engine.migration.transfer import Transfer
+from shoal.engine.process.client_link import ClientLink
+from shoal.engine.process.server import EngineServer, Services
+from shoal.frontend.channel import EngineChannel
 
 TIMEOUT_S = 30
 

@@ -8,8 +8,8 @@ from engine_builders import FakeExecutor, expected_tokens, make_engine, make_req
 
 from shoal.core import EngineDied, FinishReason, StepPlan
 from shoal.engine.core import Engine
-from shoal.engine.profiling import RowsRecorder
 from shoal.execute.protocol import Executor, StepFailed
+from shoal.profile.measure import RowsRecorder
 
 pytestmark = pytest.mark.failing_steps
 

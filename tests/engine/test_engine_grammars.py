@@ -9,10 +9,10 @@ from test_engine_process import Frames, Over, serve
 
 from shoal.core import Carried, FinishReason, Grammar, GrammarKind, InvalidRequest, SamplingParams
 from shoal.engine import wire
-from shoal.engine.choices import expand_choices
-from shoal.execute import grammar_pool
-from shoal.execute.grammar_pool import MAX_PROCESSES, GrammarPool
-from shoal.execute.grammar_template import GrammarModel
+from shoal.execute.grammar import pool as grammar_pool
+from shoal.execute.grammar.pool import MAX_PROCESSES, GrammarPool
+from shoal.execute.grammar.template import GrammarModel
+from shoal.frontend.choices import expand_choices
 
 MODEL = GrammarModel("folder", 256, (0,))
 

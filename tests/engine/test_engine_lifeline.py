@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.core import ConfigError, EngineDied, ModelUnavailable, ModelUnsupported
-from shoal.engine import lifeline
+from shoal.engine.process import lifeline
 
 
 @given(st.lists(st.binary(max_size=9), max_size=6), st.data())

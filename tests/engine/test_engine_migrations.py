@@ -13,8 +13,8 @@ from engine_pairs import Client, Move, hosts
 
 from shoal.core import FinishReason
 from shoal.engine import wire
-from shoal.engine.client_link import ClientLink
-from shoal.engine.migration_wire import (
+from shoal.engine.migration.transfer import Blocks, Transfer, transfer_address
+from shoal.engine.migration.wire import (
     Abort,
     Commit,
     Copied,
@@ -28,7 +28,7 @@ from shoal.engine.migration_wire import (
     Reserved,
     Stopped,
 )
-from shoal.engine.transfer import Blocks, Transfer, transfer_address
+from shoal.engine.process.client_link import ClientLink
 from shoal.schedule import Slice
 
 OUTPUT = 40
@@ -114,8 +114,8 @@ def test_a_request_that_is_stopped_at_once_has_no_rounds():
 @pytest.mark.parametrize("live", [True, False])
 def test_progress_is_told_of_every_part(live, monkeypatch):
     """A client that waits for a whole round of much KV would give it up."""
-    monkeypatch.setattr("shoal.engine.transfer.Transfer.message_bytes", 1)
-    monkeypatch.setattr("shoal.engine.transfer.Transfer.turn_bytes", 1)
+    monkeypatch.setattr("shoal.engine.migration.transfer.Transfer.message_bytes", 1)
+    monkeypatch.setattr("shoal.engine.migration.transfer.Transfer.turn_bytes", 1)
     request = ask(prompt=60, output=60)
     with pair() as (source, destination):
         client = Client(source, destination, [Move(request, 5, live)])

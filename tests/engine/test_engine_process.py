@@ -7,9 +7,9 @@ from engine_builders import make_engine
 
 from shoal.core import SamplingParams
 from shoal.engine import wire
-from shoal.engine.choices import expand_choices
-from shoal.engine.process import EngineServer, Services
-from shoal.engine.transfer import Transfer
+from shoal.engine.migration.transfer import Transfer
+from shoal.engine.process.server import EngineServer, Services
+from shoal.frontend.choices import expand_choices
 
 
 class Over(Exception):

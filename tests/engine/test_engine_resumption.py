@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis_profiles import examples
 from shoal import SamplingParams, Shoal
 from shoal.core import Carried, FinishReason, InvalidRequest, RequestRecord, TokenEvent
-from shoal.engine.reader import ChoiceReader
+from shoal.frontend.reader import ChoiceReader
 from shoal.kvcache.options import KVCacheOptions
 
 PROMPT = [97, 98, 99, 100, 101]

@@ -10,8 +10,8 @@ from engine_builders import FAKE_WEIGHT_BYTES, expected_tokens, make_engine, mak
 from shoal.core import ConfigError, FinishReason, InvalidRequest, ModelUnsupported, Service
 from shoal.engine import wire
 from shoal.engine.core import Engine
-from shoal.engine.process import EngineServer, Services
-from shoal.engine.transfer import Transfer
+from shoal.engine.migration.transfer import Transfer
+from shoal.engine.process.server import EngineServer, Services
 
 FOLDER = Path("anywhere")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.core import StepPlan
-from shoal.engine.step_watch import PresentStep, StepJudge, StepWatch
+from shoal.engine.process.step_watch import PresentStep, StepJudge, StepWatch
 
 
 class Clock:

@@ -16,7 +16,7 @@ from shoal.core import (
     TokenLogprobs,
 )
 from shoal.engine import wire
-from shoal.engine.choices import expand_choices
+from shoal.frontend.choices import expand_choices
 
 LOGPROBS = st.builds(
     TokenLogprobs,

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 
 from at_hand import DEVICE
+from shoal.execute.attention.kv_store import KVStore
+from shoal.execute.attention.paged import GatheringStep, PagedStep
+from shoal.execute.attention.service_cache import TORCH_DTYPES, ServiceCache
 from shoal.execute.batch import StepBatch
-from shoal.execute.kv_store import KVStore
-from shoal.execute.paged import GatheringStep, PagedStep
-from shoal.execute.service_cache import TORCH_DTYPES, ServiceCache
 from shoal.kvcache import BlockPool, KVShape, LayerShape, plan_layout
 
 

@@ -25,7 +25,7 @@ from transformers import (
 
 from at_hand import DEVICE, on_cpu, on_gpu
 from shoal.core import Joined, SamplingParams, Service, StepPlan
-from shoal.execute.loading import ModelSet, load_models
+from shoal.execute.model.loading import ModelSet, load_models
 from shoal.execute.torch_executor import TorchExecutor
 from shoal.kvcache import BlockPool, plan_layout
 from shoal.native import load_native

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from at_hand import DEVICE
-from shoal.execute.service_cache import TORCH_DTYPES, LayerKV
+from shoal.execute.attention.service_cache import TORCH_DTYPES, LayerKV
 
 TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
 """Largest error of attention by dtype; keys, values and queries are normally distributed."""
@@ -130,7 +130,7 @@ class Decodes:
 
     def attend(self) -> torch.Tensor:
         """What the kernels give: [rows, heads, value_dim]."""
-        from shoal.execute.triton_kernels import attend_decodes
+        from shoal.execute.attention.triton_kernels import attend_decodes
 
         return attend_decodes(
             self.query, self.kv, self.tables, self._lengths, self.scaling, self.window, self.softcap
@@ -164,7 +164,7 @@ class Decodes:
 
     def check_store(self) -> None:
         """The same of storing each row's last token."""
-        from shoal.execute.triton_kernels import store_decodes
+        from shoal.execute.attention.triton_kernels import store_decodes
 
         generator = torch.Generator().manual_seed(self.seed + 1)
         key = self._rows(generator, self.kv_heads, self.key_dim)

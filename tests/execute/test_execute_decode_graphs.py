@@ -11,10 +11,10 @@ from graph_builders import FakeRecorder
 from strict_interpreter import strict_interpreter
 
 from at_hand import on_cpu
+from shoal.execute.attention.interface import AttentionStep
+from shoal.execute.attention.paged import ReferenceStep
+from shoal.execute.attention.service_cache import MergedCache
 from shoal.execute.batch import StepBatch
-from shoal.execute.interface import AttentionStep
-from shoal.execute.paged import ReferenceStep
-from shoal.execute.service_cache import MergedCache
 
 if TYPE_CHECKING:
     from shoal.execute.decode_graphs import DecodeBuffers, DecodeGraphs
@@ -24,7 +24,7 @@ pytestmark = [needs_triton, on_cpu]
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("shoal.execute.triton_kernels.parts_of", lambda rows, kv_heads: 1)
+    monkeypatch.setattr("shoal.execute.attention.triton_kernels.parts_of", lambda rows, kv_heads: 1)
     with strict_interpreter():
         yield
 

@@ -31,15 +31,15 @@ from transformers import (
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel
 
 from shoal.core import Service
-from shoal.execute.decoder_layer import DecoderLayer
-from shoal.execute.forward import FusedForward
-from shoal.execute.fuse_layers import fuse_layers, recognise_layers
-from shoal.execute.interface import ATTENTION_NAME, TransformersForward
-from shoal.execute.loading import LoadedModel, load_models
-from shoal.execute.native_attention import NativeStep
-from shoal.execute.probe import PROMPT_LENGTHS, Probed, probe
-from shoal.execute.recording import RecordingStep, packed_logits
-from shoal.execute.replacements import Replacements
+from shoal.execute.attention.interface import ATTENTION_NAME, TransformersForward
+from shoal.execute.attention.native import NativeStep
+from shoal.execute.model.decoder_layer import DecoderLayer
+from shoal.execute.model.forward import FusedForward
+from shoal.execute.model.fuse_layers import fuse_layers, recognise_layers
+from shoal.execute.model.loading import LoadedModel, load_models
+from shoal.execute.model.probe import PROMPT_LENGTHS, Probed, probe
+from shoal.execute.model.recording import RecordingStep, packed_logits
+from shoal.execute.model.replacements import Replacements
 
 pytestmark = needs_native
 

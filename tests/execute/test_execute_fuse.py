@@ -11,12 +11,12 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from transformers.pytorch_utils import Conv1D
 
 from shoal.core import Service
-from shoal.execute import fuse_layers
-from shoal.execute.bf16_linear import Bf16Linear, Bf16Packing
-from shoal.execute.fuse import FusedRMSNorm, NativeGatedMLP, fuse
-from shoal.execute.int8_model import use_int8
-from shoal.execute.loading import load_models
-from shoal.execute.prepack import PackedGatedMLP, PackedLinear, can_prepack, prepack
+from shoal.execute.linear.bf16 import Bf16Linear, Bf16Packing
+from shoal.execute.linear.prepack import PackedGatedMLP, PackedLinear, can_prepack, prepack
+from shoal.execute.model import fuse_layers
+from shoal.execute.model.fuse import FusedRMSNorm, NativeGatedMLP, fuse
+from shoal.execute.model.int8_model import use_int8
+from shoal.execute.model.loading import load_models
 
 needs_onednn = pytest.mark.skipif(
     not can_prepack(torch.bfloat16), reason="this CPU has no bf16 kernels for prepacked weights"

@@ -10,10 +10,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from hypothesis_profiles import examples
 from shoal.core import Joined, SamplingParams, StepPlan
+from shoal.execute.attention.kv_store import KVStore
+from shoal.execute.attention.service_cache import ServiceCache
 from shoal.execute.batch import StepBatch, build_batch
 from shoal.execute.group import RunningGroups
-from shoal.execute.kv_store import KVStore
-from shoal.execute.service_cache import ServiceCache
 from shoal.kvcache import KVShape, LayerShape, plan_layout
 
 BLOCK = 4

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from shoal.execute.int8_linear import Int8Linear
-from shoal.execute.int8_product import Activation, Int8Product
-from shoal.execute.int8_reference import ACTIVATIONS, multiply_add
-from shoal.execute.int8_weights import pack, quantise_channels, unpack
+from shoal.execute.linear.int8 import Int8Linear
+from shoal.execute.linear.int8_product import Activation, Int8Product
+from shoal.execute.linear.int8_reference import ACTIVATIONS, multiply_add
+from shoal.execute.linear.int8_weights import pack, quantise_channels, unpack
 from shoal.native import NativeLibrary, load_native, native_variants
 
 

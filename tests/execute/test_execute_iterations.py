@@ -10,7 +10,7 @@ from execute_builders import GREEDY, HandScheduler, make_model, make_prompt, tin
 
 from shoal.core import ANONYMOUS_TOKEN, NO_TOKEN, BlockCopy, Joined, SamplingParams, StepPlan, StepResult
 from shoal.execute.protocol import Interrupted, never
-from shoal.execute.sampler import Sampled
+from shoal.execute.sampling.sampler import Sampled
 from shoal.execute.simulated import SimulatedExecutor, SimulatedModel
 from shoal.forecast import FittedTimes, LatencyModel
 

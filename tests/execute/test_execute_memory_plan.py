@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from shoal.core import ConfigError
-from shoal.execute import loading
-from shoal.execute.loading import ModelLoader, ModelSet
+from shoal.execute.attention.paged import BatchedStep, PagedStep
 from shoal.execute.memory_plan import EngineMemory, pool_bytes, recorded_bytes
-from shoal.execute.paged import BatchedStep, PagedStep
+from shoal.execute.model import loading
+from shoal.execute.model.loading import ModelLoader, ModelSet
 from shoal.kvcache import KVShape, LayerShape
 
 GIB = 1 << 30

@@ -19,9 +19,9 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from at_hand import DEVICE, on_cpu
 from shoal.core import ConfigError, ModelUnavailable, ModelUnsupported, Service
-from shoal.execute import loading, random_weights
-from shoal.execute.loading import LoadedModel, ModelLoader, ModelSet, load_models
-from shoal.execute.random_weights import build_empty, fill
+from shoal.execute.model import loading, random_weights
+from shoal.execute.model.loading import LoadedModel, ModelLoader, ModelSet, load_models
+from shoal.execute.model.random_weights import build_empty, fill
 
 
 def config_folder(folder: Path, kind: str = "llama", **fields: object) -> Path:

@@ -16,9 +16,9 @@ from transformers import (
 )
 
 from shoal.core import ConfigError, ModelUnsupported, Service
-from shoal.execute import loading
-from shoal.execute.loading import load_models
-from shoal.execute.probe import probe
+from shoal.execute.model import loading
+from shoal.execute.model.loading import load_models
+from shoal.execute.model.probe import probe
 
 
 def load(folder: Path, **service: object) -> loading.ModelSet:

@@ -15,9 +15,9 @@ from scipy import stats
 from hypothesis_profiles import examples
 from shoal.core import NO_TOKEN, SamplingParams, TokenLogprobs, uniform
 from shoal.execute.group import RunningSequence
-from shoal.execute.native_sampling import NativeSampler
-from shoal.execute.penalties import adjust
-from shoal.execute.sampler import sample as sample_rows
+from shoal.execute.sampling.native import NativeSampler
+from shoal.execute.sampling.penalties import adjust
+from shoal.execute.sampling.sampler import sample as sample_rows
 from shoal.native import native_variants
 
 VOCAB = 1000

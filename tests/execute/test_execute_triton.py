@@ -23,11 +23,11 @@ from strict_interpreter import strict_interpreter
 
 from at_hand import DEVICE, on_cpu, on_gpu
 from hypothesis_profiles import examples
-from shoal.execute.paged import ReferenceStep
+from shoal.execute.attention.paged import ReferenceStep
 from shoal.kvcache import KVShape, LayerShape
 
 if TYPE_CHECKING:
-    from shoal.execute.triton_attention import TritonStep
+    from shoal.execute.attention.triton_backend import TritonStep
 
 pytestmark = needs_triton
 
@@ -48,13 +48,13 @@ def _strict() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def triton_step() -> type["TritonStep"]:
-    from shoal.execute.triton_attention import TritonStep
+    from shoal.execute.attention.triton_backend import TritonStep
 
     return TritonStep
 
 
 def in_parts(patch: pytest.MonkeyPatch, parts: int) -> None:
-    patch.setattr("shoal.execute.triton_kernels.parts_of", lambda rows, kv_heads: parts)
+    patch.setattr("shoal.execute.attention.triton_kernels.parts_of", lambda rows, kv_heads: parts)
 
 
 def decodes(layout: str) -> st.SearchStrategy[Decodes]:
@@ -128,7 +128,7 @@ def test_keys_may_lie_beyond_what_numbers_of_32_bits_can_say(layout: str) -> Non
 def test_contexts_are_cut_into_the_more_parts_the_fewer_rows_there_are(
     rows: int, kv_heads: int, parts: int
 ) -> None:
-    from shoal.execute.triton_kernels import parts_of
+    from shoal.execute.attention.triton_kernels import parts_of
 
     assert parts_of(rows, kv_heads) == parts
 
@@ -216,7 +216,7 @@ def test_decodes_are_recorded_for_some_numbers_of_rows(tmp_path: Path, layout: s
 def test_the_kernels_are_tried_before_they_are_chosen(
     triton_step: type["TritonStep"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shoal.execute import triton_attention
+    from shoal.execute.attention import triton_backend as triton_attention
 
     shape = KVShape("float32", (LayerShape(2, 16, 24),))
     assert triton_attention.why_not(shape, torch.device(DEVICE)) is None

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from shoal.execute.service_cache import TORCH_DTYPES, LayerKV
+from shoal.execute.attention.service_cache import TORCH_DTYPES, LayerKV
 
 pytestmark = pytest.mark.skipif(
     find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1",
@@ -136,7 +136,7 @@ def compile_decodes(
     rows: int,
 ) -> None:
     """Compiles all kernels of decodes; they fit on a GPU and use its matrix units."""
-    from shoal.execute.triton_kernels import attend_decodes, store_decodes
+    from shoal.execute.attention.triton_kernels import attend_decodes, store_decodes
 
     query, key, value, where = step_of(model, layout, rows)
     attend, together = compile_for(

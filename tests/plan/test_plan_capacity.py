@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from at_hand import free_port
-from shoal.cluster.place.placement import Placement
 from shoal.config.scenario import Scenario
 from shoal.config.scenario_file import load_scenario
 from shoal.config.settings import load_config
 from shoal.core import ConfigError
+from shoal.place.placement import Placement
 from shoal.plan.capacity import Offer, _Planner, plan
 from shoal.plan.catalog import load_catalogue
 from shoal.plan.demand import Demand, Policies, build_demand

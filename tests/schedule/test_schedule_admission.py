@@ -15,7 +15,7 @@ from hypothesis_profiles import examples
 from shoal.core import SyntheticPrompt, uniform
 from shoal.kvcache import BlockPool
 from shoal.schedule import Aggressive, Conservative, Oracle, PastFuture, Predicted, RequestState, Slice
-from shoal.schedule.memory_forecast import MemoryForecast
+from shoal.schedule.policies.memory_forecast import MemoryForecast
 from shoal.schedule.running_batch import RequestTable
 from shoal.schedule.shared_prefixes import SharedPrefixes
 

@@ -11,7 +11,7 @@ from test_schedule_random import ADMISSION_POINTS, ORDER_POINTS, PREEMPTIONS, se
 from hypothesis_profiles import examples
 from shoal.core import SLO, ConfigError, FinishReason, RequestRecord, StepPlan, StepResult, met
 from shoal.schedule import EarliestDeadline, SchedulerOptions
-from shoal.schedule.hopeless import hopeless_ns
+from shoal.schedule.slo_expired import hopeless_ns
 from shoal.schedule.waiting_queue import WaitingQueue
 
 STEP_S = STEP_NS / SECOND

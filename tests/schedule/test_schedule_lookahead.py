@@ -8,8 +8,8 @@ from schedule_builders import make_pool, make_request, make_scheduler, run
 
 import shoal.schedule.admitter as admitter_module
 from shoal.schedule import ORDERS, Conservative, Oracle, PastFuture, Predicted
-from shoal.schedule.admissions import Admission, Forecasting
 from shoal.schedule.admitter import LOOKAHEAD, Admitter
+from shoal.schedule.policies.admissions import Admission, Forecasting
 
 ADMISSIONS = {
     "conservative": Conservative(),

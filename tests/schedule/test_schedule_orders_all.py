@@ -9,8 +9,8 @@ from orders_builders import FakeService, decide, make_state, taking_part, view_o
 
 from hypothesis_profiles import examples
 from shoal.core import SLO, ConfigError
-from shoal.schedule.orders import ORDERS, DoublingBudget, FcfsStrict, order_class
-from shoal.schedule.orders.doubling_budget import VARIANTS
+from shoal.schedule.policies.orders import ORDERS, DoublingBudget, FcfsStrict, order_class
+from shoal.schedule.policies.orders.doubling_budget import VARIANTS
 from shoal.schedule.running_batch import RequestTable
 
 EVERY = [cls() for cls in ORDERS.values()] + [DoublingBudget(variant=variant) for variant in VARIANTS[1:]]

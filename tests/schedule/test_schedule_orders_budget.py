@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from orders_builders import SECOND, FakeService, decide, make_state, taking_part
 
 from shoal.core import ConfigError
-from shoal.schedule.orders import DoublingBudget
-from shoal.schedule.orders.doubling_budget import budget_left, budget_of
+from shoal.schedule.policies.orders import DoublingBudget
+from shoal.schedule.policies.orders.doubling_budget import budget_left, budget_of
 from shoal.schedule.running_batch import RequestTable
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from orders_builders import SECOND, FakeService, Machine, decide, make_state, taking_part
 
 from shoal.core import SLO, ConfigError
-from shoal.schedule.orders import (
+from shoal.schedule.policies.orders import (
     PATIENCE_STEPS,
     ClientPriority,
     EarliestDeadline,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from orders_builders import SECOND, FakeService, make_state, taking_part, view_of
 
 from hypothesis_profiles import examples
-from shoal.schedule.orders import DoublingBudget
+from shoal.schedule.policies.orders import DoublingBudget
 from shoal.schedule.running_batch import RequestTable
 
 Job = tuple[int, int]

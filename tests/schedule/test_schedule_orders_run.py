@@ -8,7 +8,7 @@ import pytest
 from schedule_builders import STEP_NS, make_pool, make_request, make_scheduler, run
 
 from shoal.core import SLO, FinishReason
-from shoal.schedule.orders import (
+from shoal.schedule.policies.orders import (
     ORDERS,
     ClientPriority,
     DoublingBudget,
@@ -20,7 +20,7 @@ from shoal.schedule.orders import (
     ShortestRemaining,
     WeightedTurns,
 )
-from shoal.schedule.orders.doubling_budget import VARIANTS
+from shoal.schedule.policies.orders.doubling_budget import VARIANTS
 
 STEP_S = STEP_NS / 1e9
 OUTPUTS = {"a": 6, "b": 15, "c": 40}

@@ -6,7 +6,7 @@ from collections import Counter
 from orders_builders import FakeService, decide, make_state, taking_part
 
 from shoal.schedule import DoublingBudget
-from shoal.schedule.orders import WeightedTurns
+from shoal.schedule.policies.orders import WeightedTurns
 
 
 def test_who_has_begun_to_be_answered_comes_before_all_others():

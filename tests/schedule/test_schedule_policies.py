@@ -21,16 +21,16 @@ from shoal.schedule import (
     Turn,
     admission_class,
 )
-from shoal.schedule.memory_forecast import MemoryForecast
-from shoal.schedule.orders import PATIENCE_STEPS, Fcfs, order_class
-from shoal.schedule.running_batch import RequestTable
-from shoal.schedule.victims import (
+from shoal.schedule.policies.memory_forecast import MemoryForecast
+from shoal.schedule.policies.orders import PATIENCE_STEPS, Fcfs, order_class
+from shoal.schedule.policies.victims import (
     FewestTokens,
     LargeYoung,
     LowestPriority,
     Newest,
     SmallestThatFits,
 )
+from shoal.schedule.running_batch import RequestTable
 
 TWO = {"a": 1, "b": 1}
 

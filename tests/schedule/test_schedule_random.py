@@ -28,7 +28,7 @@ from shoal.schedule import (
     Slice,
     WeightedTurns,
 )
-from shoal.schedule.orders import ClientPriority
+from shoal.schedule.policies.orders import ClientPriority
 
 ADMISSION_POINTS = [
     Conservative(),

@@ -29,16 +29,16 @@ from shoal.core import (
     derive_seed,
 )
 from shoal.core.service import NO_GOALS
-from shoal.engine.choices import expand_choices
 from shoal.engine.info import ServiceInfo
-from shoal.engine.reader import ChoiceReader
 from shoal.engine.stats import EngineStats, PoolStats, ServiceStats, StepTotals
-from shoal.engine.stream import Stream
-from shoal.engine.validation import check_priority, check_request
+from shoal.frontend.choices import expand_choices
+from shoal.frontend.reader import ChoiceReader
+from shoal.frontend.stream import Stream
+from shoal.frontend.validation import check_priority, check_request
 from shoal.models.chat_template import ChatTemplate
 from shoal.serve import ServerOptions, StopSignal, create_app, serve_until_stopped
 from shoal.serve.generation import Generation, GenerationRequest, submit_request
-from shoal.serve.metrics import ServerMetrics
+from shoal.serve.metrics.page import ServerMetrics
 from shoal.serve.workers import Workers
 
 EOS, BOS, FIRST_BYTE = 0, 1, 2

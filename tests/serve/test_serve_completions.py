@@ -25,7 +25,7 @@ from serve_builders import (
 
 from shoal.core import SLO, SamplingDefaults, TokenLogprobs
 from shoal.serve import create_app
-from shoal.serve.logprobs import LogprobFormatter
+from shoal.serve.openai.logprobs import LogprobFormatter
 
 
 def ask(path, body, engine=None, **options):

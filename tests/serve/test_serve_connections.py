@@ -17,9 +17,9 @@ from serve_builders import BASE, FakeEngine, completion, generation, serving, un
 
 from shoal.core import ConfigError
 from shoal.serve import ServerOptions, server
-from shoal.serve.address import connection_limit
-from shoal.serve.connection import Connection
 from shoal.serve.errors import TooManyConnections
+from shoal.serve.http.address import connection_limit
+from shoal.serve.http.connection import Connection
 
 ENDLESS = completion(max_tokens=150, ignore_eos=True)
 SOON_S = 0.2
@@ -251,7 +251,7 @@ def test_a_client_that_asks_after_it_was_refused_gets_the_response(run):
 
 
 def test_a_refused_client_that_does_not_close_is_cut_off(run, monkeypatch):
-    monkeypatch.setattr("shoal.serve.connection._LINGER_S", SOON_S)
+    monkeypatch.setattr("shoal.serve.http.connection._LINGER_S", SOON_S)
 
     async def main():
         async with serving(FakeEngine(), max_connections=1) as (url, _, _):

@@ -10,7 +10,7 @@ from serve_builders import FakeEngine, serving
 
 from shoal.cli.start_summary import print_access
 from shoal.config.api_keys import ApiKey
-from shoal.serve.exposure import exposure, warnings
+from shoal.serve.http.exposure import exposure, warnings
 from shoal.serve.options import ServerOptions
 
 KEYS = (ApiKey(key="sk-alice"), ApiKey(key="sk-bob"))

@@ -7,10 +7,10 @@ import pytest
 from pydantic import ValidationError
 from serve_builders import BOS, EOS, FIRST_BYTE, FakeEngine, chat, completion, events, post
 
-from shoal.serve.bodies import ChatBody, CompletionBody
-from shoal.serve.further_bodies import EmbeddingBody
-from shoal.serve.ollama_bodies import OllamaChatBody, Options
-from shoal.serve.stateless.body import ResponsesBody
+from shoal.serve.ollama.bodies import OllamaChatBody, Options
+from shoal.serve.openai.bodies import ChatBody, CompletionBody
+from shoal.serve.openai.extra_bodies import EmbeddingBody
+from shoal.serve.responses_api.body import ResponsesBody
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 

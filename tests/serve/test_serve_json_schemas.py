@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.serve.json_schemas import closed, closed_text
+from shoal.serve.openai.json_schemas import closed, closed_text
 
 NAMES = st.sampled_from(["a", "b", "c"])
 VALUES = st.recursive(

@@ -11,7 +11,7 @@ from serve_builders import FakeEngine, chat, completion, make_app, make_client, 
 
 from shoal.config.api_keys import ApiKey
 from shoal.core import ConfigError
-from shoal.serve import keys
+from shoal.serve.http import keys
 from shoal.serve.options import ServerOptions
 
 ALICE = ApiKey(name="alice", key="sk-alice", services=("chat",))

@@ -236,7 +236,7 @@ def test_stopping_says_what_it_waits_for():
 
 def test_ctrl_c_does_not_reach_a_worker_that_starts():
     async def main():
-        starting = asyncio.create_task(WorkerProcesses().start())
+        starting = asyncio.create_task(WorkerProcesses(preload="shoal.serve.app").start())
         known = set(psutil.Process().children())
         while not (new := set(psutil.Process().children()) - known):
             await asyncio.sleep(0.001)

@@ -14,8 +14,8 @@ import pytest
 from serve_builders import FakeEngine, chat, completion, serving, until
 
 from shoal.config.api_keys import ApiKey
-from shoal.serve import logs
-from shoal.serve.logs import OncePerMinute
+from shoal.serve.http import logs
+from shoal.serve.http.logs import OncePerMinute
 
 
 def record(message, *arguments, level=logging.WARNING):
@@ -216,7 +216,12 @@ def test_a_closed_standard_output_takes_no_access_log_and_is_no_error(monkeypatc
 )
 def test_the_log_begins_at_its_level_and_the_access_log_is_not_concerned(level, ours, uvicorns, capsys):
     with logging_as(logs.log_config(level)):
-        for name in ("shoal.cluster.fleet", "shoal.serve.operations", "shoal.serve.launch", "uvicorn.error"):
+        for name in (
+            "shoal.cluster.fleet",
+            "shoal.serve.admin.operations",
+            "shoal.serve.launch",
+            "uvicorn.error",
+        ):
             for severity in (logging.INFO, logging.WARNING, logging.ERROR):
                 logging.getLogger(name).log(severity, "%s", name)
         logging.getLogger(logs.ACCESS_LOGGER).info("a request")
@@ -224,7 +229,7 @@ def test_the_log_begins_at_its_level_and_the_access_log_is_not_concerned(level, 
     told = [line.split()[-2:] for line in err.splitlines()]
     for name, severities in (
         ("shoal.cluster.fleet", ours),
-        ("shoal.serve.operations", ours),
+        ("shoal.serve.admin.operations", ours),
         ("shoal.serve.launch", ours),
         ("uvicorn.error", uvicorns),
     ):

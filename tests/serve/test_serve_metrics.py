@@ -14,13 +14,13 @@ from shoal.cluster.status import EngineState, EngineStatus, ServiceStatus
 from shoal.config.api_keys import ApiKey
 from shoal.core import SLO, FinishReason, RequestRecord, Service, ServiceUnavailable
 from shoal.engine.info import EngineInfo
-from shoal.engine.reader import ChoiceReader
 from shoal.engine.stats import EngineStats, PoolStats, ServiceStats, StepTotals
 from shoal.forecast import Accuracy, Spread, Traffic
+from shoal.frontend.reader import ChoiceReader
 from shoal.kvcache import PoolUsage, ServiceUsage
 from shoal.schedule import Observed, SchedulerStats
 from shoal.schedule import ServiceStats as ScheduledStats
-from shoal.serve.metrics import ServerMetrics
+from shoal.serve.metrics.page import ServerMetrics
 
 TRAFFIC = Traffic(
     finished=8,

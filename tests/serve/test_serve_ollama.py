@@ -8,10 +8,10 @@ import pytest
 from serve_builders import FakeEngine, make_app, make_client, serving_in_thread
 
 from shoal.config.api_keys import ApiKey
-from shoal.serve.exchange import Exchange
-from shoal.serve.ollama_bodies import OllamaChatBody, OllamaGenerateBody
-from shoal.serve.ollama_formats import OllamaFormat, Translation
-from shoal.serve.responses import PromptTokensDetails, Usage, encode
+from shoal.serve.http.request_context import Exchange
+from shoal.serve.ollama.bodies import OllamaChatBody, OllamaGenerateBody
+from shoal.serve.ollama.formats import OllamaFormat, Translation
+from shoal.serve.openai.response_bodies import PromptTokensDetails, Usage, encode
 
 GREEDY = {"temperature": 0}
 

@@ -9,8 +9,8 @@ import pytest
 from serve_builders import FakeEngine, chat, completion, make_app, make_client, serving_in_thread
 
 from shoal.core import ConfigError
-from shoal.serve.docs_page import docs_page
-from shoal.serve.hints import route_hint
+from shoal.serve.http.docs_page import docs_page
+from shoal.serve.http.hints import route_hint
 from shoal.serve.options import ServerOptions
 
 ORIGIN = "https://chat.example.org"

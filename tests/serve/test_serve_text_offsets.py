@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serve_builders import completion, events, post
 
-from shoal.serve.text_offsets import TextOffsets
+from shoal.serve.openai.text_offsets import TextOffsets
 
 COMPLETIONS = "/v1/completions"
 TEXT = "naïve 日本 test 🐟"

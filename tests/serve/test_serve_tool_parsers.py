@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypothesis_profiles import examples
-from shoal.serve.reasoning import ContentParser, ReasoningParser
+from shoal.serve.openai.reasoning import ContentParser, ReasoningParser
 from shoal.serve.tools.formats import (
     DescribedFormat,
     Gemma4Format,

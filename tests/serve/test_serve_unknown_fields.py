@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from serve_builders import FakeEngine, chat, completion, events, make_app, make_client, post, tool
 
 from shoal.core import GrammarKind, InvalidRequest
-from shoal.serve.bodies import ChatBody, CompletionBody
-from shoal.serve.foreign_fields import ForeignFields
-from shoal.serve.ollama_bodies import Options
+from shoal.serve.ollama.bodies import Options
+from shoal.serve.openai.bodies import ChatBody, CompletionBody
+from shoal.serve.openai.foreign_fields import ForeignFields
 from shoal.serve.parse import read_body
 from shoal.serve.unknown_fields import IgnoredFields, near_name
 

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from shoal.cluster.place.analytic import AnalyticGroups
-from shoal.cluster.place.groupwise import GroupwiseEvaluator
-from shoal.cluster.place.memory import MemoryCheck, PlacedService
-from shoal.cluster.place.problem import Problem
-from shoal.cluster.place.traffic import alone_s, load_of
 from shoal.core import SLO
 from shoal.core.cluster import ClusterSpec, Device, Link
 from shoal.forecast import ModelSpec, RooflineTimes, StepTimes, device_spec, model_spec
+from shoal.place.analytic import AnalyticGroups
+from shoal.place.groupwise import GroupwiseEvaluator
+from shoal.place.memory import MemoryCheck, PlacedService
+from shoal.place.problem import Problem
+from shoal.place.traffic import alone_s, load_of
 from shoal.simulate.placed import PlacedEngines, ServedService
 from shoal.simulate.simulated_groups import GroupTraffic
 from shoal.workload import Gamma, Independent, LogNormalLength, generate_rows, to_requests

@@ -5,10 +5,10 @@ import itertools
 import pytest
 from placed_builders import case
 
-from shoal.cluster.place.estimate import Found
-from shoal.cluster.place.groupwise import GroupwiseEvaluator
-from shoal.cluster.place.placement import Placement
-from shoal.cluster.place.replacement import Hysteresis, IntervalRule
+from shoal.place.estimate import Found
+from shoal.place.groupwise import GroupwiseEvaluator
+from shoal.place.placement import Placement
+from shoal.place.replacement import Hysteresis, IntervalRule
 from shoal.simulate.changing import ChangingCluster
 from shoal.simulate.replacing import serve_replacing
 from shoal.simulate.simulated_groups import SimulatedGroups

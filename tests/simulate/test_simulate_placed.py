@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from placed_builders import case
 
-from shoal.cluster.place.estimate import Estimate
-from shoal.cluster.place.exhaustive import search_exhaustive
-from shoal.cluster.place.groupwise import GroupwiseEvaluator
-from shoal.cluster.place.placement import Placement
-from shoal.cluster.place.search import search, search_screened
+from shoal.place.estimate import Estimate
+from shoal.place.exhaustive import search_exhaustive
+from shoal.place.groupwise import GroupwiseEvaluator
+from shoal.place.placement import Placement
+from shoal.place.search import search, search_screened
 from shoal.simulate.parallel import Workers
 from shoal.simulate.placed import PlacedEngines
 from shoal.simulate.simulated_groups import SimulatedGroups, estimates, thinned

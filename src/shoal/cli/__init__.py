@@ -8,9 +8,10 @@ and torch is imported only where an engine is built.
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
-__all__ = ["main"]
+__all__ = ["exit_with", "main"]
 
 _HELP = {"--help", "-h"}
 
@@ -20,14 +21,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     SIGTERM ends a command as Ctrl-C does, so that it cleans up, unless the command handles it itself.
     """
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    starts_engines = words[:1] == ["serve"] and not _HELP & set(words)
+    exit_with(partial(_run_with_early_node if starts_engines else _run, words))
+
+
+def exit_with(command: Callable[[], int]) -> None:
+    """Run ``command`` and exit with its code; SIGTERM and Ctrl-C let it clean up."""
     signal.signal(signal.SIGTERM, _terminated)
     _ensure_standard_error()
-    words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        if words[:1] == ["serve"] and not _HELP & set(words):
-            code = _run_with_early_node(words)
-        else:
-            code = _run(words)
+        code = command()
     except KeyboardInterrupt:  # during an import
         code = 128 + signal.SIGINT
     raise SystemExit(code)

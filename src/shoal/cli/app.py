@@ -18,7 +18,6 @@ from shoal.cli.models import models
 from shoal.cli.place import place
 from shoal.cli.plan import plan
 from shoal.cli.profile import profile
-from shoal.cli.reproduce import reproduce
 from shoal.cli.serve import serve
 from shoal.cli.services import services
 from shoal.cli.simulate import simulate
@@ -50,7 +49,6 @@ for command in (
     tune,
     plan,
     place,
-    reproduce,
 ):
     app.command()(command)
 for group, name in ((models, "models"), (engines, "engines"), (services, "services")):
@@ -74,13 +72,13 @@ def _root(
     pass
 
 
-def run(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line; returns its exit code.
+def run(arguments: Sequence[str] | None = None, commands: typer.Typer = app) -> int:
+    """Run a command line of ``commands``; returns its exit code.
 
     0: success. 1: it failed while running. 2: the arguments are wrong. 130: interrupted.
     """
     try:
-        code = app(args=list(arguments) if arguments is not None else None, standalone_mode=True)
+        code = commands(args=list(arguments) if arguments is not None else None, standalone_mode=True)
     except SystemExit as end:
         code = end.code
     except KeyboardInterrupt:

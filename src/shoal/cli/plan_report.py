@@ -10,7 +10,6 @@ from rich.text import Text
 
 from shoal.cli.simulate_view import described
 from shoal.cli.tune_report import interval_json, latency_cells, number_json
-from shoal.cluster.place.placement import Placement
 from shoal.config.scenario import Scenario
 from shoal.config.scheduler_yaml import in_words, scheduler_settings
 from shoal.config.sections import section_of
@@ -18,6 +17,7 @@ from shoal.config.services import goal_kinds
 from shoal.core import SLO
 from shoal.measure import Panel, Series
 from shoal.measure.tables import figure, seconds, share
+from shoal.place.placement import Placement
 from shoal.plan.capacity import DISPATCHES, Later, Offer, Plan, fleet_name
 from shoal.plan.demand import Demand, Policies, unheeded
 from shoal.plan.goals import Wanted

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from shoal.cli.profile_moves import LinkReport
     from shoal.cli.profile_report import ProfileReport
     from shoal.engine import EngineOptions
-    from shoal.engine.profiling_grid import Grid
     from shoal.execute.protocol import Executor
+    from shoal.profile.grid import Grid
 
 
 class GridName(StrEnum):
@@ -91,10 +91,10 @@ def profile(
 
     from shoal.cli.profile_moves import measure_links
     from shoal.cli.profile_report import profile_panels, report_tables
-    from shoal.engine.profiling_grid import GRIDS
     from shoal.forecast import save_profile
     from shoal.measure import require_plots, save_plot
     from shoal.models import check_service
+    from shoal.profile.grid import GRIDS
     from shoal.serve.options import ServerOptions
 
     check_outputs(out, json_path, picture=plot)
@@ -143,8 +143,8 @@ def _measure(
     from shoal.cli.profile_report import ProfileReport
     from shoal.cli.progress import ProgressDisplay
     from shoal.engine import build_engine
-    from shoal.engine.profiling import Profiler, RowsRecorder, profiling_options
     from shoal.models import resolve_service
+    from shoal.profile.measure import Profiler, RowsRecorder, profiling_options
 
     options = profiling_options(options)
     recorders: list[RowsRecorder] = []

@@ -15,7 +15,7 @@ from shoal.core.units import format_size
 
 if TYPE_CHECKING:
     from shoal.engine import EngineOptions
-    from shoal.engine.profiling_moves import MoveRates
+    from shoal.profile.migrations import MoveRates
 
 _MIB = 1 << 20
 
@@ -79,9 +79,9 @@ class LinkReport:
 def measure_links(options: "EngineOptions", epoch_s: float, share: float) -> LinkReport:
     """Load all services into two engines, and move requests of each between them."""
     from shoal.cli.progress import ProgressDisplay
-    from shoal.engine.profiling import profiling_options
-    from shoal.engine.profiling_moves import MoveProfiler, build_pair
     from shoal.models import resolve_service
+    from shoal.profile.measure import profiling_options
+    from shoal.profile.migrations import MoveProfiler, build_pair
 
     with ProgressDisplay() as progress, TemporaryDirectory(prefix="shoal-") as folder:
         folders = {s.name: resolve_service(s, progress.update) for s in options.services}

@@ -7,10 +7,10 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from shoal.engine.profiling import ServiceMeasurements
-from shoal.engine.profiling_fit import ServiceFit, fit_service
 from shoal.forecast import Bilinear, FitReport, LatencyProfile, PaddedSample
 from shoal.measure import Panel, Series
+from shoal.profile.fit import ServiceFit, fit_service
+from shoal.profile.measure import ServiceMeasurements
 
 DEGREE = 1
 """Tensor-parallel degree of an engine on one device."""

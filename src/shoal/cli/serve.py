@@ -35,7 +35,7 @@ def serve(config: ConfigFile = None, *, settings: Table) -> None:
     """
     from shoal.config import load_config
     from shoal.serve import ServerOptions
-    from shoal.serve.exposure import exposure
+    from shoal.serve.http.exposure import exposure
     from shoal.serve.launch import run_server
 
     options = load_config(ServerOptions, file=config, flags=settings)

@@ -17,7 +17,7 @@ from shoal.config.nodes import Table
 from shoal.core import ConfigError, SamplingParams
 
 if TYPE_CHECKING:
-    from shoal.engine.batch import Completion
+    from shoal.frontend.batch import Completion
 
 T = TypeVar("T")
 

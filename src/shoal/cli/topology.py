@@ -10,8 +10,8 @@ from shoal.config import parse_size
 from shoal.core import ConfigError
 
 if TYPE_CHECKING:
-    from shoal.cluster.topology import Topology
     from shoal.forecast import ModelSpec
+    from shoal.place.topology import Topology
 
 DEFAULT_RESERVE = "1GiB"
 
@@ -57,8 +57,8 @@ def topology(
     from rich.console import Console
 
     from shoal.cli.topology_report import device_table, link_table, map_table
-    from shoal.cluster.place.device_maps import problem_of
     from shoal.config.topology import format_topology, read_topology
+    from shoal.place.device_maps import problem_of
 
     if file is not None and host is not None:
         raise ConfigError("--host names this machine; leave it out where a file is read")
@@ -80,7 +80,7 @@ def topology(
 
 
 def _detected(host: str | None) -> "Topology":
-    from shoal.cluster.topology import detect, has_nvidia_driver, load_nvml
+    from shoal.place.topology import detect, has_nvidia_driver, load_nvml
 
     nvml = load_nvml()
     if nvml is None and has_nvidia_driver():

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
-from shoal.cluster.place.device_maps import OBJECTIVES, DeviceMap, MapProblem, find_map, greedy_map
-from shoal.cluster.topology import Topology
 from shoal.core import ConfigError
 from shoal.core.cluster import Link
+from shoal.place.device_maps import OBJECTIVES, DeviceMap, MapProblem, find_map, greedy_map
+from shoal.place.topology import Topology
 
 _NUMBERS = {"memory", "reads", "rate", "latency", "devices", "time a token"}
 

@@ -19,7 +19,7 @@ from shoal.cluster.calls import Calls
 from shoal.cluster.events import ClusterEvent
 from shoal.cluster.fleet import Fleet
 from shoal.cluster.manager import Manager
-from shoal.cluster.mover import Mover
+from shoal.cluster.migration.mover import Mover
 from shoal.core import EngineDied, ServiceUnavailable
 from shoal.engine import wire
 

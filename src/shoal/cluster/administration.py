@@ -23,7 +23,7 @@ from shoal.cluster.options import EnginePlan
 from shoal.cluster.state import ManagedEngine
 from shoal.cluster.status import EngineState, ServiceState
 from shoal.core import ConfigError, EngineDied, Service
-from shoal.engine.detokenize import Decoder
+from shoal.frontend.detokenize import Decoder
 
 _POLL_S = 0.02
 

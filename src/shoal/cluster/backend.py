@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from shoal.engine.config import EngineConfig as EngineConfig
 from shoal.engine.info import EngineInfo
+from shoal.engine.process.config import EngineConfig as EngineConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from shoal.core import Request, SamplingParams
-from shoal.engine.detokenize import Decoder
-from shoal.engine.reader import ChoiceReader
-from shoal.engine.stream import Stream
+from shoal.frontend.detokenize import Decoder
+from shoal.frontend.reader import ChoiceReader
+from shoal.frontend.stream import Stream
 
 
 class Call:

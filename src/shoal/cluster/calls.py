@@ -11,7 +11,7 @@ from shoal.cluster.events import ClusterEvent, Ended, Progressed
 from shoal.cluster.recoveries import Recoveries
 from shoal.core import FinishReason, GoalsOutOfReach, InvalidRequest, QueueFull, TokenEvent
 from shoal.engine import wire
-from shoal.engine.reader import ChoiceReader
+from shoal.frontend.reader import ChoiceReader
 
 _log = logging.getLogger(__name__)
 # How many first tokens are remembered, to estimate how fast the queue moves.

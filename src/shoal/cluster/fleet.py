@@ -27,7 +27,7 @@ from shoal.cluster.remote_engine import OpenChannel, RemoteEngine
 from shoal.core import ConfigError, EngineDied, Service
 from shoal.engine import wire
 from shoal.engine.info import ServiceInfo
-from shoal.engine.lifeline import Failed, failure_to_error
+from shoal.engine.process.lifeline import Failed, failure_to_error
 
 _log = logging.getLogger(__name__)
 

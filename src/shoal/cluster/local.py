@@ -19,12 +19,12 @@ from shoal.cluster.node import EngineExited, EngineSaid, wire
 from shoal.cluster.node.__main__ import TAKEN
 from shoal.cluster.node.folder import SOCKET, check_folder, folder_path
 from shoal.cluster.node.process import cpu_s, kill_node, node_behind
-from shoal.cluster.node.told import found_engine, to_event, worked
+from shoal.cluster.node.translate import found_engine, to_event, worked
 from shoal.cluster.node_start import drop_early_node, start_node
 from shoal.core import ConfigError, EngineDied
-from shoal.engine import lifeline
-from shoal.engine.child import check_open_files, describe_end
-from shoal.engine.work_watch import CIRCLES_FACTOR, WorkWatch
+from shoal.engine.process import lifeline
+from shoal.engine.process.child import check_open_files, describe_end
+from shoal.engine.process.work_watch import CIRCLES_FACTOR, WorkWatch
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.02

@@ -30,7 +30,7 @@ from shoal.cluster.events import (
     Ticked,
 )
 from shoal.cluster.lengths import ExpectedLengths
-from shoal.cluster.migration import Migrations
+from shoal.cluster.migration.migration import Migrations
 from shoal.cluster.options import ClusterOptions
 from shoal.cluster.packed import PackedCalls
 from shoal.cluster.quarantine import Quarantine

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from shoal.cluster.actions import ClusterAction
 from shoal.cluster.assignment import Assignment
 from shoal.cluster.events import EpochBegan
-from shoal.cluster.migration import Migrations
+from shoal.cluster.migration.migration import Migrations
 from shoal.cluster.options import PackingOptions
 from shoal.cluster.packed import PackedCalls, PackedMove
 from shoal.cluster.packing.hybrid import EpochSpending, WantedMove, choose_methods

@@ -24,20 +24,20 @@ from shoal.cluster.dispatch import PackerDispatch, dispatch_named
 from shoal.cluster.events import ClusterEvent, EpochBegan, Submitted, Ticked
 from shoal.cluster.fleet import Fleet
 from shoal.cluster.manager import Manager
-from shoal.cluster.mover import Mover
+from shoal.cluster.migration.mover import Mover
 from shoal.cluster.options import ClusterOptions, EnginePlan
 from shoal.cluster.remote_engine import OpenChannel
 from shoal.cluster.status import ClusterInfo, EngineStatus, ServiceStatus
 from shoal.core import SLO, EngineDied, QueueFull, Request, SamplingParams
 from shoal.core.service import NO_GOALS
 from shoal.engine import wire
-from shoal.engine.channel import EngineChannel
-from shoal.engine.child import BUILDER
-from shoal.engine.choices import expand_choices
-from shoal.engine.detokenize import Decoder
+from shoal.engine.process.child import BUILDER
 from shoal.engine.stats import EngineStats
-from shoal.engine.stream import Stream
-from shoal.engine.validation import check_priority, check_request
+from shoal.frontend.channel import EngineChannel
+from shoal.frontend.choices import expand_choices
+from shoal.frontend.detokenize import Decoder
+from shoal.frontend.stream import Stream
+from shoal.frontend.validation import check_priority, check_request
 from shoal.schedule.request_state import hash_prompt
 
 _log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from shoal.cluster.events import (
     Submitted,
 )
 from shoal.cluster.status import EngineState
-from shoal.engine.work_watch import WorkWatch
+from shoal.engine.process.work_watch import WorkWatch
 
 TRANSITIONS: Mapping[EngineState, frozenset[EngineState]] = {
     EngineState.WAITING: frozenset({EngineState.LOADING, EngineState.DRAINING}),

@@ -6,7 +6,7 @@ from shoal.cluster.actions import KillEngine, StartEngine
 from shoal.cluster.options import ClusterOptions
 from shoal.cluster.state import Engine
 from shoal.cluster.status import EngineState
-from shoal.engine.work_watch import CIRCLES_FACTOR, WorkWatch
+from shoal.engine.process.work_watch import CIRCLES_FACTOR, WorkWatch
 
 
 class Supervisor:

@@ -1,9 +1,9 @@
-"""One engine: scheduler, KV pool and executor put together, and the interfaces to it.
+"""One engine: scheduler, KV pool and executor put together.
 
-Here belong the synchronous core, its process and wire protocol, detokenising and stop strings, and the
-offline interface. ``schedule`` decides which request runs when, ``execute`` computes tokens, ``cluster``
-holds many engines, and ``serve`` speaks HTTP. Importing this package is cheap, and importing all of its names
-does not import torch.
+Here belong the synchronous core, its ``process`` and wire protocol, and the ``migration`` of requests to and
+from other engines. ``schedule`` decides which request runs when, ``execute`` computes tokens, ``frontend``
+turns them into text, and ``cluster`` holds many engines. Importing this package is cheap, and importing all
+of its names does not import torch.
 """
 
 from importlib import import_module
@@ -14,32 +14,26 @@ if TYPE_CHECKING:
     from shoal.engine.core import Engine
     from shoal.engine.info import EngineInfo, ServiceInfo
     from shoal.engine.options import EngineOptions
-    from shoal.engine.reader import Delta
     from shoal.engine.stats import EngineStats, ServiceStats
-    from shoal.engine.stream import Stream
 
 __all__ = [
-    "Delta",
     "Engine",
     "EngineInfo",
     "EngineOptions",
     "EngineStats",
     "ServiceInfo",
     "ServiceStats",
-    "Stream",
     "assemble_engine",
     "build_engine",
 ]
 
 _MODULES = {
-    "Delta": "reader",
     "Engine": "core",
     "EngineInfo": "info",
     "EngineOptions": "options",
     "EngineStats": "stats",
     "ServiceInfo": "info",
     "ServiceStats": "stats",
-    "Stream": "stream",
     "assemble_engine": "build",
     "build_engine": "build",
 }

@@ -7,6 +7,6 @@ import sys
 # tenth of the start.
 gc.disable()
 
-from shoal.engine.process import main  # noqa: E402
+from shoal.engine.process.server import main  # noqa: E402
 
 sys.exit(main())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shoal.core import ConfigError, ModelUnavailable, Service
 from shoal.engine.core import Engine
 from shoal.engine.info import EngineInfo, ServiceInfo
-from shoal.engine.kv_format import kv_format
+from shoal.engine.migration.kv_format import kv_format
 from shoal.engine.options import EngineOptions
 from shoal.engine.service_changes import ServiceChanges
 from shoal.execute.memory import free_memory_bytes
@@ -21,7 +21,7 @@ from shoal.native import native_status
 from shoal.schedule import Scheduler, ServiceLimits
 
 if TYPE_CHECKING:
-    from shoal.execute.loading import ModelSet
+    from shoal.execute.model.loading import ModelSet
 
 _SWAP_POOLS = 4
 """Default host memory for swapped KV, as a multiple of the pool; on a CPU it is touched only when used."""
@@ -42,7 +42,7 @@ def build_engine(
     folders: where each service's model lies. wrap: wraps the executor, for instance to record its plans.
     Raises ConfigError, ModelUnavailable or ModelUnsupported.
     """
-    from shoal.execute.loading import load_models
+    from shoal.execute.model.loading import load_models
 
     missing = [service.name for service in options.services if service.name not in folders]
     if missing:

@@ -25,16 +25,17 @@ from shoal.core import (
     StepResult,
     TokenEvent,
 )
-from shoal.engine import migration_wire, wire
-from shoal.engine.engine_side import EngineSide
+from shoal.engine import wire
 from shoal.engine.grammar_places import GrammarPlaces
 from shoal.engine.info import ServiceInfo
-from shoal.engine.migrations import Migrations
+from shoal.engine.migration import wire as migration_wire
+from shoal.engine.migration.engine_side import EngineSide
+from shoal.engine.migration.migrations import Migrations
+from shoal.engine.migration.transfer import KVTransfer
 from shoal.engine.service_changes import ServiceChanges
 from shoal.engine.speed import measure_speed
 from shoal.engine.stats import EngineStats, StepTotals
-from shoal.engine.transfer import KVTransfer
-from shoal.execute.grammar_pool import GrammarLease, GrammarPool
+from shoal.execute.grammar.pool import GrammarLease, GrammarPool
 from shoal.execute.protocol import Executor, Interrupted, StepFailed, never
 from shoal.kvcache.pool import BlockPool
 from shoal.schedule.scheduler import Scheduler

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from shoal.core import Request, TokenEvent
-from shoal.execute.grammar_pool import GrammarLease, GrammarPool
+from shoal.execute.grammar.pool import GrammarLease, GrammarPool
 
 
 class GrammarPlaces:

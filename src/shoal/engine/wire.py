@@ -14,9 +14,9 @@ from shoal.core import (
     Service,
     TokenEvent,
 )
-from shoal.engine import migration_wire
 from shoal.engine.info import ServiceInfo
-from shoal.engine.lifeline import PROTOCOL as PROTOCOL
+from shoal.engine.migration import wire as migration_wire
+from shoal.engine.process.lifeline import PROTOCOL as PROTOCOL
 from shoal.engine.stats import EngineStats
 
 

@@ -2,7 +2,7 @@
 
 Here belong the executor protocol, the torch executor (model loading, paged attention, sampling) and
 tensor views of the KV pool. Which plan to run is decided elsewhere. Importing this package imports no
-torch; `shoal.execute.loading` and `shoal.execute.torch_executor` do.
+torch; `shoal.execute.model.loading` and `shoal.execute.torch_executor` do.
 """
 
 import os

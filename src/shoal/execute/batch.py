@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from shoal.execute.attention.service_cache import ServiceCache
 from shoal.execute.group import RunningGroups, RunningSequence
-from shoal.execute.service_cache import ServiceCache
 
 
 @dataclass(frozen=True, slots=True)

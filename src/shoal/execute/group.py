@@ -3,14 +3,11 @@
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from shoal.core import Joined, SamplingParams, StepPlan
-
-if TYPE_CHECKING:
-    from shoal.execute.biases import TokenBias
 
 
 @dataclass(slots=True)
@@ -68,6 +65,25 @@ class TokenCounts:
             self.tokens.append(token)
             self.times.append(0)
         self.times[place] += times
+
+
+class TokenBias:
+    """What biases and allowed tokens do to a sequence's logits, the same at every position."""
+
+    def __init__(self, sampling: SamplingParams, device: torch.device) -> None:
+        tokens = [token for token, _ in sampling.logit_bias]
+        self._tokens = torch.tensor(tokens, dtype=torch.int64, device=device)
+        self._added = torch.tensor([bias for _, bias in sampling.logit_bias], device=device)
+        self._allowed = torch.tensor(sampling.allowed_token_ids, dtype=torch.int64, device=device)
+
+    def apply(self, logits: torch.Tensor) -> None:
+        """Change the logits [vocab] of float32 in place."""
+        if len(self._tokens):
+            logits[self._tokens] += self._added
+        if len(self._allowed):
+            kept = logits[self._allowed]
+            logits.fill_(float("-inf"))
+            logits[self._allowed] = kept
 
 
 class RunningGroups:

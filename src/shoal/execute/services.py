@@ -7,7 +7,7 @@ import torch
 
 from shoal.core import Service
 from shoal.execute.heap import collect_frozen, return_freed_memory
-from shoal.execute.loading import LoadedModel, ModelSet, context_of
+from shoal.execute.model.loading import LoadedModel, ModelSet, context_of
 from shoal.execute.torch_executor import TorchExecutor
 from shoal.kvcache import PoolLayout
 

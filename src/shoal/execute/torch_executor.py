@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 import torch
 
 from shoal.core import NO_TOKEN, Service, StepPlan, StepResult, StepTimings, TokenLogprobs
+from shoal.execute.attention.kv_store import KVStore, Transfer
+from shoal.execute.attention.service_cache import MergedCache, UnitIds
 from shoal.execute.batch import StepBatch, build_batch
 from shoal.execute.cuda_graphs import CudaRecorder, Recorder
-from shoal.execute.grammar_masks import GrammarMasks, RowMasks
-from shoal.execute.grammar_pool import GrammarPool
-from shoal.execute.grammar_template import GrammarModel
+from shoal.execute.grammar.masks import GrammarMasks, RowMasks
+from shoal.execute.grammar.pool import GrammarPool
+from shoal.execute.grammar.template import GrammarModel
 from shoal.execute.group import RunningGroups, RunningSequence
-from shoal.execute.kv_store import KVStore, Transfer
-from shoal.execute.loading import LoadedModel, ModelSet
-from shoal.execute.native_sampling import NativeSampler
+from shoal.execute.model.loading import LoadedModel, ModelSet
 from shoal.execute.on_device import on_device
-from shoal.execute.prompt_scores import AskedOfPrompts, ToldOfPrompts
 from shoal.execute.protocol import Interrupted, StepFailed, never
-from shoal.execute.sampler import Sampled, report, sample
-from shoal.execute.service_cache import MergedCache, UnitIds
+from shoal.execute.sampling.native import NativeSampler
+from shoal.execute.sampling.prompt_scores import AskedOfPrompts, ToldOfPrompts
+from shoal.execute.sampling.sampler import Sampled, report, sample
 from shoal.kvcache import PoolLayout
 from shoal.native import load_native
 

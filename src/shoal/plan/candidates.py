@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from shoal.schedule import SchedulerOptions
-from shoal.schedule.admissions import Aggressive, Conservative, PastFuture, Predicted, Slice
-from shoal.schedule.orders import (
+from shoal.schedule.policies.admissions import Aggressive, Conservative, PastFuture, Predicted, Slice
+from shoal.schedule.policies.orders import (
     DoublingBudget,
     EarliestDeadline,
     Fcfs,

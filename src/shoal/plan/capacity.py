@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shoal.cluster.place.placement import Placement
+from shoal.place.placement import Placement
 from shoal.plan.candidates import scheduler_candidates
 from shoal.plan.confidence import Interval, mean_interval
 from shoal.plan.demand import Demand, PlacedTrial, Policies, simulate_placed

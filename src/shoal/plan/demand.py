@@ -6,10 +6,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from shoal.cluster.dispatch import dispatch_named
-from shoal.cluster.place.analytic import AnalyticGroups
-from shoal.cluster.place.memory import MemoryCheck, PlacedService
-from shoal.cluster.place.placement import Placement
-from shoal.cluster.place.traffic import ServiceLoad, load_of
 from shoal.config.presets import PRESETS
 from shoal.config.scenario import Latency, Scenario, ScenarioPool, ScenarioService
 from shoal.config.scenario_run import in_dtype, mean_request, step_times, time_alone
@@ -17,6 +13,10 @@ from shoal.core import NO_GOALS, SLO, ConfigError, Request
 from shoal.core.cluster import ClusterSpec, Device, Link
 from shoal.forecast import StepTimes
 from shoal.forecast.model_spec import ModelSpec
+from shoal.place.analytic import AnalyticGroups
+from shoal.place.memory import MemoryCheck, PlacedService
+from shoal.place.placement import Placement
+from shoal.place.traffic import ServiceLoad, load_of
 from shoal.plan.catalog import Catalogue, DeviceKind
 from shoal.plan.fleet import Fleet, Stock
 from shoal.plan.outcomes import Outcomes, all_missed, outcomes

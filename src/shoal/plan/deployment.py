@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from shoal.cluster.place.placement import Group, Placement
 from shoal.config.kinds import seconds, size
 from shoal.config.nodes import parse_yaml
 from shoal.config.presets import PRESETS
@@ -15,6 +14,7 @@ from shoal.config.services import goal_kinds
 from shoal.config.settings import Config, scheduler_section
 from shoal.core import NO_GOALS, SLO, ConfigError, ModelUnavailable
 from shoal.models.resolve import check_model
+from shoal.place.placement import Group, Placement
 from shoal.plan.catalog import Catalogue
 from shoal.plan.demand import Demand, Policies
 from shoal.plan.placing import Candidate, whole_fleet

@@ -6,13 +6,13 @@ from functools import partial
 
 import numpy as np
 
-from shoal.cluster.place.estimate import Objective, ServiceEstimate
-from shoal.cluster.place.groupwise import GroupwiseEvaluator
-from shoal.cluster.place.placement import GroupShape, Placement
-from shoal.cluster.place.problem import Problem
-from shoal.cluster.place.search import search_screened
 from shoal.core import ConfigError
 from shoal.core.cluster import Device
+from shoal.place.estimate import Objective, ServiceEstimate
+from shoal.place.groupwise import GroupwiseEvaluator
+from shoal.place.placement import GroupShape, Placement
+from shoal.place.problem import Problem
+from shoal.place.search import search_screened
 from shoal.plan.confidence import Interval, mean_interval
 from shoal.plan.demand import Demand, PlacedTrial, Policies, simulate_placed
 from shoal.plan.fleet import Fleet

@@ -8,7 +8,10 @@ A new order or admission is a class in the package ``orders`` or ``admissions``,
 registry; a new victim policy is a class in ``victims``, entered in the registry at its end.
 """
 
-from shoal.schedule.admissions import (
+from shoal.schedule.log import describe
+from shoal.schedule.migration import Held, KVTable
+from shoal.schedule.options import PREEMPT_FOR_WAITING, SchedulerOptions
+from shoal.schedule.policies.admissions import (
     ADMISSIONS,
     Admission,
     Aggressive,
@@ -19,10 +22,7 @@ from shoal.schedule.admissions import (
     Slice,
     admission_class,
 )
-from shoal.schedule.log import describe
-from shoal.schedule.moving import Held, KVTable
-from shoal.schedule.options import PREEMPT_FOR_WAITING, SchedulerOptions
-from shoal.schedule.orders import (
+from shoal.schedule.policies.orders import (
     ORDERS,
     Decision,
     DoublingBudget,
@@ -36,13 +36,13 @@ from shoal.schedule.orders import (
     Turn,
     WeightedTurns,
 )
+from shoal.schedule.policies.victims import VICTIMS, MemoryPressure, Victim
+from shoal.schedule.policies.view import SchedulerView, ServiceTraits, ServiceView
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.resumption import to_resume
 from shoal.schedule.scheduler import Scheduler
 from shoal.schedule.stats import Observed, SchedulerStats, ServiceStats
 from shoal.schedule.validation import ServiceLimits
-from shoal.schedule.victims import VICTIMS, MemoryPressure, Victim
-from shoal.schedule.view import SchedulerView, ServiceTraits, ServiceView
 
 __all__ = [
     "ADMISSIONS",

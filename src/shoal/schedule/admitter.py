@@ -10,10 +10,10 @@ import numpy as np
 from shoal.core import BlockCopy
 from shoal.forecast import SharedBlocks
 from shoal.kvcache import BlockPool
-from shoal.schedule.admissions import Admission
 from shoal.schedule.batching import ScheduledBatch, slice_blocks, slice_end, slice_ends
 from shoal.schedule.choices import prompt_holder
-from shoal.schedule.memory_forecast import MemoryForecast
+from shoal.schedule.policies.admissions import Admission
+from shoal.schedule.policies.memory_forecast import MemoryForecast
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import RequestStore
 from shoal.schedule.running_batch import RequestTable

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shoal.kvcache import BlockPool
-from shoal.schedule.orders import Turn
+from shoal.schedule.policies.orders import Turn
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.running_batch import BoolArray, FloatArray, IntArray, RunningBatch
 from shoal.schedule.step_limit import StepLimit

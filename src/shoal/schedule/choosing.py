@@ -8,18 +8,18 @@ from shoal.kvcache import BlockPool
 from shoal.schedule.admitter import Admitter
 from shoal.schedule.batching import Batcher, ScheduledBatch
 from shoal.schedule.decode_runs import DecodeRun, DecodeRuns, Growth
+from shoal.schedule.inter_token_latency import TokenGapGuard
 from shoal.schedule.options import SchedulerOptions
-from shoal.schedule.orders import Turn
 from shoal.schedule.planning import Planner
+from shoal.schedule.policies.orders import Turn
+from shoal.schedule.policies.view import SchedulerView
 from shoal.schedule.preemption import Drain, Preemptor
 from shoal.schedule.recovery import with_trials
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import RequestStore
-from shoal.schedule.roster import Roster
+from shoal.schedule.service_registry import Roster
 from shoal.schedule.starvation import StarvationGuard
 from shoal.schedule.steps import Steps
-from shoal.schedule.token_gaps import TokenGapGuard
-from shoal.schedule.view import SchedulerView
 
 
 class PlanChooser:

@@ -5,9 +5,9 @@ from typing import Literal
 
 from shoal.core import ConfigError, lookup
 from shoal.forecast import PREDICTORS
-from shoal.schedule.admissions import Admission, Aggressive
-from shoal.schedule.orders import Order, WeightedTurns
-from shoal.schedule.victims import VICTIMS
+from shoal.schedule.policies.admissions import Admission, Aggressive
+from shoal.schedule.policies.orders import Order, WeightedTurns
+from shoal.schedule.policies.victims import VICTIMS
 
 PREEMPT_FOR_WAITING = ("never", "gain", "less-urgent")
 """Values of ``preempt_for_waiting``."""

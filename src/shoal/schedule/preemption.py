@@ -8,15 +8,15 @@ import numpy as np
 from shoal.kvcache import BlockPool
 from shoal.schedule.admitter import Rejection
 from shoal.schedule.batching import next_slice_blocks, slice_blocks
-from shoal.schedule.memory_forecast import MemoryForecast
 from shoal.schedule.options import SchedulerOptions
 from shoal.schedule.planning import InFlightStep
+from shoal.schedule.policies.memory_forecast import MemoryForecast
+from shoal.schedule.policies.victims import VICTIMS, MemoryPressure
 from shoal.schedule.preemption_gain import execution_s, is_worth_preempting
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import RequestStore
 from shoal.schedule.running_batch import FloatArray, IntArray, RequestTable
 from shoal.schedule.service_state import ServiceState
-from shoal.schedule.victims import VICTIMS, MemoryPressure
 
 
 class _Forecasts(Mapping[str, MemoryForecast]):

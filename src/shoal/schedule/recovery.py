@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from shoal.core import FinishReason, TokenEvent
-from shoal.schedule.orders import Turn
 from shoal.schedule.output import OutputProcessor
 from shoal.schedule.planning import InFlightStep
+from shoal.schedule.policies.orders import Turn
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import RequestStore
 from shoal.schedule.service_state import ServiceState

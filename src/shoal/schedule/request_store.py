@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from shoal.core import BlockCopy, FinishReason, TokenEvent, TokenLogprobs
 from shoal.kvcache import BlockPool, Move
-from shoal.schedule.hopeless import may_be_refused, why_refused
 from shoal.schedule.leases import Leases
-from shoal.schedule.orders import Order
+from shoal.schedule.policies.orders import Order
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.running_batch import RunningBatch
 from shoal.schedule.service_state import ServiceState
+from shoal.schedule.slo_expired import may_be_refused, why_refused
 from shoal.schedule.stats import Counters, SchedulerStats, ServiceStats
 
 OnEnd = Callable[[RequestState, FinishReason, int], None]

@@ -10,22 +10,22 @@ from shoal.kvcache import BlockPool
 from shoal.schedule.choosing import PlanChooser
 from shoal.schedule.decode_runs import DecodeRun, Growth
 from shoal.schedule.leases import Leases
-from shoal.schedule.moving import Held, KVTable, Mover
+from shoal.schedule.migration import Held, KVTable, Mover
 from shoal.schedule.options import SchedulerOptions
 from shoal.schedule.output import OutputProcessor
 from shoal.schedule.planning import InFlightStep, Planner
+from shoal.schedule.policies.view import ServiceView
 from shoal.schedule.recovery import Recovery
 from shoal.schedule.request_store import OnEnd, RequestStore
 from shoal.schedule.results import check_result
 from shoal.schedule.resumption import to_resume
-from shoal.schedule.roster import Roster
 from shoal.schedule.running_batch import IntArray
+from shoal.schedule.service_registry import Roster
 from shoal.schedule.starvation import StarvationGuard
 from shoal.schedule.stats import Observed, SchedulerStats
 from shoal.schedule.steps import Steps
 from shoal.schedule.submission import Submitter
 from shoal.schedule.validation import ServiceLimits, longest_total
-from shoal.schedule.view import ServiceView
 
 
 class Scheduler:

@@ -17,16 +17,16 @@ from shoal.forecast import (
     make_predictor,
 )
 from shoal.kvcache import BlockPool, ServiceLayout
-from shoal.schedule.hopeless import hopeless_ns
-from shoal.schedule.memory_forecast import MemoryForecast
 from shoal.schedule.options import SchedulerOptions
+from shoal.schedule.policies.memory_forecast import MemoryForecast
+from shoal.schedule.policies.view import ServiceTraits
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.running_batch import IntArray, RunningBatch
 from shoal.schedule.shared_prefixes import SharedPrefixes
+from shoal.schedule.slo_expired import hopeless_ns
 from shoal.schedule.stats import Observed
 from shoal.schedule.step_limit import StepLimit
 from shoal.schedule.validation import ServiceLimits, longest_total
-from shoal.schedule.view import ServiceTraits
 from shoal.schedule.waiting_queue import WaitingQueue
 
 _RECENT_STEPS = 16

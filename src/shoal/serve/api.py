@@ -12,17 +12,17 @@ from starlette.responses import Response
 import shoal
 from shoal.core import InvalidRequest, Service
 from shoal.engine.info import ServiceInfo
-from shoal.engine.validation import Limits, most_prompt_tokens
+from shoal.frontend.validation import Limits, most_prompt_tokens
 from shoal.serve.backend import Backend, TextCodec
 from shoal.serve.errors import MODEL_NOT_FOUND
-from shoal.serve.exchange import exchange_of
-from shoal.serve.keys import KeyHolder
+from shoal.serve.http.key_holder import KeyHolder
+from shoal.serve.http.request_context import exchange_of
 from shoal.serve.lifecycle import Lifecycle
-from shoal.serve.metrics import ServerMetrics
+from shoal.serve.metrics.page import ServerMetrics
+from shoal.serve.openai.prompts import encode_prompts
+from shoal.serve.openai.response_bodies import ModelCard, encode
 from shoal.serve.options import ServerOptions
 from shoal.serve.parse import Body, parse_body, parse_bytes
-from shoal.serve.prompts import encode_prompts
-from shoal.serve.responses import ModelCard, encode
 from shoal.serve.unknown_fields import IgnoredFields
 from shoal.serve.workers import Workers
 

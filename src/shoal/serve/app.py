@@ -10,30 +10,30 @@ from starlette.types import Scope
 import shoal
 from shoal.core import Service
 from shoal.engine.options import EngineOptions
-from shoal.serve.access_log import log_exchange
-from shoal.serve.admin_endpoints import AdminEndpoints
-from shoal.serve.admin_guard import AdminGuard, OperatorRights
+from shoal.serve.admin.cluster_admin import ClusterAdmin
+from shoal.serve.admin.endpoints import AdminEndpoints
+from shoal.serve.admin.guard import AdminGuard, OperatorRights
 from shoal.serve.api import Api
 from shoal.serve.backend import Backend, TextCodec
-from shoal.serve.cluster_admin import ClusterAdmin
-from shoal.serve.content_coding import IdentityBodies
-from shoal.serve.embedding_endpoints import EmbeddingEndpoints
-from shoal.serve.errors import install_error_handlers
-from shoal.serve.exchange import REQUEST_ID, Exchange, ExchangeMiddleware
-from shoal.serve.generation_endpoints import GenerationEndpoints
-from shoal.serve.health_endpoints import HealthEndpoints
-from shoal.serve.hosts import AllowedHosts
-from shoal.serve.keys import KeyMiddleware, Keyring
+from shoal.serve.http.access_log import log_exchange
+from shoal.serve.http.content_coding import IdentityBodies
+from shoal.serve.http.error_answers import install_error_handlers
+from shoal.serve.http.health_endpoints import HealthEndpoints
+from shoal.serve.http.hosts import AllowedHosts
+from shoal.serve.http.keys import KeyMiddleware, Keyring
+from shoal.serve.http.request_context import REQUEST_ID, Exchange, ExchangeMiddleware
+from shoal.serve.http.server_endpoints import ServerEndpoints
 from shoal.serve.lifecycle import Lifecycle, LifecycleMiddleware
-from shoal.serve.metrics import ServerMetrics
+from shoal.serve.metrics.page import ServerMetrics
 from shoal.serve.model_source import PullService, pull_service
-from shoal.serve.ollama import OllamaEndpoints
-from shoal.serve.ollama_operations import OllamaOperations
+from shoal.serve.ollama.endpoints import OllamaEndpoints
+from shoal.serve.ollama.operations import OllamaOperations
+from shoal.serve.openai.embedding_endpoints import EmbeddingEndpoints
+from shoal.serve.openai.generation_endpoints import GenerationEndpoints
+from shoal.serve.openai.token_endpoints import TokenEndpoints
 from shoal.serve.openapi import document
 from shoal.serve.options import ServerOptions
-from shoal.serve.server_endpoints import ServerEndpoints
-from shoal.serve.stateless.endpoints import ResponsesEndpoints
-from shoal.serve.token_endpoints import TokenEndpoints
+from shoal.serve.responses_api.endpoints import ResponsesEndpoints
 from shoal.serve.tokenizers import Tokenizers
 from shoal.serve.workers import WorkerProcesses, Workers
 
@@ -61,7 +61,7 @@ def create_app(
     Raises ConfigError if an API key names a service that there is not.
     """
     lifecycle, options = lifecycle or Lifecycle(), options or ServerOptions()
-    api = Api(backend, tokenizers, services, options, lifecycle, workers or WorkerProcesses())
+    api = Api(backend, tokenizers, services, options, lifecycle, workers or WorkerProcesses(preload=__name__))
     keys = options.named_api_keys()
     app = FastAPI(
         title="Shoal",

@@ -12,7 +12,7 @@ from shoal.cluster.options import EnginePlan
 from shoal.cluster.status import ClusterInfo, EngineStatus, ServiceStatus
 from shoal.core import SLO, SamplingParams, Service
 from shoal.core.service import NO_GOALS
-from shoal.engine.reader import Delta
+from shoal.frontend.reader import Delta
 from shoal.models.chat_template import ChatTemplate
 from shoal.models.tokenizer_messages import Encoded, Tokenized
 

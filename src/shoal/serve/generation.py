@@ -21,12 +21,12 @@ from shoal.core import (
     ServiceUnavailable,
 )
 from shoal.core.service import NO_GOALS
-from shoal.engine.reader import Delta
+from shoal.frontend.reader import Delta
 from shoal.serve.backend import Backend, DeltaStream
 from shoal.serve.errors import GenerationFailed
-from shoal.serve.field_names import FieldNames, errors_named
-from shoal.serve.metrics import ServerMetrics
-from shoal.serve.responses import PromptTokensDetails, Usage
+from shoal.serve.metrics.page import ServerMetrics
+from shoal.serve.openai.field_names import FieldNames, errors_named
+from shoal.serve.openai.response_bodies import PromptTokensDetails, Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,14 +12,15 @@ from starlette.types import Receive, Scope, Send
 
 from shoal.core import ShoalError
 from shoal.serve.backend import Backend
-from shoal.serve.errors import ShuttingDown, classify, error_payload, error_response
-from shoal.serve.exchange import exchange_of
-from shoal.serve.field_names import FieldNames, errors_named
-from shoal.serve.formats import Format, Output
+from shoal.serve.errors import ShuttingDown
 from shoal.serve.generation import Generation, GenerationRequest, submit_request
+from shoal.serve.http.error_answers import classify, error_payload, error_response
+from shoal.serve.http.request_context import exchange_of
 from shoal.serve.lifecycle import Lifecycle
-from shoal.serve.metrics import ServerMetrics
-from shoal.serve.responses import ErrorBody
+from shoal.serve.metrics.page import ServerMetrics
+from shoal.serve.openai.field_names import FieldNames, errors_named
+from shoal.serve.openai.formats import Format, Output
+from shoal.serve.openai.response_bodies import ErrorBody
 
 _STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),

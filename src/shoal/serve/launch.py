@@ -15,10 +15,10 @@ from shoal.cluster.options import ClusterOptions, EnginePlan
 from shoal.cluster.router import Router
 from shoal.config.api_keys import check_key_services
 from shoal.core import ConfigError, InvalidRequest, Service
-from shoal.engine.child import check_open_files
+from shoal.engine.process.child import check_open_files
 from shoal.models import Progress, check_service
-from shoal.serve.address import check_address
 from shoal.serve.backend import TextCodec
+from shoal.serve.http.address import check_address
 from shoal.serve.model_source import FetchedService, check_template, fetch_service, pull_service
 from shoal.serve.options import ServerOptions
 from shoal.serve.stop_signal import StopSignal
@@ -122,7 +122,7 @@ class _Server:
         self, tokenizers: Tokenizers, on_load: Callable[[str], None] | None, on_ready: OnReady | None
     ) -> None:
         stop = StopSignal()
-        workers = WorkerProcesses()
+        workers = WorkerProcesses(preload="shoal.serve.app")
         with stop.on_signals():
             warming = asyncio.create_task(_warm(workers))
             starting = asyncio.create_task(self._start(tokenizers, workers, on_load))

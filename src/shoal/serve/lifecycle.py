@@ -6,7 +6,8 @@ from contextlib import contextmanager
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from shoal.serve.errors import ShuttingDown, error_response
+from shoal.serve.errors import ShuttingDown
+from shoal.serve.http.error_answers import error_response
 
 _DRAINING = "the server is shutting down and takes no new requests"
 

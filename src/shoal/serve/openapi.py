@@ -8,11 +8,12 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
-from shoal.serve import cluster_responses, responses
-from shoal.serve.bodies import ChatBody, CompletionBody
-from shoal.serve.further_bodies import DetokenizeBody, EmbeddingBody, TokenizeBody
-from shoal.serve.keys import OPEN_PATHS
-from shoal.serve.stateless.body import ResponsesBody
+from shoal.serve.admin import cluster_responses
+from shoal.serve.http.keys import OPEN_PATHS
+from shoal.serve.openai import response_bodies as responses
+from shoal.serve.openai.bodies import ChatBody, CompletionBody
+from shoal.serve.openai.extra_bodies import DetokenizeBody, EmbeddingBody, TokenizeBody
+from shoal.serve.responses_api.body import ResponsesBody
 
 _REF = "#/components/schemas/{name}"
 _RESPONSE_TYPES = (

@@ -11,14 +11,15 @@ from pydantic_core import ErrorDetails, from_json
 from starlette.requests import Request
 
 from shoal.core import InvalidRequest
-from shoal.engine.validation import Limits, check_prompt_length
-from shoal.serve.bodies import FORMS, ChatBody, CompletionBody, ServiceBody
-from shoal.serve.body_objects import Goals, StreamOptions
-from shoal.serve.errors import OLLAMA_PREFIX, BodyTooLarge, WrongContentType, shorten
-from shoal.serve.neutral import TOO_MANY_FIELDS, UNION_TAG, StrictModel
-from shoal.serve.ollama_bodies import OllamaChatBody, OllamaGenerateBody, Options
-from shoal.serve.stateless.body import ResponsesBody
-from shoal.serve.structured import StructuredOutputs
+from shoal.frontend.validation import Limits, check_prompt_length
+from shoal.serve.errors import BodyTooLarge, WrongContentType
+from shoal.serve.http.error_answers import OLLAMA_PREFIX, shorten
+from shoal.serve.ollama.bodies import OllamaChatBody, OllamaGenerateBody, Options
+from shoal.serve.openai.bodies import FORMS, ChatBody, CompletionBody, ServiceBody
+from shoal.serve.openai.body_objects import Goals, StreamOptions
+from shoal.serve.openai.inert_fields import TOO_MANY_FIELDS, UNION_TAG, StrictModel
+from shoal.serve.openai.structured import StructuredOutputs
+from shoal.serve.responses_api.body import ResponsesBody
 from shoal.serve.unknown_fields import MAX_NAME_CHARACTERS, IgnoredFields, Reading, meant_name
 from shoal.serve.workers import Workers
 

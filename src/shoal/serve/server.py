@@ -13,15 +13,15 @@ from starlette.types import ASGIApp
 
 from shoal.core import Service
 from shoal.engine.options import EngineOptions
-from shoal.serve.address import connection_limit, listen
 from shoal.serve.app import create_app
 from shoal.serve.backend import Backend, TextCodec
-from shoal.serve.connection import Connection
-from shoal.serve.exposure import log_warnings
-from shoal.serve.hosts import allowed_hosts
+from shoal.serve.http.address import connection_limit, listen
+from shoal.serve.http.connection import Connection
+from shoal.serve.http.exposure import log_warnings
+from shoal.serve.http.hosts import allowed_hosts
+from shoal.serve.http.listener import Listener
+from shoal.serve.http.logs import log_config
 from shoal.serve.lifecycle import Lifecycle
-from shoal.serve.listener import Listener
-from shoal.serve.logs import log_config
 from shoal.serve.model_source import PullService
 from shoal.serve.options import ServerOptions
 from shoal.serve.stop_signal import StopSignal

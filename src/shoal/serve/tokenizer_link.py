@@ -10,7 +10,7 @@ from typing import Self
 
 import psutil
 
-from shoal.engine.children import interrupts_held_back, kill_child
+from shoal.engine.process.children import interrupts_held_back, kill_child
 from shoal.models.tokenizer_messages import HEADER
 
 # A process that has no CPU time for so long does not run any more: somebody stopped it.

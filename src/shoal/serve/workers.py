@@ -21,7 +21,7 @@ import psutil
 from anyio import BrokenWorkerProcess, CapacityLimiter, to_process
 
 from shoal.core import InvalidRequest
-from shoal.engine.children import interrupts_held_back
+from shoal.engine.process.children import interrupts_held_back
 
 Result = TypeVar("Result")
 
@@ -50,8 +50,10 @@ class Workers(Protocol):
 class WorkerProcesses:
     """Runs tasks in other processes, one at a time in each queue; they must be picklable."""
 
-    def __init__(self, limits: WorkLimits | None = None) -> None:
+    def __init__(self, limits: WorkLimits | None = None, *, preload: str = "") -> None:
+        """preload: a module that a process imports at its start, so that no task pays for what it calls."""
         self._limits = limits or WorkLimits()
+        self._preload = preload
         self._queues: defaultdict[str, CapacityLimiter] = defaultdict(lambda: CapacityLimiter(1))
 
     async def start(self) -> None:
@@ -64,7 +66,13 @@ class WorkerProcesses:
         limits = self._limits
         try:
             return await to_process.run_sync(
-                _run_limited, limits, function, arguments, cancellable=True, limiter=self._queues[queue]
+                _run_limited,
+                limits,
+                self._preload,
+                function,
+                arguments,
+                cancellable=True,
+                limiter=self._queues[queue],
             )
         except BrokenWorkerProcess:
             allowed = f"{limits.cpu_s:g} seconds of CPU or {limits.memory_bytes / 2**20:g} MiB of memory"
@@ -74,9 +82,9 @@ class WorkerProcesses:
 
 
 def _run_limited(
-    limits: WorkLimits, function: Callable[..., Result], arguments: tuple[object, ...]
+    limits: WorkLimits, preload: str, function: Callable[..., Result], arguments: tuple[object, ...]
 ) -> Result:
-    _prepare_process(limits.memory_bytes)
+    _prepare_process(limits.memory_bytes, preload)
     # Nothing catches this signal, so it ends the process whatever it is doing.
     signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)
     gc.disable()  # its time grows with the square of the parsed size; most tasks leave no cycles
@@ -90,13 +98,14 @@ def _run_limited(
 
 
 @cache
-def _prepare_process(memory_bytes: int) -> None:
+def _prepare_process(memory_bytes: int, preload: str) -> None:
     """Once in each process: limit its memory, and ignore Ctrl-C, which the server handles.
 
     What tasks call is imported first, so that this is no part of what a task may take.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    import_module("shoal.serve.app")
+    if preload:
+        import_module(preload)
     limit = psutil.Process().memory_info().vms + memory_bytes
     with suppress(ValueError, OSError):  # not on every system
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

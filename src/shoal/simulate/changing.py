@@ -4,10 +4,10 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from shoal.cluster.place.placement import Group, Placement
-from shoal.cluster.place.replacement import Difference, difference
 from shoal.core import FinishReason, Request
 from shoal.measure import RequestRow
+from shoal.place.placement import Group, Placement
+from shoal.place.replacement import Difference, difference
 from shoal.schedule import RequestState
 from shoal.simulate.moving import aged
 from shoal.simulate.placed import PlacedEngines

@@ -10,10 +10,11 @@ from functools import partial
 
 from shoal.cluster.actions import Abort, Commit, Drop, Export, MoveAction, MoveEnded, Release, Reserve
 from shoal.cluster.events import MoveEvent
-from shoal.cluster.move_messages import event_of
+from shoal.cluster.migration.messages import event_of
 from shoal.core import Request
 from shoal.core.cluster import Link
-from shoal.engine import migration_wire, wire
+from shoal.engine import wire
+from shoal.engine.migration import wire as migration_wire
 from shoal.simulate.network import Network, Port
 from shoal.simulate.replica import Replica, VirtualClock
 from shoal.simulate.spec import EngineSpec

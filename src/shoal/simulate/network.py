@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import ceil
 
 from shoal.core.cluster import Link
-from shoal.engine.transfer import Arrived, Blocks
+from shoal.engine.migration.transfer import Arrived, Blocks
 from shoal.simulate.timers import Timers
 
 _MESSAGE_S = 1.0

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from shoal.engine.children import interrupts_held_back
+from shoal.engine.process.children import interrupts_held_back
 from shoal.models.child import end_with_parent
 
 Shared = TypeVar("Shared")

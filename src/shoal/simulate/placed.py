@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shoal.cluster.dispatch import DispatchPolicy, LeastRequests, PackerDispatch
-from shoal.cluster.place.memory import MemoryCheck
-from shoal.cluster.place.placement import GroupShape, Placement
-from shoal.cluster.place.traffic import StepTimesOf
 from shoal.core import SLO, ConfigError, Request
 from shoal.core.slo import resolve_slo
 from shoal.forecast import ScaledTimes
 from shoal.kvcache import plan_layout
 from shoal.measure import RunRecord
+from shoal.place.memory import MemoryCheck
+from shoal.place.placement import GroupShape, Placement
+from shoal.place.traffic import StepTimesOf
 from shoal.schedule import SchedulerOptions
 from shoal.simulate.kv_shape import kv_shape
 from shoal.simulate.simulation import Simulation

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from shoal.cluster.place.estimate import Estimate, Found
-from shoal.cluster.place.placement import Placement
-from shoal.cluster.place.replacement import Hysteresis, IntervalRule
 from shoal.core import Request
+from shoal.place.estimate import Estimate, Found
+from shoal.place.placement import Placement
+from shoal.place.replacement import Hysteresis, IntervalRule
 from shoal.simulate.changing import ChangingCluster
 from shoal.simulate.simulated_groups import estimates_of_rows
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from shoal.core import ANONYMOUS_TOKEN, FinishReason, Request, StepPlan, StepResult
-from shoal.engine import migration_wire, wire
+from shoal.engine import wire
 from shoal.engine.core import Engine
-from shoal.engine.transfer import KVTransfer
+from shoal.engine.migration import wire as migration_wire
+from shoal.engine.migration.transfer import KVTransfer
 from shoal.execute.simulated import SimulatedExecutor, decode_durations
 from shoal.kvcache import BlockPool
 from shoal.schedule import RequestState, Scheduler

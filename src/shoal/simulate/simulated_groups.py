@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import floor
 
-from shoal.cluster.place.estimate import ServiceEstimate, added
-from shoal.cluster.place.placement import GroupShape
 from shoal.core import Request
 from shoal.core.slo import met
 from shoal.measure import RequestRow, RunRecord
+from shoal.place.estimate import ServiceEstimate, added
+from shoal.place.placement import GroupShape
 from shoal.simulate.parallel import Workers
 from shoal.simulate.placed import PlacedEngines
 from shoal.simulate.simulation import Simulation

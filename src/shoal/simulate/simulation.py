@@ -10,7 +10,7 @@ from shoal.core import ConfigError, FinishReason, Request, StepPlan
 from shoal.core.slo import resolve_slo
 from shoal.measure import RequestRow, RunRecord, TokenGaps
 from shoal.schedule import RequestState
-from shoal.schedule.hopeless import why_refused
+from shoal.schedule.slo_expired import why_refused
 from shoal.simulate.fleet import Fleet
 from shoal.simulate.lock_step import LockStep, RankBalance
 from shoal.simulate.recorder import Recorder

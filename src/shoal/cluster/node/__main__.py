@@ -17,7 +17,7 @@ from shoal.cluster.node.folder import NodeFolder
 from shoal.cluster.node.server import NodeServer
 from shoal.cluster.node_start import END_OF_FOLDER
 from shoal.core import ConfigError
-from shoal.engine.child import BUILDER, BareEngine
+from shoal.engine.process.child import BUILDER, BareEngine
 
 TAKEN = 3
 """Exit status where another node has the folder."""

@@ -10,8 +10,8 @@ import msgspec
 import psutil
 
 from shoal.core import ShoalError
-from shoal.engine import lifeline
-from shoal.engine.child import BareEngine, EngineChild
+from shoal.engine.process import lifeline
+from shoal.engine.process.child import BareEngine, EngineChild
 
 _SETTLE_S = 0.01
 

@@ -7,9 +7,9 @@ from functools import partial
 import msgspec
 
 from shoal.cluster.node import wire
+from shoal.cluster.node.attachment import Tenancy
 from shoal.cluster.node.folder import SOCKET, NodeFolder
-from shoal.cluster.node.tenancy import Tenancy
-from shoal.engine.child import BareEngine
+from shoal.engine.process.child import BareEngine
 
 
 class NodeServer:

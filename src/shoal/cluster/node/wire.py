@@ -8,7 +8,7 @@ import asyncio
 import msgspec
 
 from shoal.cluster.node.engines import EngineExited, EngineSaid, EngineUsage, RunningEngine
-from shoal.engine.lifeline import LENGTH
+from shoal.engine.process.lifeline import LENGTH
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True):

@@ -11,12 +11,12 @@ from dataclasses import replace
 import ray
 
 from shoal.cluster.node import EngineExited, EngineSaid, wire
+from shoal.cluster.node.attachment import Tenancy
 from shoal.cluster.node.folder import NodeFolder, folder_path
-from shoal.cluster.node.tenancy import Tenancy
 from shoal.cluster.ray.outbox import Outbox
 from shoal.core import ShoalError
-from shoal.engine import lifeline
-from shoal.engine.config import EngineConfig
+from shoal.engine.process import lifeline
+from shoal.engine.process.config import EngineConfig
 from shoal.models import in_words, resolve_service
 
 # A server that lives asks for news again at once.

@@ -12,14 +12,14 @@ import ray
 
 from shoal.cluster.backend import BackendEvent, EngineConfig, Exited, FoundEngine, Loading
 from shoal.cluster.node import EngineExited, EngineSaid, wire
-from shoal.cluster.node.told import found_engine, to_event, worked
+from shoal.cluster.node.translate import found_engine, to_event, worked
 from shoal.cluster.options import ClusterOptions
 from shoal.cluster.ray.actor import EngineActor
 from shoal.cluster.ray.connection import connect, disconnect
 from shoal.cluster.ray.remote_node import RemoteNode
 from shoal.cluster.ray.room import Needs, describe_room, fits_somewhere, needs_of, with_threads
 from shoal.core import ConfigError, EngineDied
-from shoal.engine.lifeline import PROTOCOL
+from shoal.engine.process.lifeline import PROTOCOL
 
 _MOST_CALLS = 100
 # An actor that was made by a server that is gone may wait for room, or be stopped.

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shoal.engine.config import EngineConfig
+from shoal.engine.process.config import EngineConfig
 
 _KINDS = ("CPU", "GPU")
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Collection, Generator
 from typing import ClassVar, TypeVar
 
-from shoal.engine.detokenize import StopStrings
+from shoal.frontend.detokenize import StopStrings
 from shoal.serve.tools.pieces import CallArguments, CallBegin, Content, Piece, join_pieces
 
 _END = ""

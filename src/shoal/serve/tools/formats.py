@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, ClassVar
 
-from shoal.engine.detokenize import StopStrings
+from shoal.frontend.detokenize import StopStrings
 from shoal.models.template_messages import Message
 from shoal.serve.tools.call_parser import CallParser, NotACall, OutputEnded, Reading
 from shoal.serve.tools.gemma_values import arguments_rules, to_json

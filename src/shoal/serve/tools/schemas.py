@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from shoal.serve.json_schemas import closed
+from shoal.serve.openai.json_schemas import closed
 
 # JSON as models were trained to write it, so that none may fill an output with blanks.
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

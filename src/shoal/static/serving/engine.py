@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shoal.core import InvalidRequest, LengthPredictor, Request, Service, resolve_slo
-from shoal.engine.batch import Completion
-from shoal.engine.detokenize import Decoder
 from shoal.engine.info import EngineInfo
-from shoal.engine.progress import TokenProgress
-from shoal.engine.validation import check_request
+from shoal.frontend.batch import Completion
+from shoal.frontend.detokenize import Decoder
+from shoal.frontend.progress import TokenProgress
+from shoal.frontend.validation import check_request
 from shoal.static.batching import Assignment, GlobalBatcher, MemoryLimit, ServingTime, StaticOptions
 from shoal.static.serving.executor import StaticExecutor
 from shoal.static.serving.open_request import OpenRequest, check_static_sampling

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from shoal.core import ConfigError, InvalidRequest, LengthPredictor, Request, SamplingParams, Service
 from shoal.engine.build import default_threads
 from shoal.engine.info import EngineInfo, ServiceInfo
-from shoal.engine.progress import LoadProgress
 from shoal.forecast.latency_profile import load_profile
+from shoal.frontend.progress import LoadProgress
 from shoal.models import Tokenizer, resolve_service
 from shoal.static.batching import (
     STATIC_ENGINES,

@@ -4,9 +4,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from shoal.core import FinishReason, InvalidRequest, LengthPredictor, Request, SamplingParams, TokenEvent
-from shoal.engine.batch import Completion
-from shoal.engine.detokenize import Decoder
-from shoal.engine.reader import ChoiceReader
+from shoal.frontend.batch import Completion
+from shoal.frontend.detokenize import Decoder
+from shoal.frontend.reader import ChoiceReader
 from shoal.static.batching import StaticRequest
 
 

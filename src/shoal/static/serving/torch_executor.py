@@ -16,14 +16,14 @@ from transformers import AutoModelForCausalLM, GenerationConfig, StoppingCriteri
 from transformers.utils import logging as transformers_logging
 
 from shoal.core import ConfigError, ModelUnsupported, Service
-from shoal.execute.checkpoint import load_module, read_model_config, refused_if_it_fails
 from shoal.execute.heap import keep_freed_memory
-from shoal.execute.loading import DEFAULT_CPU_KV_BYTES, resolve_device
 from shoal.execute.memory import free_memory_bytes
 from shoal.execute.memory_plan import CUDA_MEMORY_SHARE
-from shoal.execute.precision import resolve_dtype
-from shoal.execute.probe import TOLERANCE
-from shoal.execute.random_weights import build_empty, fill
+from shoal.execute.model.checkpoint import load_module, read_model_config, refused_if_it_fails
+from shoal.execute.model.loading import DEFAULT_CPU_KV_BYTES, resolve_device
+from shoal.execute.model.precision import resolve_dtype
+from shoal.execute.model.probe import TOLERANCE
+from shoal.execute.model.random_weights import build_empty, fill
 from shoal.models import read_facts
 from shoal.static.serving.executor import StaticResult
 

@@ -1,0 +1,90 @@
+"""Every reproduction by name; a module is imported when it is asked for."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+
+from experiments.result import Effort, Result
+from shoal.core import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reproduction:
+    """One experiment of a paper."""
+
+    name: str
+    """What the command line calls it."""
+    paper: str
+    """The paper, and its tables or figures."""
+    says: str
+    """What is measured, in a line."""
+    run: Callable[[Effort], Result]
+    """Does it; the same effort gives the same result."""
+
+
+_MODULES: dict[str, str] = {
+    "past-future-table1": "past_future_table1",
+    "past-future-variants": "past_future_variants",
+    "past-future-goodput": "past_future_goodput",
+    "past-future-parameters": "past_future_parameters",
+    "past-future-windows": "past_future_windows",
+    "scls-throughput": "scls_throughput",
+    "scls-ablation": "scls_ablation",
+    "scls-slice-length": "scls_slice_length",
+    "scls-scalability": "scls_scalability",
+    "scls-balance": "scls_balance",
+    "seallm-schedulers": "seallm_schedulers",
+    "seallm-skew": "seallm_skew",
+    "seallm-slo-scale": "seallm_slo_scale",
+    "seallm-variance": "seallm_variance",
+    "seallm-end-to-end": "seallm_end_to_end",
+    "seallm-ablation": "seallm_ablation",
+    "seallm-density": "seallm_density",
+    "seallm-placement-time": "seallm_placement_time",
+    "seallm-replacement": "seallm_replacement",
+    "uellm-batching": "uellm_batching",
+    "uellm-deployment": "uellm_deployment",
+    "uellm-end-to-end": "uellm_end_to_end",
+    "mell-devices": "mell_devices",
+    "mell-migrations": "mell_migrations",
+    "mell-utilisation": "mell_utilisation",
+    "mell-batching": "mell_batching",
+    "mell-timeline": "mell_timeline",
+    "mell-served": "mell_served",
+}
+"""Name to module of this package, which has ``REPRODUCTION``."""
+
+
+class _Registry(Mapping[str, Reproduction]):
+    """Imports modules as they are asked for."""
+
+    def __getitem__(self, name: str) -> Reproduction:
+        module = import_module(f"experiments.{_MODULES[name]}")
+        found = module.REPRODUCTION
+        assert isinstance(found, Reproduction)
+        assert found.name == name
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_MODULES)
+
+    def __len__(self) -> int:
+        return len(_MODULES)
+
+
+REPRODUCTIONS: Mapping[str, Reproduction] = _Registry()
+"""Reproductions by name, in the order in which they are listed."""
+
+
+def find(names: Sequence[str], known: Mapping[str, Reproduction] = REPRODUCTIONS) -> list[Reproduction]:
+    """The reproductions of these names; raises ConfigError with the possible ones."""
+    for name in names:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ConfigError(
+                f"reproduction {name!r} is not known; {hint}`python -m experiments --list` describes: "
+                + ", ".join(known)
+            )
+    return [known[name] for name in names]

@@ -1,0 +1,1 @@
+"""Requests that move between engines with their KV: what the manager keeps and decides of each."""

@@ -1,0 +1,63 @@
+"""Whether a process gets on: judged by the CPU time that it uses, since the machine may be busy."""
+
+import os
+import time
+from contextlib import suppress
+
+from shoal.execute.grammar.messages import LOWEST_PRIORITY
+
+STALLED_S = 5.0
+"""A process that is waited for and has used no CPU for so long is stopped, or swapped out."""
+SLOW_SHARE = 0.15
+"""A process that has used more of its CPU time than that has the lowest priority, from then on."""
+
+
+class Stalled(OSError):
+    """A process does not run."""
+
+
+class TooSlow(Exception):
+    """A process has used up its CPU time."""
+
+
+class Health:
+    """Watches a process while something is waited for.
+
+    cpu_s: CPU time that it may use from now on; None: that is limited elsewhere.
+    """
+
+    def __init__(self, pid: int, cpu_s: float | None = None) -> None:
+        self._pid = pid
+        self._limit_ns = None if cpu_s is None else round(cpu_s * 1e9)
+        self._begun_ns = self._seen_ns = _cpu_ns(pid)
+        self._moved = time.monotonic()
+
+    @property
+    def used_s(self) -> float:
+        """CPU time that it had used when it was last looked at."""
+        return (self._seen_ns - self._begun_ns) / 1e9
+
+    def look(self) -> None:
+        """Look at it; raises Stalled, or TooSlow."""
+        seen_ns, now = _cpu_ns(self._pid), time.monotonic()
+        if seen_ns > self._seen_ns:
+            self._seen_ns, self._moved = seen_ns, now
+        elif now - self._moved > STALLED_S:
+            raise Stalled(f"process {self._pid} has used no CPU for {STALLED_S:g} s")
+        if self._limit_ns is None:
+            return
+        used_ns = seen_ns - self._begun_ns
+        if used_ns > SLOW_SHARE * self._limit_ns:
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, self._pid, LOWEST_PRIORITY)
+        if used_ns > self._limit_ns:
+            raise TooSlow
+
+
+def _cpu_ns(pid: int) -> int:
+    """CPU time that a process has used; 0 if it is gone, or the system does not tell."""
+    try:
+        with open(f"/proc/{pid}/schedstat", encoding="ascii") as file:
+            return int(file.read().split()[0])
+    except OSError:
+        return 0

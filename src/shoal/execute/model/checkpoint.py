@@ -1,0 +1,98 @@
+"""Loading a `transformers` module with all its weights from a model folder, or rejecting it."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+from transformers import __version__ as transformers_version
+
+from shoal.core import ModelUnsupported, ShoalError
+from shoal.execute.model.default_dtype import keep_dtypes_local
+from shoal.models import check_config, check_weights, read_weight_headers, refuse_incomplete, some_of
+
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def refused_if_it_fails(do: str, name: str) -> Iterator[None]:
+    """Raise ModelUnsupported for any error of transformers' code, which reads files that others wrote.
+
+    do: what it shall do, as a verb. name: of the model.
+    """
+    try:
+        yield
+    except ShoalError:
+        raise
+    except Exception as error:
+        first_line = (str(error).strip().splitlines() or [""])[0]
+        problem = f"{type(error).__name__}: {first_line:.300}"
+        raise ModelUnsupported(
+            f"{name}: transformers {transformers_version} cannot {do} it: {problem}"
+        ) from error
+
+
+def read_model_config(name: str, folder: Path) -> Any:
+    """The folder's configuration as `transformers` reads it, without its choice of kernels.
+
+    name: of the model, for the error. Raises ModelUnsupported if transformers cannot read it or would run
+    code from the folder, ModelUnavailable if the file is broken.
+    """
+    check_config(folder)
+    with refused_if_it_fails("read", name):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    # We choose how attention and experts are computed; a folder may name code on a hub here.
+    config._attn_implementation = None
+    config._experts_implementation = None
+    return config
+
+
+def load_module(
+    model_class: Any, folder: Path, config: Any, name: str, dtype: torch.dtype, **options: Any
+) -> Any:
+    """The model of ``config`` with its weights from the safetensors files of ``folder``, on the CPU.
+
+    model_class: of `transformers`. options: for its ``from_pretrained``. Raises ModelUnsupported if a weight
+    is missing or has another shape, ModelUnavailable if files are damaged. Tensors that the model does not
+    use are logged.
+    """
+    check_weights(folder)
+    if not isinstance(config, model_class.config_class):  # a multimodal one, of which only the text is read
+        config = config.get_text_config()
+    keep_dtypes_local()
+    with refused_if_it_fails("load", name):
+        _refuse_if_far_larger(model_class, folder, config, name)
+        module, info = model_class.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,  # so that they can be named below
+            output_loading_info=True,
+            **options,
+        )
+    refuse_incomplete(info, name)
+    if info["unexpected_keys"]:
+        _log.warning("%s: not used of its files: %s", name, some_of(info["unexpected_keys"]))
+    return module
+
+
+def _refuse_if_far_larger(model_class: Any, folder: Path, config: Any, name: str) -> None:
+    """Raise ModelUnsupported before memory is allocated for a model that config.json makes far too large.
+
+    Up to twice the size is allowed, because tied weights are stored once: missing weights are then named.
+    """
+    with torch.device("meta"):
+        wanted = sum(parameter.numel() for parameter in model_class(deepcopy(config)).parameters())
+    stored = sum(prod(tensor.shape) for tensor in read_weight_headers(folder).values())
+    if wanted > 2 * stored:
+        raise ModelUnsupported(
+            f"{name}: config.json describes {wanted:.3g} parameters, but the weight files hold {stored:.3g}"
+        )

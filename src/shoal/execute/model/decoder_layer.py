@@ -1,0 +1,141 @@
+"""A decoder layer in few operations: norms with residual sums and activations in one native call each."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from shoal.execute.attention.interface import AttentionStep
+from shoal.execute.linear.forms import Linear, Products
+from shoal.execute.linear.native_product import Activation
+from shoal.execute.model.layer_kernels import LayerKernels
+from shoal.execute.model.recording import RecordedCall
+
+
+@dataclass(frozen=True, slots=True)
+class LayerParts:
+    """What a decoder layer is made of.
+
+    Norms are root-mean-square norms by their scales, float32, with one ``eps`` for all:
+
+        sum = x + after_attention(attention(before_attention(x)))
+        output = sum + after_mlp(mlp(before_mlp(sum)))
+    """
+
+    attention: RecordedCall
+    """How it calls attention."""
+    qkv: tuple[Linear, ...]
+    """Projections to queries, keys and values."""
+    o: Linear
+    """Projection of attention's output."""
+    gate: Linear
+    """Projection to the MLP's gate."""
+    up: Linear
+    """Projection to what that scales."""
+    down: Linear
+    """Projection of their product."""
+    before_attention: torch.Tensor
+    """Scale [hidden]."""
+    after_attention: torch.Tensor | None
+    """Scale [hidden]; None: no norm."""
+    before_mlp: torch.Tensor
+    """Scale [hidden]."""
+    after_mlp: torch.Tensor | None
+    """Scale [hidden]; None: no norm."""
+    q_norm: torch.Tensor | None
+    """Scale [key_dim] for every head of queries; None: no norm."""
+    k_norm: torch.Tensor | None
+    """The same for keys."""
+    eps: float
+    """Of all norms."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStyle:
+    """What the weights of a layer do not show."""
+
+    activation: Activation
+    """Of the MLP's gate."""
+    rotary_interleaved: bool
+    """See AttentionStep."""
+
+
+class DecoderLayer(nn.Module):
+    """Stands for a decoder layer of a `transformers` model.
+
+    products: makes its matrix products.
+    """
+
+    def __init__(
+        self, parts: LayerParts, style: LayerStyle, products: Products, kernels: LayerKernels
+    ) -> None:
+        super().__init__()
+        self.qkv = products.merged(parts.qkv)
+        self.o = products.merged((parts.o,))
+        self.gated = products.gated(parts.gate, parts.up, style.activation)
+        self.down = products.merged((parts.down,))
+        self.before_attention, self.after_attention = parts.before_attention, parts.after_attention
+        self.before_mlp, self.after_mlp = parts.before_mlp, parts.after_mlp
+        self.eps = parts.eps
+        self.layer = parts.attention.layer
+        shape = parts.attention.shape
+        self.attention: dict[str, Any] = {
+            "heads": parts.attention.heads,
+            "kv_heads": shape.kv_heads,
+            "key_dim": shape.key_dim,
+            "value_dim": shape.value_dim,
+            "rotary_interleaved": style.rotary_interleaved,
+            "q_scale": parts.q_norm,
+            "k_scale": parts.k_norm,
+            "norm_eps": parts.eps,
+            "scaling": parts.attention.scaling,
+            "window": parts.attention.window,
+            "softcap": parts.attention.softcap,
+        }
+        self.kernels = kernels
+
+    def __call__(
+        self,
+        hidden_states: torch.Tensor,
+        *,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        shoal_step: AttentionStep,
+        **_: Any,
+    ) -> torch.Tensor:
+        """hidden_states [1, tokens, hidden] -> the same; without module hooks, which are not used here."""
+        x = hidden_states[0].contiguous()
+        normed = self.kernels.norm(x, self.before_attention, self.eps)
+        cos, sin = position_embeddings
+        x, made = self.compute(x, normed, self.angles(cos), self.angles(sin), shoal_step)
+        x, _normed = self.kernels.residual_norm(made, self.after_mlp, x, None, self.eps)
+        return x.unsqueeze(0)
+
+    def angles(self, table: torch.Tensor) -> torch.Tensor:
+        """Cosines or sines [tokens, n] for attention, from [1, tokens, n] as `transformers` has them."""
+        if not self.attention["rotary_interleaved"]:
+            return table[0]
+        return table[0, :, : table.shape[2] // 2].repeat_interleave(2, dim=1)
+
+    def compute(
+        self,
+        x: torch.Tensor,
+        normed: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        step: AttentionStep,
+        rows: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual stream after attention, and what the MLP makes of it, which is yet to be added.
+
+        x: the layer's input [tokens, hidden]. normed: its norm before attention. cos, sin: from ``angles``.
+        rows: of the tokens that are wanted, in this order; None: of all.
+        """
+        qkv = self.qkv(normed)
+        attended = step.attend_packed(self.layer, qkv, cos=cos, sin=sin, **self.attention)
+        if rows is not None:
+            x, attended = x[rows], attended[rows]
+        x, normed = self.kernels.residual_norm(
+            self.o(attended), self.after_attention, x, self.before_mlp, self.eps
+        )
+        return x, self.down(self.gated(normed))

@@ -1,0 +1,74 @@
+"""The kernels between the matrix products of a decoder layer, on torch tensors."""
+
+import ctypes
+
+import torch
+
+from shoal.execute.linear.native_product import Activation
+from shoal.native import NativeLibrary
+
+_IS_BF16 = {torch.float32: 0, torch.bfloat16: 1}
+LAYER_DTYPES = tuple(_IS_BF16)
+"""Dtypes that the kernels compute in."""
+
+
+class LayerKernels:
+    """Norms and activations over contiguous tensors [rows, size] in float32 or bfloat16, on the CPU.
+
+    Inside everything is float32, rounded once for each tensor that is written. Results are the same bits on
+    every instruction set, and a row's do not depend on other rows.
+    """
+
+    def __init__(self, library: NativeLibrary) -> None:
+        pointer, size = ctypes.c_void_p, ctypes.c_int64
+        self._residual_norm = library.kernel(
+            "shoal_residual_norm", *[pointer] * 6, size, size, ctypes.c_float, ctypes.c_int32
+        )
+        self._gated_activation = library.kernel(
+            "shoal_gated_activation", pointer, pointer, size, size, ctypes.c_int32, ctypes.c_int32
+        )
+
+    def norm(self, x: torch.Tensor, scale: torch.Tensor, eps: float) -> torch.Tensor:
+        """x / sqrt(mean(x^2) + eps) * scale; scale float32 [size]."""
+        out = torch.empty_like(x)
+        self._residual_norm(
+            x.data_ptr(), None, None, None, scale.data_ptr(), out.data_ptr(), *x.shape, eps, _IS_BF16[x.dtype]
+        )
+        return out
+
+    def residual_norm(
+        self,
+        x: torch.Tensor,
+        before: torch.Tensor | None,
+        residual: torch.Tensor,
+        after: torch.Tensor | None,
+        eps: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sum of residual and x, and its norm.
+
+        before: x itself is normalised first, with this scale; None: it is not. after: scale of the second
+        norm; without it the sum comes twice.
+        """
+        total = torch.empty_like(x)
+        out = total if after is None else torch.empty_like(x)
+        self._residual_norm(
+            x.data_ptr(),
+            None if before is None else before.data_ptr(),
+            residual.data_ptr(),
+            total.data_ptr(),
+            None if after is None else after.data_ptr(),
+            out.data_ptr(),
+            *x.shape,
+            eps,
+            _IS_BF16[x.dtype],
+        )
+        return total, out
+
+    def gated_activation(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """activation(gate) * up; gate_up is [rows, 2 * size], a gate and an up beside each other."""
+        rows, both = gate_up.shape
+        out = gate_up.new_empty((rows, both // 2))
+        self._gated_activation(
+            gate_up.data_ptr(), out.data_ptr(), rows, both // 2, activation, _IS_BF16[gate_up.dtype]
+        )
+        return out

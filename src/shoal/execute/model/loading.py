@@ -1,0 +1,392 @@
+"""Loading models: once for each (folder, dtype, weights), shared by services that name them, and probed."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from shoal.core import ConfigError, ModelUnsupported, Service
+from shoal.execute.attention.backends import check_backend, choose_backend
+from shoal.execute.attention.interface import ATTENTION_NAME, Forward, TransformersForward
+from shoal.execute.attention.paged import PagedStep
+from shoal.execute.heap import keep_freed_memory
+from shoal.execute.memory import free_memory_bytes
+from shoal.execute.memory_plan import GATHER_COPIES, EngineMemory, pool_bytes, recorded_bytes
+from shoal.execute.model.checkpoint import load_module, read_model_config, refused_if_it_fails
+from shoal.execute.model.fuse_layers import recognise_layers
+from shoal.execute.model.int8_model import int8_bytes, use_int8
+from shoal.execute.model.precision import prefers_int8, resolve_dtype
+from shoal.execute.model.probe import INT8_TOLERANCE, Probed, probe, refuse_by_config
+from shoal.execute.model.random_weights import build_empty, count_parameters, fill, weights_name
+from shoal.execute.model.recording import RecordingStep, packed_logits
+from shoal.execute.model.speed_up import speed_up
+from shoal.kvcache import KVShape
+from shoal.models import (
+    ModelDescription,
+    context_tokens,
+    describe_model,
+    describe_random_model,
+    in_words,
+    read_facts,
+    read_weight_headers,
+    resolve_service,
+)
+from shoal.native import native_status
+
+DEFAULT_CPU_KV_BYTES = 2 << 30
+
+_log = logging.getLogger(__name__)
+
+
+class Int8Unsupported(ModelUnsupported):
+    """A model would not be computed correctly in int8."""
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class LoadedModel:
+    """One model with its weights on the device."""
+
+    module: Any
+    """The `transformers` model."""
+    forward: Forward
+    """Runs it."""
+    dtype: torch.dtype
+    """Of its weights; int8 where its linear layers have that."""
+    kv_shape: KVShape
+    """Of its KV blocks."""
+    context_tokens: int
+    """Its context limit."""
+    vocab_size: int
+    """Size of its vocabulary."""
+    eos_token_ids: tuple[int, ...]
+    """Its end-of-sequence tokens."""
+    weight_bytes: int
+    """Size of its weights."""
+    folder: Path
+    """Its files."""
+    weights: str
+    """Names its weights, among all that its folder's configuration can have."""
+    described: ModelDescription
+    """What people are told of it."""
+
+
+class ModelSet:
+    """The models of all services of an engine, which may come and go."""
+
+    def __init__(self, loader: "ModelLoader", attention: str) -> None:
+        self.loader = loader
+        """Loads further ones, each once."""
+        self.device = loader.device
+        """Where the weights are."""
+        self.models: dict[str, LoadedModel] = {}
+        """By service name; services on one folder, in one dtype, with the same weights share one entry."""
+        self.backends: dict[str, type[PagedStep]] = {}
+        """Attention backends by service name."""
+        self.kv_shapes: dict[str, KVShape] = {}
+        """Shapes of KV blocks by service name."""
+        self.context_tokens: dict[str, int] = {}
+        """Context limits by service name, at most those of the models."""
+        self.vocab_sizes: dict[str, int] = {}
+        """Sizes of vocabularies by service name."""
+        self.eos_token_ids: dict[str, tuple[int, ...]] = {}
+        """End-of-sequence tokens by service name."""
+        self.weights: dict[str, str] = {}
+        """Names of the weights by service name: those on the same weights have the same."""
+        self._attention = attention
+
+    def add(self, service: Service, model: LoadedModel) -> None:
+        """A service comes; raises ConfigError if its context limit is beyond the model's."""
+        name = service.name
+        self.context_tokens[name] = context_of(service, model)
+        self.models[name] = model
+        self.backends[name] = choose_backend(self._attention, self.device, model.kv_shape)
+        self.kv_shapes[name] = model.kv_shape
+        self.vocab_sizes[name] = model.vocab_size
+        self.eos_token_ids[name] = model.eos_token_ids
+        self.weights[name] = f"{model.dtype} {model.weights} {model.folder}"
+
+    def remove(self, service: str) -> None:
+        """A service goes, and with the last on its model the weights."""
+        facts = (self.backends, self.kv_shapes, self.context_tokens, self.vocab_sizes, self.eos_token_ids)
+        for by_name in (self.models, self.weights, *facts):
+            del by_name[service]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of all weights; shared ones count once."""
+        return sum({id(model): model.weight_bytes for model in self.models.values()}.values())
+
+    def check_kv_bytes(self, kv_bytes: int) -> None:
+        """Raise ConfigError if the device has no memory for a KV pool of that size."""
+        free = free_bytes(self.device)
+        if kv_bytes > free:
+            raise ConfigError(
+                f"kv_cache.memory: {kv_bytes / 2**30:.1f} GiB are asked for, but {free / 2**30:.1f} GiB are"
+                f" free on {self.device} beside the weights"
+            )
+
+    def default_kv_bytes(self, max_batched_tokens: int = 2048, share: float = 1.0) -> int:
+        """Memory for the KV pool if the user gives no size; share: of an engine beside others on the device.
+
+        On a CPU 2 GiB, or 40% of the available memory if that is less; then engines that start later get
+        less, as host memory is shared with all programs. On CUDA the engine's share of 90% of the device,
+        less its weights, the measured peak of a step of ``max_batched_tokens``, recorded decodes, and the
+        copies of one layer's KV that a decode gathers; and no more than is free.
+        """
+        if self.device.type != "cuda":
+            return int(min(DEFAULT_CPU_KV_BYTES, free_memory_bytes() * 0.4) * share)
+        engine = self._engine_memory(max_batched_tokens)
+        free, total = torch.cuda.mem_get_info(self.device)
+        size = pool_bytes(engine, share=share, total=total, free=free)
+        if size <= 0:
+            weights, step = engine.weight_bytes / 2**30, engine.step_bytes / 2**30
+            raise ConfigError(
+                f"{self.device}: nothing is left for KV in {share:.0%} of {total / 2**30:.1f} GiB, of which "
+                f"{free / 2**30:.1f} are free, beside {weights:.1f} GiB of weights and a step's {step:.1f}; "
+                "lower scheduler.max_batched_tokens or serve fewer models"
+            )
+        return size
+
+    def _engine_memory(self, max_batched_tokens: int) -> EngineMemory:
+        peak = max(_activation_peak(model, self.device, max_batched_tokens) for model in self.models.values())
+        # Decodes that can be recorded read keys and values where they lie, and no others do.
+        recorded = [name for name, backend in self.backends.items() if backend.records_decodes]
+        logits = [self.vocab_sizes[name] * self.models[name].dtype.itemsize for name in recorded]
+        layers = [len(shape.layers) for name, shape in self.kv_shapes.items() if name not in recorded]
+        return EngineMemory(
+            weight_bytes=self.weight_bytes,
+            step_bytes=peak,
+            recorded_bytes=recorded_bytes(max(logits)) if logits else 0,
+            gathers=GATHER_COPIES / min(layers) if layers else 0.0,
+        )
+
+
+def load_models(
+    services: Sequence[Service],
+    folders: Mapping[str, Path],
+    *,
+    device: str = "cpu",
+    threads: int | None = None,
+    attention: str = "auto",
+    progress: Callable[[str], None] | None = None,
+) -> ModelSet:
+    """Load, probe and (on a CPU, in bfloat16) prepack the model of each service.
+
+    folders: the model's Hugging Face folder by service name. threads: CPU threads for this process.
+    progress: called with a line for what computes (on a CPU), and one for each model.
+
+    Raises:
+        ModelUnsupported: a model would not be computed correctly here, or lacks weights.
+        ModelUnavailable: a model's files are damaged.
+        ConfigError: the device, the attention backend, a dtype or an instruction set does not exist here.
+    """
+    target = resolve_device(device)
+    check_backend(attention, target)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    if progress is not None and target.type == "cpu":
+        progress(native_status())
+    models = ModelSet(ModelLoader(target), attention)
+    for service in services:
+        models.add(service, models.loader.load(service, folders[service.name], progress))
+    if target.type == "cpu":
+        keep_freed_memory()  # only now: what loading freed goes back to the system
+    return models
+
+
+class ModelLoader:
+    """Loads models, each once with each dtype and weights for as long as anybody has it; one at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        """Where the weights go."""
+        self._loaded: WeakValueDictionary[tuple[Path, torch.dtype, int | None], LoadedModel] = (
+            WeakValueDictionary()
+        )
+
+    def load(
+        self, service: Service, folder: Path, progress: Callable[[str], None] | None = None
+    ) -> LoadedModel:
+        """The service's model in its dtype; raises as ``load_models`` and ``resolve_service`` do.
+
+        progress: called with a line if it has to be loaded. A folder that is not there is one of another
+        host, which has this engine load a service: the model is found here, or fetched.
+        """
+        if not folder.exists():
+            folder = resolve_service(service, None if progress is None else in_words(progress))
+        folder = folder.resolve()
+        if prefers_int8(service, folder, self.device):
+            try:
+                return self._load_as(service, folder, torch.int8, progress)
+            except Int8Unsupported as error:
+                _log.warning("%s; another dtype is taken", error)
+        dtype = resolve_dtype(service, folder)
+        if dtype == torch.int8 and self.device.type != "cpu":
+            raise ConfigError(
+                f"service {service.name!r}: dtype int8 is computed on CPUs only, and device is "
+                f"{self.device}; write dtype bfloat16 or auto"
+            )
+        return self._load_as(service, folder, dtype, progress)
+
+    def _load_as(
+        self, service: Service, folder: Path, dtype: torch.dtype, progress: Callable[[str], None] | None
+    ) -> LoadedModel:
+        seed = service.random_seed
+        model = self._loaded.get((folder, dtype, seed))
+        if model is None:
+            if progress is not None:
+                does = "loading" if seed is None else "making random weights of"
+                progress(f"{does} {service.model} ({_name(dtype)}) on {self.device}")
+            model = _load(service.model, folder, dtype, self.device, seed)
+            self._loaded[folder, dtype, seed] = model
+        return model
+
+
+def resolve_device(device: str) -> torch.device:
+    """The device called ``device``; raises ConfigError if it does not exist here or is not supported."""
+    try:
+        target = torch.device(device)
+    except RuntimeError:
+        target = torch.device("meta")  # torch's own error lists devices that we do not support
+    if target.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device {device!r} is not supported; possible are cpu and cuda:N")
+    if target.type == "cuda":
+        present = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (target.index or 0) >= present:
+            possible = ", ".join(["cpu", *(f"cuda:{number}" for number in range(present))])
+            raise ConfigError(f"device {device!r}: this torch sees no such CUDA device; possible: {possible}")
+    return target
+
+
+def _load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, seed: int | None) -> LoadedModel:
+    """seed: of random weights; None: its weights are those of its files."""
+    config = read_model_config(name, folder)
+    text_config = config.get_text_config()
+    dense = torch.bfloat16 if dtype == torch.int8 else dtype
+    module = _dense_module(name, folder, config, dense, device, seed)
+    if seed is None:
+        weights, described = "files", describe_model(name, folder, _name(dtype))
+    else:
+        weights = weights_name(module, seed)
+        size = count_parameters(module)
+        described = describe_random_model(name, folder, _name(dtype), parameters=size, weights=weights)
+    with refused_if_it_fails("run", name):  # for values of config.json that only a forward pass uses
+        probed = probe(module, name)
+    layers = recognise_layers(module, probed) if device.type == "cpu" else []
+    if dtype == torch.int8:
+        probed = _quantise(module, probed, folder if seed is None else None, name)
+    held = {p.data_ptr(): p.numel() * p.element_size() for p in module.parameters()}
+    weight_bytes = sum(held.values()) + int8_bytes(module)
+    forward = speed_up(module, probed, layers, device)
+    facts = read_facts(folder)
+    return LoadedModel(
+        module=module,
+        forward=forward,
+        dtype=dtype,
+        kv_shape=KVShape(_name(dense), probed.layers),
+        context_tokens=_context_tokens(text_config, facts.context_tokens),
+        vocab_size=int(text_config.vocab_size),
+        eos_token_ids=facts.eos_token_ids,
+        weight_bytes=weight_bytes,
+        folder=folder,
+        weights=weights,
+        described=described,
+    )
+
+
+def _dense_module(
+    name: str, folder: Path, config: Any, dtype: torch.dtype, device: torch.device, seed: int | None
+) -> Any:
+    """The model of `transformers` with its weights on the device."""
+    model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    if model_class is None:
+        raise ModelUnsupported(
+            f"{name}: transformers has no causal language model for {type(config).__name__}"
+        )
+    refuse_by_config(model_class, config.get_text_config(), name)
+    if seed is None:
+        stored = read_weight_headers(folder).values()
+        _require_room(name, sum(prod(tensor.shape) for tensor in stored), dtype, device)
+        module = load_module(model_class, folder, config, name, dtype, attn_implementation=ATTENTION_NAME)
+    else:
+        module = build_empty(model_class, config, name, dtype, attn_implementation=ATTENTION_NAME)
+        _require_room(name, count_parameters(module), dtype, device)
+        fill(module, name, device, seed)
+    return module.eval().requires_grad_(False).to(device)
+
+
+def _require_room(name: str, numbers: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse weights for which there is no memory: whoever tries has the system end some process."""
+    needed, free = numbers * dtype.itemsize, free_bytes(device)
+    if needed > free:
+        raise ConfigError(
+            f"{name}: its weights take {needed / 2**30:.2f} GiB in {_name(dtype)}, but"
+            f" {free / 2**30:.2f} GiB of memory are free on {device}"
+        )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes that can still be allocated on a device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return free_memory_bytes()
+
+
+def _quantise(module: Any, probed: Probed, folder: Path | None, name: str) -> Probed:
+    """Give all linear layers int8 weights, if the model then still gives nearly the probed logits."""
+    use_int8(module, folder)
+    answer = probed.answered_by(TransformersForward(module))
+    if answer is None or not probed.difference(answer) <= INT8_TOLERANCE:
+        how = "it cannot run" if answer is None else f"its logits differ by {probed.difference(answer):.1%}"
+        raise Int8Unsupported(
+            f"{name}: with int8 weights {how} ({type(module).__name__}); in bfloat16 it may be served"
+        )
+    return replace(answer, tolerance=INT8_TOLERANCE)  # what is rounded otherwise before can change integers
+
+
+def _context_tokens(config: Any, stated: int) -> int:
+    """stated: by config.json alone, which leaves out what the class of ``config`` has by default."""
+    try:
+        return min(stated, context_tokens(config.to_dict()))
+    except KeyError:
+        return stated
+
+
+def context_of(service: Service, model: LoadedModel) -> int:
+    """The service's context limit; raises ConfigError if it is beyond the model's."""
+    if service.max_model_len is None:
+        return model.context_tokens
+    if service.max_model_len > model.context_tokens:
+        raise ConfigError(
+            f"service {service.name!r}: max_model_len {service.max_model_len} is beyond the model's context "
+            f"of {model.context_tokens} tokens"
+        )
+    return service.max_model_len
+
+
+def _activation_peak(model: LoadedModel, device: torch.device, tokens: int) -> int:
+    """Bytes that one step of ``tokens`` prompt tokens needs beyond the weights."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    length = min(tokens, model.context_tokens)
+    step = RecordingStep((length,))
+    with torch.inference_mode():
+        ids = torch.zeros((1, length), dtype=torch.int64, device=device)
+        packed_logits(model.forward, [ids], step)
+    peak = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.empty_cache()
+    return int(peak)

@@ -1,0 +1,129 @@
+"""What native code needs of a decoder layer to compute all of it in one call."""
+
+import ctypes
+from ctypes import c_double, c_int64, c_void_p
+from typing import Self
+
+import torch
+
+from shoal.execute.linear.forms import Linear
+from shoal.execute.linear.int8_product import Int8Product
+from shoal.execute.linear.native_product import NativeProduct
+from shoal.execute.model.decoder_layer import DecoderLayer
+
+
+class LayerProduct(ctypes.Structure):
+    """``struct layer_product`` of csrc/kernels/decoder_layer.c."""
+
+    _fields_ = (("multiply", c_void_p), ("product", c_void_p), ("columns", c_int64))
+
+
+class LayerConstants(ctypes.Structure):
+    """``struct decoder_layer`` there."""
+
+    _fields_ = (
+        ("qkv", LayerProduct),
+        ("o", LayerProduct),
+        ("gated", LayerProduct),
+        ("down", LayerProduct),
+        ("after_attention", c_void_p),
+        ("before_mlp", c_void_p),
+        ("after_mlp", c_void_p),
+        ("query_scale", c_void_p),
+        ("key_scale", c_void_p),
+        ("heads", c_int64),
+        ("window", c_int64),
+        ("interleaved", c_int64),
+        ("eps", c_double),
+        ("scale", c_double),
+        ("softcap", c_double),
+    )
+
+
+class LayerCall(ctypes.Structure):
+    """``struct layer_call`` there."""
+
+    _fields_ = (
+        ("step", c_void_p),
+        ("cache", c_void_p),
+        ("task_count", c_int64),
+        ("tasks", c_void_p),
+        ("splits", c_void_p),
+        ("partials", c_void_p),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("rotary_dim", c_int64),
+        ("x", c_void_p),
+        ("normed", c_void_p),
+        ("scale", c_void_p),
+        ("workspace", c_void_p),
+    )
+
+
+_ALIGNMENT = 64
+_BUFFERS = 7
+"""What the call cuts its workspace into, each in whole cache lines."""
+
+
+class NativeLayer:
+    """A decoder layer whose products are all native.
+
+    layer: is held, and with it the memory of its weights and scales. products: those for q, k and v, for the
+    attention's output, for gate and up, and down.
+    """
+
+    def __init__(self, layer: DecoderLayer, products: tuple[NativeProduct, ...]) -> None:
+        self._layer = layer
+        attention = layer.attention
+        self.index: int = layer.layer
+        """Which of the model's layers it is."""
+        self.heads: int = attention["heads"]
+        """Of queries."""
+        self.window: int = attention["window"] or 0
+        """Tokens that a token attends; 0: all."""
+        qkv, o, gated, _down = products
+        self._numbers: int = (
+            qkv.out_features
+            + self.heads * (attention["key_dim"] + attention["value_dim"])
+            + gated.out_features
+            + 3 * o.out_features
+        )
+        scaling = attention["scaling"]
+        self.constants = LayerConstants(
+            *[LayerProduct(part.function, part.address, part.out_features) for part in products],
+            after_attention=_address(layer.after_attention),
+            before_mlp=_address(layer.before_mlp),
+            after_mlp=_address(layer.after_mlp),
+            query_scale=_address(attention["q_scale"]),
+            key_scale=_address(attention["k_scale"]),
+            heads=self.heads,
+            window=self.window,
+            interleaved=attention["rotary_interleaved"],
+            eps=layer.eps,
+            scale=attention["key_dim"] ** -0.5 if scaling is None else scaling,
+            softcap=attention["softcap"] or 0.0,
+        )
+        """As the kernel reads them."""
+        self.address = ctypes.addressof(self.constants)
+        """Where they are."""
+
+    @classmethod
+    def of(cls, layer: DecoderLayer) -> Self | None:
+        """None if not all products of ``layer`` are native."""
+        made = [_native(linear) for linear in (layer.qkv, layer.o, layer.gated, layer.down)]
+        products = tuple(product for product in made if product is not None)
+        return cls(layer, products) if len(products) == len(made) else None
+
+    def workspace_bytes(self, tokens: int, itemsize: int) -> int:
+        """What a call for so many tokens works in."""
+        return self._numbers * tokens * itemsize + _BUFFERS * _ALIGNMENT
+
+
+def _native(linear: Linear) -> NativeProduct | None:
+    if isinstance(linear, Int8Product):
+        return linear.native
+    return linear if isinstance(linear, NativeProduct) else None
+
+
+def _address(scale: torch.Tensor | None) -> int | None:
+    return None if scale is None else scale.data_ptr()

@@ -1,0 +1,206 @@
+"""From an engine's events to what a client reads: text, stop strings, times of one choice."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+
+from shoal.core import (
+    Carried,
+    FinishReason,
+    Request,
+    RequestRecord,
+    SamplingParams,
+    TokenEvent,
+    TokenLogprobs,
+)
+from shoal.frontend.detokenize import Decoder, IncrementalDetokenizer
+
+CONTEXT_TOKENS = 6
+"""Decoders look at no more than the last few tokens to know how a text continues."""
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    """What is new in one choice of a call.
+
+    tokens, logprobs: the new tokens; the text of the latest may come with a later delta. An
+    end-of-sequence or stop token is among the tokens but has no text. finish: set in the last delta
+    of a choice. stop_reason: the stop string or stop token id that ended it. error: why, for
+    FinishReason.ERROR, INVALID and REFUSED. cached_tokens: prompt tokens that were found in the prefix cache.
+    queue_ns: how long the request waited until it was first admitted. prompt_logprobs: of the next prompt
+    tokens, which begin with the second. embedding: of the prompt.
+    """
+
+    choice: int
+    text: str = ""
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    finish: FinishReason | None = None
+    stop_reason: str | int | None = None
+    cached_tokens: int = 0
+    queue_ns: int = 0
+    error: str | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    embedding: bytes | None = None
+
+
+class ChoiceReader:
+    """Follows one request of a call and turns its events into deltas.
+
+    Of a resumed request it reads the output made before at once, so that text and stop strings go on from
+    there: deltas tell only what is new, the record covers everything. eos_token_ids: of the model; where one
+    ends that output it has no text.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        choice: int,
+        sampling: SamplingParams,
+        decoder: Decoder,
+        eos_token_ids: Sequence[int] = (),
+    ) -> None:
+        context = request.prompt[-CONTEXT_TOKENS:] if isinstance(request.prompt, Sequence) else ()
+        self.request_id = request.id
+        self.choice = choice
+        self.cached_tokens = 0 if request.carried is None else request.carried.num_cached_tokens
+        self.queue_ns = 0 if request.carried is None else request.carried.queue_ns
+        self.finish: FinishReason | None = None
+        self._request = request
+        self._stop_token_ids = frozenset(sampling.stop_token_ids)
+        self._include_stop = sampling.include_stop_str_in_output
+        self._detokenizer = IncrementalDetokenizer(
+            decoder,
+            sampling.stop,
+            sampling.min_tokens,
+            context,
+            skip_special_tokens=sampling.skip_special_tokens,
+            include_stop=self._include_stop,
+        )
+        past = _past_event(request, sampling, eos_token_ids)
+        self.past_text, used = self._read_tokens(past)
+        """Text shown before."""
+        self.output = list(past.tokens[:used])
+        """Output tokens so far."""
+        self.scored_tokens = 0 if request.carried is None else request.carried.num_scored_tokens
+        """Leading prompt tokens whose log-probabilities have come."""
+        self._first_token_ns = request.first_token_ns if used else None
+        self._last_token_ns = request.last_token_ns if used else 0
+        self._finish_ns = 0
+
+    @property
+    def started(self) -> bool:
+        """Whether a token has come."""
+        return bool(self.output)
+
+    @property
+    def output_tokens(self) -> int:
+        """Number of output tokens so far."""
+        return len(self.output)
+
+    def read_past(self, now_ns: int) -> Delta | None:
+        """The last delta, where a stop string was complete before; then the engine has nothing to do."""
+        if self._detokenizer.stop_reason is None:
+            return None
+        return self.read(TokenEvent(self.request_id), now_ns)
+
+    def read(self, event: TokenEvent, now_ns: int) -> Delta:
+        """The delta for one event of this request.
+
+        Where a stop string is completed the choice is finished although the engine's request is not:
+        the caller must then cancel that one.
+        """
+        self.cached_tokens = max(self.cached_tokens, event.cached_tokens)
+        self.queue_ns = max(self.queue_ns, event.queue_ns)
+        text, used = self._read_tokens(event)
+        tokens = event.tokens[:used]
+        if tokens:
+            if self._first_token_ns is None:
+                self._first_token_ns = now_ns
+            self._last_token_ns = now_ns
+            self.output += tokens
+        if event.prompt_logprobs:
+            # The first token of a prompt has none.
+            self.scored_tokens = max(1, self.scored_tokens) + len(event.prompt_logprobs)
+        if event.finish is not None:
+            text += self._detokenizer.finish()
+        stop_reason: str | int | None = self._detokenizer.stop_reason
+        self.finish = FinishReason.STOP if stop_reason is not None else event.finish
+        if stop_reason is None and event.stop_token in self._stop_token_ids:
+            stop_reason = event.stop_token
+        self._finish_ns = now_ns
+        return Delta(
+            choice=self.choice,
+            text=text,
+            tokens=tokens,
+            logprobs=None if event.logprobs is None else event.logprobs[:used],
+            finish=self.finish,
+            stop_reason=stop_reason,
+            cached_tokens=self.cached_tokens,
+            queue_ns=self.queue_ns,
+            error=event.error,
+            prompt_logprobs=event.prompt_logprobs,
+            embedding=event.embedding,
+        )
+
+    def _read_tokens(self, event: TokenEvent) -> tuple[str, int]:
+        """The event's text, and how many of its tokens belong to the output."""
+        shown = event.tokens
+        if event.stop_token is not None and not self._include_stop:
+            shown = shown[:-1]
+        pieces = []
+        for used, token in enumerate(shown, start=1):
+            pieces.append(self._detokenizer.push(token))
+            if self._detokenizer.stop_reason is not None:
+                return "".join(pieces), used
+        return "".join(pieces), len(event.tokens)
+
+    def rest(self, request_id: str, now_ns: int) -> Request:
+        """The request for what is still to come, to submit it again under another id.
+
+        Any engine of its service can go on with it. Its ``max_tokens`` must be set. Times travel as ages,
+        since clocks of two hosts have nothing in common.
+        """
+        request, most = self._request, self._request.sampling.max_tokens
+        assert most is not None, "how many tokens a request may have is decided once, for all of its engines"
+        first_token_ns = self._first_token_ns or now_ns
+        carried = Carried(
+            max_new_tokens=most,
+            age_ns=now_ns - request.arrival_ns,
+            first_token_age_ns=now_ns - first_token_ns,
+            last_token_age_ns=now_ns - self._last_token_ns if self.started else 0,
+            num_cached_tokens=self.cached_tokens if self.started else 0,
+            queue_ns=self.queue_ns if self.started else 0,
+            num_admissions=int(self.started),
+            num_scored_tokens=self.scored_tokens,
+        )
+        return replace(request, id=request_id, output_tokens=tuple(self.output), carried=carried)
+
+    def first(self, request_id: str) -> Request:
+        """The request as it was made, to submit it under another id."""
+        return replace(self._request, id=request_id)
+
+    def record(self) -> RequestRecord | None:
+        """Times of the finished choice; None if it was cancelled, failed, or is not finished."""
+        if self.finish not in (FinishReason.STOP, FinishReason.LENGTH) or self._first_token_ns is None:
+            return None
+        return RequestRecord(
+            request_id=self.request_id,
+            service=self._request.service,
+            arrival_ns=self._request.arrival_ns,
+            first_token_ns=self._first_token_ns,
+            finish_ns=self._finish_ns,
+            prompt_tokens=len(self._request.prompt),
+            output_tokens=self.output_tokens,
+        )
+
+
+def _past_event(request: Request, sampling: SamplingParams, eos_token_ids: Sequence[int]) -> TokenEvent:
+    """All output that a resumed request comes with, as one event."""
+    tokens = request.output_tokens
+    if isinstance(tokens, int) or not tokens:
+        return TokenEvent(request.id)
+    newest = tokens[-1]
+    stops = newest in sampling.stop_token_ids or (newest in eos_token_ids and not sampling.ignore_eos)
+    ends = stops and sampling.ends_at(len(tokens))
+    return TokenEvent(request.id, tokens, stop_token=newest if ends else None)

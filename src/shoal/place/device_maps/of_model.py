@@ -1,0 +1,30 @@
+"""The problem of dividing a known model."""
+
+from collections.abc import Mapping
+
+from shoal.core.cluster import ClusterSpec
+from shoal.forecast.model_spec import ModelSpec
+from shoal.place.device_maps.problem import MapProblem
+
+
+def problem_of(
+    model: ModelSpec, cluster: ClusterSpec, bytes_per_s: Mapping[str, float], reserve_bytes: int
+) -> MapProblem:
+    """The layers of a model, the first with the embedding, the last with the output head if it has its own.
+
+    bytes_per_s, reserve_bytes: as in ``MapProblem``. A pass is of one token, which goes through all weights:
+    of a mixture of experts too, whose time is therefore too long.
+    """
+    each = model.weight_bytes_each
+    layer = round((model.attention_weights + model.mlp_weights) * each)
+    embedding = round(model.vocab * model.hidden * each)
+    layers = [layer] * model.layers
+    layers[0] += embedding
+    layers[-1] += 0 if model.tied else embedding
+    return MapProblem(
+        cluster=cluster,
+        layer_bytes=layers,
+        bytes_per_s=bytes_per_s,
+        reserve_bytes=reserve_bytes,
+        activation_bytes=round(model.hidden * each),
+    )

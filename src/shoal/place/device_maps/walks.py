@@ -1,0 +1,52 @@
+"""Shortest walks that visit each class a given number of times (Held-Karp, with multiplicities)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.place.device_maps.costs import Floats, Integers
+
+
+@dataclass(frozen=True)
+class Walks:
+    """Shortest walks over m classes for S numbers of visits."""
+
+    visits: Integers
+    """(S, m): visits to each class."""
+    strides: Integers
+    """(m,): by how much an entry's number grows with one more visit."""
+    lengths: Floats
+    """(S, m): length of the shortest such walk that ends in a class; infinite where there is none."""
+    before: NDArray[np.int8]
+    """(S, m): the class before the last."""
+
+    def order(self, entry: int) -> list[int]:
+        """The classes along the shortest walk of an entry."""
+        last = int(np.argmin(self.lengths[entry]))
+        order = []
+        while last >= 0:
+            order.append(last)
+            entry, last = entry - int(self.strides[last]), int(self.before[entry, last])
+        return order[::-1]
+
+
+def shortest_walks(between: Floats, most: list[int]) -> Walks:
+    """For every number of visits up to ``most``; between: (m, m), infinite where no step is allowed."""
+    m = len(most)
+    sizes = [count + 1 for count in most]
+    visits = np.indices(sizes).reshape(m, -1).T
+    strides = np.array([int(np.prod(sizes[at + 1 :])) for at in range(m)], dtype=np.int64)
+    lengths = np.full((len(visits), m), np.inf)
+    before = np.full((len(visits), m), -1, dtype=np.int8)
+    lengths[strides, np.arange(m)] = 0.0
+    total = visits.sum(axis=1)
+    for steps in range(1, sum(most)):
+        entries = np.flatnonzero(total == steps)
+        for following in range(m):
+            source = entries[visits[entries, following] < most[following]]
+            ways = lengths[source] + between[:, following]
+            target = source + strides[following]
+            before[target, following] = ways.argmin(axis=1)
+            lengths[target, following] = ways.min(axis=1)
+    return Walks(visits, strides, lengths, before)

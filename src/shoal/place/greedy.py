@@ -1,0 +1,176 @@
+"""SeaLLM's Algorithm 1: groups of one size, filled with the service that is served worst."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from operator import attrgetter
+
+from shoal.core.cluster import Device
+from shoal.place.estimate import Found, ServiceEstimate
+from shoal.place.placement import Placement
+from shoal.place.problem import Problem, Search
+
+_index: Callable[[ServiceEstimate], float] = attrgetter("unserved_index")
+_unserved: Callable[[ServiceEstimate], float] = attrgetter("unserved")
+
+
+@dataclass(slots=True)
+class _Part:
+    devices: tuple[Device, ...]
+    services: list[str]
+
+
+def literal(problem: Problem) -> list[Search]:
+    """Algorithm 1 as printed, a search for every TP size and number of services in a group.
+
+    Each fills its groups until nothing more fits. Where the size is too small for some service, that service
+    stays unplaced; merging groups is in the paper's prose only.
+    """
+    return [
+        _fill(problem, _cut(problem, tp, whole=False), limit, _index, False)
+        for tp, limit in _configurations(problem)
+    ]
+
+
+def merging(problem: Problem) -> list[Search]:
+    """Algorithm 1 with what its prose adds, and a little more.
+
+    Groups are merged for services that need more devices, devices that are left over form smaller groups, and
+    every placement on the way counts, not only the fullest.
+    """
+    return [
+        _fill(problem, _merged(problem, _cut(problem, tp, whole=True), limit), limit, _index, True)
+        for tp, limit in _configurations(problem)
+    ]
+
+
+def alpaserve(problem: Problem) -> list[Search]:
+    """AlpaServe's heuristic (Li et al., 2023, section 4.2): as Algorithm 1, by unserved requests only.
+
+    Groups are merged for services that need more devices, and every placement on the way counts, as there.
+    """
+    return [
+        _fill(problem, _merged(problem, _cut(problem, tp, whole=True), limit), limit, _unserved, True)
+        for tp, limit in _configurations(problem)
+    ]
+
+
+def _configurations(problem: Problem) -> list[tuple[int, int]]:
+    return list(product(problem.tp_sizes, range(1, problem.max_services + 1)))
+
+
+def _cut(problem: Problem, tp: int, *, whole: bool) -> list[_Part]:
+    """Every host's devices in groups of ``tp``; whole: what is left in smaller powers of two."""
+    parts = []
+    for pool in problem.pools:
+        begin, size = 0, tp
+        while begin < len(pool) and size:
+            if begin + size <= len(pool):
+                parts.append(_Part(tuple(pool[begin : begin + size]), []))
+                begin += size
+            else:
+                size = size // 2 if whole else 0
+    return parts
+
+
+def _merged(problem: Problem, parts: list[_Part], limit: int) -> list[_Part]:
+    """Groups merged pair by pair, until every service fits on one that is not full of other large ones."""
+    largest = max(len(pool) for pool in problem.pools)
+    needs = [
+        (problem.memory.least_tp(name, problem.cluster.devices, largest) or 1, name) for name in problem.rates
+    ]
+    room = [limit] * len(parts)
+    for _, name in sorted(needs, reverse=True):
+        while True:
+            able = [at for at, part in enumerate(parts) if room[at] and problem.fits([name], part.devices)]
+            if able:
+                # A small service needs no room kept: it fits beside many.
+                at = min(able, key=lambda at: len(parts[at].devices))
+                room[at] -= len(parts[at].devices) > 1
+                break
+            if not _merge_two(parts, room, limit):
+                break
+    return parts
+
+
+def _merge_two(parts: list[_Part], room: list[int], limit: int) -> bool:
+    """Merge the two smallest groups of one size in one host; False: there are none."""
+    by_size: dict[tuple[int, str, str], list[int]] = {}
+    for at, part in enumerate(parts):
+        device = part.devices[0]
+        if room[at] == limit:
+            by_size.setdefault((len(part.devices), device.host, device.kind), []).append(at)
+    pairs = [(size[0], places[:2]) for size, places in by_size.items() if len(places) > 1]
+    if not pairs:
+        return False
+    first, second = min(pairs)[1]
+    parts[first] = _Part(parts[first].devices + parts[second].devices, [])
+    del parts[second], room[second]
+    return True
+
+
+def _fill(
+    problem: Problem,
+    parts: list[_Part],
+    limit: int,
+    badness: Callable[[ServiceEstimate], float],
+    keep_all: bool,
+) -> Search:
+    """Give the group with the fewest requests the service that is served worst, until nothing fits."""
+    kept = []
+    while True:
+        placement = _placement(parts)
+        [estimate] = yield [placement]
+        if keep_all:
+            kept.append(Found(placement, estimate))
+        worst_first = sorted(problem.rates, key=lambda name: -badness(estimate.services[name]))
+        if not _place_one(problem, parts, placement, worst_first, limit):
+            return kept or [Found(placement, estimate)]
+
+
+def _place_one(
+    problem: Problem, parts: Sequence[_Part], placement: Placement, worst_first: Sequence[str], limit: int
+) -> bool:
+    """One turn of the inner loop; False: nothing fits anywhere."""
+    shares = {group.devices: dict(group.shares) for group in placement.groups}
+
+    def rate(part: _Part) -> float:
+        return sum(problem.rates[name] * share for name, share in shares[part.devices].items())
+
+    for part in sorted(parts, key=rate):
+        if len(part.services) >= limit:
+            continue
+        for name in worst_first:
+            if name not in part.services and problem.fits([*part.services, name], part.devices):
+                part.services.append(name)
+                return True
+    return False
+
+
+def _placement(parts: Sequence[_Part]) -> Placement:
+    return Placement.sharing((part.devices, part.services) for part in parts)
+
+
+def muxserve(problem: Problem, demands: Mapping[str, float]) -> list[Search]:
+    """MuxServe's greedy placement in outline (Duan et al., 2024, section 3.2), for every size of groups.
+
+    Each service is placed once, those with the largest demand first, onto the group that then has the least
+    demand for each of its devices. demands: device seconds that a second of a service's traffic takes.
+    """
+    return [
+        _least_demand(problem, _merged(problem, _cut(problem, tp, whole=True), problem.max_services), demands)
+        for tp in problem.tp_sizes
+    ]
+
+
+def _least_demand(problem: Problem, parts: list[_Part], demands: Mapping[str, float]) -> Search:
+    for name in sorted(demands, key=lambda name: (-demands[name], name)):
+        able = [part for part in parts if problem.fits([*part.services, name], part.devices)]
+        if able:
+            least = min(
+                able, key=lambda part: sum(demands[each] for each in part.services) / len(part.devices)
+            )
+            least.services.append(name)
+    placement = _placement(parts)
+    [estimate] = yield [placement]
+    return [Found(placement, estimate)]

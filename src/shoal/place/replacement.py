@@ -1,0 +1,165 @@
+"""When services are placed anew, and how little is moved for it (SeaLLM, section 4.3)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from shoal.core import ConfigError
+from shoal.core.cluster import Device
+from shoal.place.estimate import Estimate
+from shoal.place.memory import MemoryCheck
+from shoal.place.placement import Group, Placement
+
+_TINY = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalRule:
+    """How long a placement stays (Eq. 8); raises ConfigError for what cannot be."""
+
+    first_s: float = 60.0
+    """Length of the first interval."""
+    least_s: float = 20.0
+    """Shortest interval."""
+    most_s: float = 600.0
+    """Longest interval."""
+    beta: float = 0.1
+    """The relative error of an estimate above which intervals shrink, and by how much they change."""
+
+    def __post_init__(self) -> None:
+        """Refuse intervals and a beta that make no sense."""
+        if not 0 < self.least_s <= self.first_s <= self.most_s or not 0 < self.beta < 1:
+            raise ConfigError(f"intervals need 0 < least <= first <= most and beta in (0, 1), got {self}")
+
+    def next_s(self, interval_s: float, estimated: Estimate, achieved: Estimate) -> float:
+        """The next interval's length: shorter where the estimate of this one was off, else longer."""
+        pairs = [
+            (estimated.attainment, achieved.attainment),
+            (estimated.normalised_latency, achieved.normalised_latency),
+        ]
+        off = any(abs(real - guess) / max(guess, _TINY) > self.beta for guess, real in pairs)
+        factor = 1 - self.beta if off else 1 + self.beta
+        return min(self.most_s, max(self.least_s, interval_s * factor))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hysteresis:
+    """Whether a better placement is worth the change; Eq. 8 always changes."""
+
+    attainment: float = 0.02
+    """It keeps the goals of so much larger a share of the requests,"""
+    latency: float = 0.15
+    """or of as many, with a normalised latency that is smaller by this part."""
+
+    def worthwhile(self, now: Estimate, then: Estimate) -> bool:
+        """now: expected of the present placement, then: of the other, both on the same traffic."""
+        gain = then.attainment - now.attainment
+        if gain >= self.attainment:
+            return True
+        faster = then.normalised_latency <= (1 - self.latency) * now.normalised_latency
+        return gain >= 0 and faster
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What a change of placement takes."""
+
+    after: Placement
+    """The new placement on the devices that need least for it."""
+    kept: tuple[Group, ...]
+    """Its groups that are there already, with the same services."""
+    loads: Mapping[tuple[str, ...], tuple[str, ...]]
+    """Services whose weights are loaded, by the names of the devices of their new group."""
+    load_bytes: int
+    """All weights that are loaded."""
+
+
+def difference(before: Placement, after: Placement, memory: MemoryCheck) -> Difference:
+    """Put the groups of ``after`` onto devices so that as few weights as possible are loaded.
+
+    Groups of a size are matched with present ones of that size, those that keep most weights together
+    (an assignment that is best for each size); the others get the devices that are left. Where these do not
+    go together in one host, matches that keep least are given up.
+    """
+    matches = _matches(before, after, memory)
+    while True:
+        placed = _fit(before, after, dict(matches))
+        if placed is not None:
+            return _compared(before, placed, memory)
+        if not matches:
+            return _compared(before, after, memory)
+        matches = matches[:-1]
+
+
+def _matches(before: Placement, after: Placement, memory: MemoryCheck) -> list[tuple[int, Group]]:
+    """(place in ``after``, present group whose devices it takes), those that keep most weights first."""
+    found: list[tuple[float, int, Group]] = []
+    looks = {(group.devices[0].kind, group.tp) for group in after.groups}
+    for look in sorted(looks):
+        new = [at for at, group in enumerate(after.groups) if (group.devices[0].kind, group.tp) == look]
+        old = [group for group in before.groups if (group.devices[0].kind, group.tp) == look]
+        if not old:
+            continue
+        kept = np.array(
+            [[_kept_bytes(group, after.groups[at], memory) for group in old] for at in new], dtype=float
+        )
+        for row, column in zip(*linear_sum_assignment(kept, maximize=True), strict=True):
+            if kept[row, column] > 0:
+                found.append((kept[row, column], new[row], old[column]))
+    found.sort(key=lambda each: (-each[0], each[1]))
+    return [(at, group) for _, at, group in found]
+
+
+def _kept_bytes(old: Group, new: Group, memory: MemoryCheck) -> int:
+    same = set(old.services) & set(new.services)
+    # A group that needs no change at all is worth more than one of equal weights that does.
+    return sum(memory.services[name].model.weight_bytes() for name in same) + (old.services == new.services)
+
+
+def _fit(before: Placement, after: Placement, matched: Mapping[int, Group]) -> Placement | None:
+    """The groups of ``after`` on devices, matched ones where they are; None: the others do not fit beside."""
+    free: dict[tuple[str, str], list[Device]] = {}
+    taken = {device.name for group in matched.values() for device in group.devices}
+    for group in before.groups:
+        for device in group.devices:
+            if device.name not in taken:
+                free.setdefault((device.host, device.kind), []).append(device)
+    parts: list[tuple[tuple[Device, ...], tuple[str, ...]]] = []
+    for at in sorted(range(len(after.groups)), key=lambda at: -after.groups[at].tp):
+        group = after.groups[at]
+        if at in matched:
+            parts.append((matched[at].devices, group.services))
+            continue
+        kind = group.devices[0].kind
+        able = [pool for (_, of), pool in free.items() if of == kind and len(pool) >= group.tp]
+        if not able:
+            return None
+        pool = min(able, key=len)
+        parts.append((tuple(pool[: group.tp]), group.services))
+        del pool[: group.tp]
+    return Placement.sharing(parts)
+
+
+def _compared(before: Placement, after: Placement, memory: MemoryCheck) -> Difference:
+    old = {_names(group): set(group.services) for group in before.groups}
+    kept, loads, load_bytes = [], {}, 0
+    for group in after.groups:
+        there = old.get(_names(group))
+        if there == set(group.services):
+            kept.append(group)
+            continue
+        new = [name for name in group.services if there is None or name not in there]
+        if new:
+            loads[_names(group)] = tuple(new)
+            load_bytes += _bytes(new, memory)
+    return Difference(after, tuple(kept), loads, load_bytes)
+
+
+def _names(group: Group) -> tuple[str, ...]:
+    return tuple(sorted(device.name for device in group.devices))
+
+
+def _bytes(services: Sequence[str], memory: MemoryCheck) -> int:
+    return sum(memory.services[name].model.weight_bytes() for name in services)

@@ -1,0 +1,301 @@
+"""Measures the step times of a real engine over a grid of shapes.
+
+The engine runs synthetic prompts, so what is measured is what serving takes: the wall time between
+successive scheduling calls, with scheduling, the forward pass, sampling and bookkeeping in it. One plan is in
+flight, so that a time belongs to one plan. What a step computes is taken from the plan itself.
+"""
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
+from operator import attrgetter
+from statistics import fmean, median_low
+
+from shoal.core import ConfigError, Request, SamplingParams, StepPlan, StepResult, derive_seed
+from shoal.engine.core import Engine
+from shoal.engine.info import ServiceInfo
+from shoal.engine.options import EngineOptions
+from shoal.execute.protocol import Executor, Interrupted, StepFailed, never
+from shoal.forecast import PaddedSample, StepRows, StepShape
+from shoal.profile.grid import Grid, Round
+from shoal.schedule import Conservative, Fcfs, SchedulerOptions
+
+DECODE_WINDOW = 9
+"""Decode steps in a row that count as one shape, the middle one: they differ less than noise."""
+
+JITTER = 0.25
+"""Times this far from the median of their shape are ordinary; what is further off was disturbed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What one step computes, and how long it usually takes, in seconds (see ``usual``, ``pool_decodes``).
+
+    equal: whether it belongs to a batch of equal prompts.
+    """
+
+    rows: StepRows
+    seconds: float
+    equal: bool
+
+    @property
+    def shape(self) -> StepShape:
+        """Its four counts."""
+        return self.rows.shape
+
+
+@dataclass(frozen=True, slots=True)
+class SliceSample:
+    """A batch of prompts that generated ``output_tokens`` each, and the seconds that all of it took."""
+
+    prompts: tuple[int, ...]
+    output_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceMeasurements:
+    """Everything measured of one service.
+
+    steps: each kind of step once. prefill, decode: those among them that are one iteration of a padded batch
+    (SCLS's N and L, or l). slices: measured apart, in no fit.
+    """
+
+    steps: tuple[Sample, ...]
+    prefill: tuple[PaddedSample, ...]
+    decode: tuple[PaddedSample, ...]
+    slices: tuple[SliceSample, ...]
+
+
+class RowsRecorder:
+    """Passes plans on to an executor, and knows what the last one computes: one iteration each."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._computed: dict[int, int] = {}
+        self._last: StepRows | None = None
+
+    def submit(self, plan: StepPlan, interrupted: Interrupted = never) -> None:
+        """See Executor."""
+        self._executor.submit(plan, interrupted)
+        if not plan.seq_ids:
+            return
+        for sequence in plan.left:
+            self._computed.pop(sequence, None)
+        for joined in plan.joined:
+            self._computed[joined.seq_id] = joined.computed
+        decodes = context = 0
+        chunks = []
+        for sequence, count in zip(plan.seq_ids, plan.new_tokens, strict=True):
+            computed = self._computed[sequence]
+            self._computed[sequence] = computed + count
+            if count == 1:
+                decodes += 1
+                context += computed + 1
+            else:
+                chunks.append((count, computed))
+        self._last = StepRows(decodes, context, tuple(chunks), len(plan.sampled))
+
+    def collect(self) -> StepResult:
+        """See Executor, but every error is final: smaller steps are not what was to be measured."""
+        try:
+            return self._executor.collect()
+        except StepFailed as failure:
+            raise RuntimeError(f"a step failed while it was measured: {failure}") from failure
+
+    def ready(self, seq_ids: Sequence[int]) -> Sequence[int]:
+        """See Executor."""
+        return self._executor.ready(seq_ids)
+
+    def read_blocks(self, service: str, blocks: Sequence[int]) -> memoryview:
+        """See Executor."""
+        return self._executor.read_blocks(service, blocks)
+
+    def write_blocks(self, service: str, blocks: Sequence[int], content: memoryview) -> None:
+        """See Executor."""
+        self._executor.write_blocks(service, blocks, content)
+
+    def close(self) -> None:
+        """See Executor."""
+        self._executor.close()
+
+    def take(self) -> StepRows | None:
+        """What the plan submitted since the last call computes; None if there was none."""
+        rows, self._last = self._last, None
+        return rows
+
+
+def profiling_options(options: EngineOptions) -> EngineOptions:
+    """The options of an engine to be measured: as configured, but what waits runs at once, in order.
+
+    Nobody is preempted and no host memory is taken: a round that does not fit as a whole is left out.
+    """
+    scheduler = SchedulerOptions(
+        order=Fcfs(),
+        admission=Conservative(),
+        preemption_mode="recompute",
+        preempt_for_waiting="never",
+        max_token_gap_s=1e9,
+        max_running=options.scheduler.max_running,
+        max_batched_tokens=options.scheduler.max_batched_tokens,
+        depth=1,
+        max_iterations=1,
+    )
+    return replace(options, scheduler=scheduler)
+
+
+class Profiler:
+    """Measures the services of an engine that was built with ``profiling_options``.
+
+    recorder: what stands around the engine's executor (``build_engine``'s ``wrap``).
+    """
+
+    def __init__(self, engine: Engine, recorder: RowsRecorder, options: EngineOptions) -> None:
+        self._engine = engine
+        self._recorder = recorder
+        self._max_running = options.scheduler.most_running(blocks=sys.maxsize)
+        self._max_batched_tokens = options.scheduler.max_batched_tokens
+        self._requests = self._prompts = 0
+
+    def measure(
+        self, service: str, info: ServiceInfo, grid: Grid, advance: Callable[[int, int], None]
+    ) -> ServiceMeasurements:
+        """Run ``grid`` on ``service``; ``advance`` hears how many rounds are done, of how many.
+
+        Raises ConfigError if nothing of the grid fits in the engine.
+        """
+        rounds = [r for r in grid.rounds(self._max_batched_tokens) if self._fits(r, info)]
+        slices = [r for r in grid.slices() if self._fits(r, info)]
+        if not rounds or not slices:
+            raise ConfigError(
+                f"{service}: no batch of the grid fits: a request can have {info.max_total_tokens} tokens, "
+                f"the KV pool holds {info.kv_tokens}, {self._max_running} requests can run at once, and the "
+                f"grid needs {min(batch_round.sequences for batch_round in grid.slices())} requests of "
+                f"{grid.slice_prompt + grid.slice_tokens} tokens; "
+                "raise --kv-memory, --max-running or the service's max_model_len"
+            )
+        done, total = 0, grid.repeats * len(rounds) + len(slices) + 2
+        for warm_up in (
+            min(rounds, key=attrgetter("prefill_tokens")),
+            max(rounds, key=attrgetter("prefill_tokens")),
+        ):
+            self._run(service, info, warm_up)
+            advance(done := done + 1, total)
+        times: dict[tuple[StepRows, bool], list[float]] = defaultdict(list)
+        # Repeats lie far apart in time, so that a disturbance of the machine spoils only one of a shape.
+        for _ in range(grid.repeats):
+            for batch_round in rounds:
+                for rows, seconds in pool_decodes(self._run(service, info, batch_round)):
+                    times[rows, batch_round.equal] += seconds
+                advance(done := done + 1, total)
+        slice_samples = []
+        for batch_round in slices:
+            total_s = sum(seconds for _, seconds in self._run(service, info, batch_round))
+            slice_samples.append(SliceSample(batch_round.prompts, batch_round.output_tokens, total_s))
+            advance(done := done + 1, total)
+        steps = tuple(Sample(rows, usual(seconds), equal) for (rows, equal), seconds in times.items())
+        prefill, decode = _padded_samples(steps, rounds)
+        return ServiceMeasurements(
+            steps=steps, prefill=tuple(prefill), decode=tuple(decode), slices=tuple(slice_samples)
+        )
+
+    def _fits(self, batch_round: Round, info: ServiceInfo) -> bool:
+        requests = batch_round.sequences + len(batch_round.joining)
+        longest = (
+            max((*batch_round.prompts, *(new.prompt_tokens for new in batch_round.joining)))
+            + batch_round.output_tokens
+        )
+        return (
+            requests <= self._max_running
+            and longest <= info.max_total_tokens
+            and requests * longest <= info.kv_tokens
+        )
+
+    def _run(self, service: str, info: ServiceInfo, batch_round: Round) -> list[tuple[StepRows, float]]:
+        """Every step of one round with its seconds; every other step a prompt joins."""
+        prompts = [self._prompt(info, tokens) for tokens in batch_round.prompts]
+        for prompt in prompts:
+            self._submit(service, prompt, batch_round.output_tokens)
+        longest = max(prompts, key=len)
+        coming = list(batch_round.joining)
+        starts: list[int] = []
+        steps: list[StepRows] = []
+        while self._engine.busy:
+            if coming and steps and len(steps) % 2 == 0:
+                new = coming.pop(0)
+                prompt = longest[: new.shared] + self._prompt(info, new.prompt_tokens)
+                self._submit(
+                    service, prompt[: new.prompt_tokens], max(2, batch_round.output_tokens - len(steps))
+                )
+            started = self._engine.now_ns()
+            self._engine.step()
+            rows = self._recorder.take()
+            if rows is None:
+                if self._engine.waits:
+                    raise RuntimeError(f"{service}: requests are unfinished, but the scheduler waits")
+                continue
+            starts.append(started)
+            steps.append(rows)
+        starts.append(self._engine.now_ns())
+        times = [(after - before) / 1e9 for before, after in pairwise(starts)]
+        return list(zip(steps, times, strict=True))
+
+    def _prompt(self, info: ServiceInfo, tokens: int) -> list[int]:
+        """A prompt like no other, so that nothing of it is found in the prefix index."""
+        self._prompts += 1
+        return [derive_seed(self._prompts, position) % info.vocab_size for position in range(tokens)]
+
+    def _submit(self, service: str, prompt: list[int], output_tokens: int) -> None:
+        self._requests += 1
+        request = Request(
+            id=f"profile-{self._requests}",
+            service=service,
+            prompt=prompt,
+            sampling=SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True),
+            arrival_ns=self._engine.now_ns(),
+        )
+        self._engine.submit(request)
+
+
+def usual(seconds: Sequence[float]) -> float:
+    """The mean of the times near their median: jitter counts, as serving has it too; disturbances do not."""
+    middle = median_low(seconds)
+    return fmean(duration for duration in seconds if abs(duration - middle) <= JITTER * middle)
+
+
+def pool_decodes(steps: Sequence[tuple[StepRows, float]]) -> list[tuple[StepRows, list[float]]]:
+    """Steps with their times; decode steps in a row of equally many sequences are pooled in windows."""
+
+    def kind(step: tuple[StepRows, float]) -> int:
+        return 0 if step[0].chunks else step[0].decodes
+
+    pooled = []
+    for sequences, run in groupby(steps, kind):
+        alike = list(run)
+        width = DECODE_WINDOW if sequences else 1
+        for start in range(0, len(alike), width):
+            window = alike[start : start + width]
+            pooled.append((window[len(window) // 2][0], [seconds for _, seconds in window]))
+    return pooled
+
+
+def _padded_samples(
+    steps: Sequence[Sample], rounds: Sequence[Round]
+) -> tuple[list[PaddedSample], list[PaddedSample]]:
+    """Those steps that are a whole prefill, or one decode iteration, of a round of equal prompts."""
+    known = {sample.shape: sample.seconds for sample in steps if sample.equal}
+    prefill, decode = {}, {}
+    for batch_round in rounds:
+        if not batch_round.equal:
+            continue
+        size, prompt = batch_round.sequences, batch_round.prompts[0]
+        seconds = known.get(StepShape.equal_rows(size, prompt, 0))
+        if seconds is not None:
+            prefill[size, prompt] = PaddedSample(size, prompt, seconds)
+        for context in range(prompt, prompt + batch_round.output_tokens - 1):
+            seconds = known.get(StepShape.equal_rows(size, 1, context))
+            if seconds is not None:
+                decode[size, context + 1] = PaddedSample(size, context + 1, seconds)
+    return list(prefill.values()), list(decode.values())

@@ -1,0 +1,120 @@
+"""What orders have in common that give every request a priority."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from shoal.core import ConfigError
+from shoal.schedule.policies.orders.protocol import Decision, Turn
+from shoal.schedule.policies.view import SchedulerView, ServiceView
+from shoal.schedule.request_state import RequestState
+from shoal.schedule.running_batch import FloatArray, IntArray, RequestTable
+
+Priority = tuple[float, int]
+"""Key and number of submission: equals are served first come, first served."""
+
+POWERS: IntArray = 1 << np.arange(63)
+"""Of two, as far as they go."""
+LONGEST_NS = 1 << 61
+"""Longer times would overflow when doubled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """One service's requests and their priorities."""
+
+    view: ServiceView
+    """The service."""
+    seq_ids: IntArray
+    """All running requests, in the order of admission."""
+    keys: FloatArray
+    """How urgent each of them is, smaller first."""
+    prompt: Priority | None
+    """Of the most urgent that could be prefilled, the head of the queue included; None: there is nobody."""
+    decode: Priority | None
+    """Of the most urgent of those beyond their prompts; None: there is nobody."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByPriority(ABC):
+    """The most urgent request of all picks the service that steps.
+
+    If it waits, or is within its prompt, the step must compute a prompt, otherwise the next most urgent
+    picks. In either case all of its service take part: decodes, then prompts begun, then requests that wait,
+    each most urgent first. Since every service with requests has a turn, something runs whatever memory
+    refuses.
+
+    Of the waiting only the head of each queue is looked at: a queue is kept by ``rank``.
+    """
+
+    steady: ClassVar[bool] = False
+    reads_lengths: ClassVar[bool] = False
+    reads_priorities: ClassVar[bool] = False
+
+    @abstractmethod
+    def rank(self, request: RequestState, view: ServiceView) -> float:
+        """See ``Order``."""
+
+    @abstractmethod
+    def keys(self, view: ServiceView, table: RequestTable) -> FloatArray:
+        """See ``Order``."""
+
+    def decide(self, view: SchedulerView, now_ns: int) -> Decision:
+        """Every service's turns, by priority."""
+        turns: list[tuple[Priority, Turn]] = []
+        for service in view.services.values():
+            if len(service.running) or service.waiting:
+                turns += self.turns(self.candidates(service))
+        turns.sort(key=lambda pair: pair[0])
+        return Decision([turn for _, turn in turns])
+
+    def turns(self, candidates: Candidates) -> list[tuple[Priority, Turn]]:
+        """One service's turns: for the sake of a prompt, and for the sake of a decode."""
+        service, waiting = candidates.view.service, candidates.view.waiting
+        seq_ids, keys = candidates.seq_ids, candidates.keys
+        turns = []
+        if candidates.prompt is not None:
+            turns.append((candidates.prompt, Turn(service, seq_ids, keys, waiting, prefill=True)))
+        if candidates.decode is not None:
+            turns.append((candidates.decode, Turn(service, seq_ids, keys, waiting)))
+        return turns
+
+    def candidates(self, view: ServiceView) -> Candidates:
+        """The requests of a service that pick it, and their priorities."""
+        running = view.running
+        count = len(running)
+        table = running.joined(RequestTable([view.waiting[0]])) if view.waiting else running
+        keys = self.keys(view, table)
+        prefilling = running.prefilling != 0
+        prompts = prefilling.nonzero()[0]
+        decodes = (~prefilling).nonzero()[0] if len(prompts) else np.arange(count)
+
+        def priority(row: int) -> Priority:
+            return float(keys[row]), int(table.number[row])
+
+        # Of equals the one admitted first.
+        heads = [int(prompts[keys[prompts].argmin()])] if len(prompts) else []
+        if view.waiting:
+            heads.append(count)
+        return Candidates(
+            view,
+            running.seq_id.copy(),
+            keys[:count],
+            min(map(priority, heads), default=None),
+            priority(int(decodes[keys[decodes].argmin()])) if len(decodes) else None,
+        )
+
+
+def require(holds: bool, order: str, knob: str, rule: str, value: object) -> None:
+    """Refuse a knob without meaning; raises ConfigError."""
+    if not holds:
+        raise ConfigError(f"order {order}: {knob} {rule}, got {value!r}")
+
+
+def require_one_of(value: str, order: str, knob: str, possible: Iterable[str]) -> None:
+    """Refuse a choice that there is not; raises ConfigError."""
+    possible = tuple(possible)
+    require(value in possible, order, knob, f"must be one of {', '.join(possible)}", value)

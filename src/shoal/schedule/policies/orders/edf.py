@@ -1,0 +1,45 @@
+"""Earliest deadline first."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shoal.schedule.policies.orders.by_priority import ByPriority, require
+from shoal.schedule.policies.view import ServiceView
+from shoal.schedule.request_state import RequestState
+from shoal.schedule.running_batch import FloatArray, RequestTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarliestDeadline(ByPriority):
+    """The request whose next token is due first steps, with its service.
+
+    By its goals the first token is due ``ttft_s`` after arrival, each further one ``tpot_s`` after the one
+    before, and everything ``e2e_s`` after arrival: the earliest of what applies counts. Tokens that came
+    early leave slack for others.
+    """
+
+    default_s: float = 60.0
+    """After arrival, when a request is due to which no goal applies (any more), and the first token of one
+    that has a goal for the time per token alone."""
+
+    def __post_init__(self) -> None:
+        """Refuse knobs without meaning; raises ConfigError."""
+        require(self.default_s >= 0, "edf", "default_s", "must not be negative", self.default_s)
+
+    def rank(self, request: RequestState, view: ServiceView) -> float:
+        """The deadline of its next token."""
+        return float(self.keys(view, RequestTable([request]))[0])
+
+    def keys(self, view: ServiceView, table: RequestTable) -> FloatArray:
+        """Deadlines of the next tokens, in nanoseconds on the clock of arrivals."""
+        return table.arrival_ns + self._allowed_s(table) * 1e9
+
+    def _allowed_s(self, table: RequestTable) -> FloatArray:
+        """From arrival to the deadline of the next token, in seconds."""
+        first = table.ttft_s
+        later = np.where(np.isnan(first), self.default_s, first) + table.num_generated * table.tpot_s
+        allowed = np.where(np.isnan(later) & (table.num_generated == 0), first, later)
+        # The earliest of what applies; NaN is what does not.
+        allowed = np.fmin(allowed, table.e2e_s)
+        return np.where(np.isnan(allowed), self.default_s, allowed)

@@ -1,0 +1,98 @@
+"""First come, first served: over all services as far as it fits, or strictly."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from shoal.schedule.policies.orders.protocol import Decision, Turn
+from shoal.schedule.policies.view import SchedulerView, ServiceView
+from shoal.schedule.request_state import RequestState
+from shoal.schedule.running_batch import FloatArray, RequestTable
+
+PATIENCE_STEPS = 64
+"""``fcfs`` does not pass over a service with running requests for more steps of others than this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BySubmission:
+    """What orders have in common whose only priority is age."""
+
+    steady: ClassVar[bool] = True
+    reads_lengths: ClassVar[bool] = False
+    reads_priorities: ClassVar[bool] = False
+
+    def rank(self, request: RequestState, view: ServiceView) -> float:
+        """The same for all, so that the arrival decides."""
+        return 0.0
+
+    def keys(self, view: ServiceView, table: RequestTable) -> FloatArray:
+        """The numbers of submission."""
+        return table.number.astype(np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fcfs(BySubmission):
+    """First come, first served, as far as it fits.
+
+    The service of the oldest request that can be prefilled now steps (waiting and admissible, or running
+    and not yet through its prompt), its decodes riding along; otherwise the service that decodes and has
+    not stepped for longest. A head that does not fit blocks its own service only.
+
+    Prompts of one service hold up the decodes of another for at most ``PATIENCE_STEPS`` steps at a time.
+    """
+
+    def decide(self, view: SchedulerView, now_ns: int) -> Decision:
+        """Overdue services, then prompts by age, then decodes by the time since the last step."""
+        services = unfinished_services(view)
+        decoding = [service for service in services if len(service.running)]
+        decoding.sort(key=lambda service: service.last_step)
+        overdue = [service for service in decoding if view.step - service.last_step > PATIENCE_STEPS]
+        prompts = [
+            (oldest, service) for service in services if (oldest := _oldest_prompt(service)) is not None
+        ]
+        prompts.sort(key=lambda pair: pair[0])
+        turns = [Turn(service.service) for service in overdue]
+        turns += [Turn(service.service, waiting=service.waiting, prefill=True) for _, service in prompts]
+        turns += [Turn(service.service) for service in decoding]
+        return Decision(turns)
+
+
+def unfinished_services(view: SchedulerView) -> list[ServiceView]:
+    """Those that have requests."""
+    return [service for service in view.services.values() if len(service.running) or service.waiting]
+
+
+def _oldest_prompt(service: ServiceView) -> int | None:
+    running = service.running
+    numbers = running.number[running.prefilling.nonzero()[0]].tolist()
+    if service.waiting:
+        numbers.append(service.waiting[0].number)
+    return min(numbers, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FcfsStrict(BySubmission):
+    """The service of the oldest unfinished request steps, and only it admits.
+
+    Where that comes to nothing (its head does not fit into what others hold), the next oldest steps with
+    what it has running, so that memory comes free. Nobody younger overtakes the oldest in another service,
+    so that it is admitted once those running have ended.
+    """
+
+    def decide(self, view: SchedulerView, now_ns: int) -> Decision:
+        """Services by the age of their oldest unfinished request."""
+        services = unfinished_services(view)
+        if len(services) > 1:
+            services.sort(key=_oldest)
+        turns = [Turn(service.service) for service in services[1:] if len(service.running)]
+        if services:
+            turns.insert(0, Turn(services[0].service, waiting=services[0].waiting))
+        return Decision(turns)
+
+
+def _oldest(service: ServiceView) -> int:
+    numbers = [int(service.running.number.min())] if len(service.running) else []
+    if service.waiting:
+        numbers.append(service.waiting[0].number)
+    return min(numbers)

@@ -1,0 +1,1 @@
+"""Operators' routes: engines, services, who may change them, and work that takes long."""

@@ -1,0 +1,295 @@
+"""What operators change while the server runs: which services and engines there are."""
+
+import asyncio
+import threading
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from itertools import count
+
+from shoal.cluster.options import EnginePlan
+from shoal.cluster.status import EngineState, EngineStatus, ServiceState
+from shoal.config.devices import EngineDevice
+from shoal.core import ConfigError, InvalidRequest, ModelUnavailable, Service
+from shoal.engine.options import EngineOptions
+from shoal.models import check_service
+from shoal.serve.admin.cluster_responses import EngineCard, Operation, ServiceCard
+from shoal.serve.admin.operations import Operations
+from shoal.serve.api import Api
+from shoal.serve.errors import ENGINE_NOT_FOUND, MODEL_NOT_FOUND, Conflict
+from shoal.serve.model_source import PulledService, PullService, check_template
+
+_DRAIN_POLL_S = 0.1
+
+
+class ClusterAdmin:
+    """Starts operations on services and engines, and tells of both.
+
+    template: what an added engine is built from, where its device says nothing else; None: the defaults.
+    pull: fetches models.
+    What there is not raises InvalidRequest (404), what cannot be now Conflict.
+    """
+
+    def __init__(self, api: Api, template: EngineOptions | None, pull: PullService) -> None:
+        self.operations = Operations()
+        """What was started."""
+        self._api = api
+        self._backend = api.backend
+        self._changes = api.backend.administration
+        self._template = template
+        self._pull = pull
+        self._arriving: dict[str, Service] = {}  # those that are being added
+        self._leaving: dict[str, Service] = {}  # those that are being removed
+
+    def engines(self) -> list[EngineCard]:
+        """All engines."""
+        return [EngineCard.of(engine) for engine in self._backend.engines]
+
+    def services(self) -> list[ServiceCard]:
+        """All services, those whose model is being fetched last."""
+        known = self._backend.services
+        arriving = [service for name, service in self._arriving.items() if name not in known]
+        return [self._card(name) for name in known] + [_arriving_card(service) for service in arriving]
+
+    def placement(self) -> dict[str, list[str]]:
+        """Names of the engines of every service."""
+        engines = self._backend.engines
+        return {
+            service: [engine.name for engine in engines if service in engine.services]
+            for service in self._backend.services
+        }
+
+    async def check_template(self, service: Service) -> None:
+        """Raise InvalidRequest for a chat template that cannot be used."""
+        await check_template(self._api.workers, service)
+
+    def add_service(self, service: Service, engines: Sequence[str] | None) -> Operation:
+        """Fetch the model of a new service, and load it on ``engines``; None: on all.
+
+        Raises ModelUnavailable or ConfigError at once where there can be no such model.
+        """
+        name = service.name
+        self.operations.check_free("add_service", name)
+        if name in self._backend.services:
+            raise Conflict(f"there is already a service named {name!r}; give this one another name")
+        if engines is not None and not engines:
+            known = ", ".join(engine.name for engine in self._backend.engines)
+            raise InvalidRequest(f"name at least one engine; there are: {known}", "engines")
+        for engine in engines or ():
+            self._engine(engine, "engines")
+        check_service(service)
+
+        async def work(operation: Operation) -> None:
+            try:
+                pulled = await self._pulled(service, operation)
+                _say(operation, f"loading {service.model}")
+                try:
+                    await self._changes.add_service(pulled.service, pulled.folder, pulled.tokenizer, engines)
+                except BaseException:
+                    pulled.tokenizer.close()
+                    raise
+                self._api.add_service(pulled.service, pulled.tokenizer)
+            finally:
+                del self._arriving[name]
+
+        self._arriving[name] = service
+        return self.operations.start("add_service", name, work)
+
+    def remove_service(self, name: str) -> Operation:
+        """Refuse new requests for a service from now on, and forget it once those before have ended."""
+        self._check_service(name)
+        self.operations.check_free("remove_service", name)
+        if list(self._api.services) == [name]:
+            raise Conflict(f"service {name!r} is the last one; add another before, or unload it")
+        if name in self._api.services:
+            self._leaving[name] = self._api.services[name]
+        tokenizer = self._api.remove_service(name)
+
+        async def work(operation: Operation) -> None:
+            _say(operation, f"waiting for the requests of {name}")
+            try:
+                await self._changes.remove_service(name)
+            finally:
+                self._leaving.pop(name, None)
+                if tokenizer is not None:
+                    tokenizer.close()
+
+        return self.operations.start("remove_service", name, work)
+
+    def load_service(self, name: str) -> Operation:
+        """Load a service that is not loaded."""
+        self._check_service(name)
+
+        async def work(operation: Operation) -> None:
+            _say(operation, f"loading {name}")
+            await self._changes.load_service(name)
+
+        return self.operations.start("load_service", name, work)
+
+    def unload_service(self, name: str) -> Operation:
+        """Unload a service once its requests have ended; the next request loads it again."""
+        self._check_service(name)
+
+        async def work(operation: Operation) -> None:
+            _say(operation, f"waiting for the requests of {name}")
+            await self._changes.unload_service(name)
+
+        return self.operations.start("unload_service", name, work)
+
+    def add_engine(self, device: EngineDevice, services: Sequence[str] | None) -> Operation:
+        """Start an engine with some services; None: with all.
+
+        Raises ConfigError for values that no engine takes.
+        """
+        names = [engine.name for engine in self._backend.engines]
+        name = device.name or next(str(number) for number in count() if str(number) not in names)
+        self.operations.check_free("add_engine", name)
+        if name in names:
+            raise Conflict(f"there is already an engine named {name!r}; give this one another name")
+        plan = EnginePlan(name=name, options=self._options(device, self._chosen(services)))
+
+        async def work(operation: Operation) -> None:
+            _say(operation, f"starting engine {name}")
+            await self._changes.add_engine(plan)
+
+        return self.operations.start("add_engine", name, work)
+
+    def drain_engine(self, name: str) -> Operation:
+        """Give an engine no more requests, and move those that it has to others; done when it has none left.
+
+        Those that no other engine can take end there. Raises Conflict if services would have no engine.
+        """
+        self._check_leaving(name)
+
+        async def work(operation: Operation) -> None:
+            self._changes.drain_engine(name)
+            while (engine := self._find_engine(name)) is not None and (engine.requests or engine.leases):
+                if engine.state is not EngineState.DRAINING:
+                    raise ConfigError(f"engine {name!r} takes requests again, because it was undrained")
+                _say(
+                    operation, f"waiting for the {engine.requests + engine.leases} requests of engine {name}"
+                )
+                await asyncio.sleep(_DRAIN_POLL_S)
+
+        return self.operations.start("drain_engine", name, work)
+
+    def undrain_engine(self, name: str) -> Operation:
+        """Let an engine that is drained take requests again; raises Conflict for any other."""
+        if self._engine(name).state is not EngineState.DRAINING:
+            raise Conflict(f"engine {name!r} is not drained")
+
+        async def work(operation: Operation) -> None:
+            self._changes.undrain_engine(name)
+
+        return self.operations.start("undrain_engine", name, work, ends="drain_engine")
+
+    def remove_engine(self, name: str) -> Operation:
+        """End an engine; its requests go on elsewhere. Raises Conflict if services would have no engine."""
+        self._check_leaving(name)
+
+        async def work(operation: Operation) -> None:
+            _say(operation, f"ending engine {name}")
+            await self._changes.remove_engine(name)
+
+        return self.operations.start("remove_engine", name, work)
+
+    async def _pulled(self, service: Service, operation: Operation) -> PulledService:
+        ended = threading.Event()
+
+        def report(what: str, done: int, total: int | None) -> None:
+            if ended.is_set():
+                raise ModelUnavailable(f"fetching {service.model} was given up: the server ended")
+            operation.progress, operation.done, operation.total = what, done, total
+
+        _say(operation, f"looking for {service.model}")
+        try:
+            return await self._pull(service, report)
+        finally:
+            ended.set()
+
+    def _chosen(self, names: Sequence[str] | None) -> tuple[Service, ...]:
+        """The services that an engine is to have; None: all."""
+        known = self._api.services
+        if unknown := [name for name in names or () if name not in known]:
+            raise _unknown_service(unknown[0], known, "services")
+        chosen = tuple(service for name, service in known.items() if names is None or name in names)
+        if not chosen:
+            raise InvalidRequest(f"name at least one service; there are: {', '.join(known)}", "services")
+        return chosen
+
+    def _options(self, device: EngineDevice, services: tuple[Service, ...]) -> EngineOptions:
+        sharing = 1 + sum(engine.device == device.device for engine in self._backend.engines)
+        template = self._template or EngineOptions(services=services)
+        kv_bytes = device.kv_memory_bytes or template.kv_cache.memory_bytes
+        return replace(
+            template,
+            services=services,
+            device=device.device,
+            kv_cache=replace(template.kv_cache, memory_bytes=kv_bytes),
+            threads=device.threads or template.threads,
+            memory_share=1 / sharing,
+        )
+
+    def _check_service(self, name: str) -> None:
+        if name not in self._backend.services and name not in self._arriving:
+            raise _unknown_service(name, self._backend.services)
+
+    def _check_leaving(self, name: str) -> None:
+        self._engine(name)
+        try:
+            self._changes.check_leaving(name)
+        except ConfigError as error:
+            raise Conflict(str(error)) from None
+
+    def _engine(self, name: str, param: str | None = None) -> EngineStatus:
+        engine = self._find_engine(name)
+        if engine is None:
+            names = ", ".join(engine.name for engine in self._backend.engines)
+            raise InvalidRequest(f"there is no engine {name!r}; there are: {names}", param, ENGINE_NOT_FOUND)
+        return engine
+
+    def _find_engine(self, name: str) -> EngineStatus | None:
+        return next((engine for engine in self._backend.engines if engine.name == name), None)
+
+    def _card(self, name: str) -> ServiceCard:
+        status, limits = self._backend.services[name], self._backend.info.services.get(name)
+        service = self._api.services.get(name) or self._arriving.get(name) or self._leaving.get(name)
+        named = "" if service is None else service.model
+        return ServiceCard(
+            name=name,
+            model=named if limits is None else limits.model,
+            state=status.state.value,
+            error=status.error,
+            engines=self.placement()[name],
+            ready=status.ready,
+            wanted=status.wanted,
+            waiting=status.waiting,
+            resumed=status.resumed,
+            idle_after_s=status.idle_after_s,
+        )
+
+
+def _unknown_service(name: str, known: Collection[str], param: str | None = None) -> InvalidRequest:
+    return InvalidRequest(
+        f"service {name!r} is not served here; there are: {', '.join(known)}", param, MODEL_NOT_FOUND
+    )
+
+
+def _arriving_card(service: Service) -> ServiceCard:
+    """Of a service that the engines do not know yet."""
+    return ServiceCard(
+        name=service.name,
+        model=service.model,
+        state=ServiceState.PULLING.value,
+        error=None,
+        engines=[],
+        ready=0,
+        wanted=0,
+        waiting=0,
+        resumed=0,
+        idle_after_s=service.idle_after_s,
+    )
+
+
+def _say(operation: Operation, what: str) -> None:
+    """Write down what an operation does now."""
+    operation.progress, operation.done, operation.total = what, 0, None

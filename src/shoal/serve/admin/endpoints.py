@@ -1,0 +1,152 @@
+"""The endpoints of operators: engines, services, which has which, and what changes that."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fastapi import FastAPI, Request
+from pydantic_core import from_json
+from starlette.responses import Response
+
+from shoal.config.devices import read_added_engine
+from shoal.config.nodes import SettingError, Table, node_of
+from shoal.config.services import read_added_service
+from shoal.core import ConfigError, InvalidRequest, ModelUnavailable
+from shoal.serve.admin.cluster_admin import ClusterAdmin
+from shoal.serve.admin.cluster_responses import (
+    EngineCards,
+    Operation,
+    OperationList,
+    PlacementTable,
+    ServiceCards,
+)
+from shoal.serve.api import json_response
+from shoal.serve.http.routes import add_get
+from shoal.serve.openai.response_bodies import encode
+from shoal.serve.parse import read_raw
+
+_WHERE = "the body"
+# Chat templates are the longest that a body has.
+_MAX_BODY_BYTES = 2**20
+
+
+class AdminEndpoints:
+    """What operators can ask and change; ``AdminGuard`` says who may."""
+
+    def __init__(self, admin: ClusterAdmin) -> None:
+        self._admin = admin
+
+    def add_to(self, app: FastAPI) -> None:
+        """Add the routes; the OpenAPI document is for clients and leaves them out."""
+        for path, endpoint in {
+            "engines": self.engines,
+            "services": self.services,
+            "placement": self.placement,
+            "operations": self.operations,
+        }.items():
+            add_get(app, f"/admin/{path}", endpoint, include_in_schema=False)
+        add_get(app, "/admin/operations/{id}", self.operation, include_in_schema=False)
+        # A service may be called as an id on the hub, with a slash.
+        for path, change in {
+            "engines": self.add_engine,
+            "engines/{name}/drain": self.drain_engine,
+            "engines/{name}/undrain": self.undrain_engine,
+            "services": self.add_service,
+            "services/{name:path}/load": self.load_service,
+            "services/{name:path}/unload": self.unload_service,
+        }.items():
+            app.post(f"/admin/{path}", include_in_schema=False)(change)
+        app.delete("/admin/engines/{name}", include_in_schema=False)(self.remove_engine)
+        app.delete("/admin/services/{name:path}", include_in_schema=False)(self.remove_service)
+
+    async def engines(self) -> Response:
+        """All engines."""
+        return json_response(EngineCards(self._admin.engines()))
+
+    async def services(self) -> Response:
+        """All services."""
+        return json_response(ServiceCards(self._admin.services()))
+
+    async def placement(self) -> Response:
+        """The engines of every service."""
+        return json_response(PlacementTable(self._admin.placement()))
+
+    async def operations(self) -> Response:
+        """Work that takes long: what is under way, and what ended."""
+        return json_response(OperationList(self._admin.operations.all))
+
+    async def operation(self, request: Request) -> Response:
+        """One of them."""
+        return json_response(self._admin.operations.find(request.path_params["id"]))
+
+    async def add_service(self, request: Request) -> Response:
+        """Add a service; the body is as in the configuration, with ``engines`` beside it."""
+        settings = await _settings(request)
+        with settings_errors():
+            service, engines = read_added_service(settings)
+            await self._admin.check_template(service)
+            return _started(self._admin.add_service(service, engines))
+
+    async def remove_service(self, request: Request) -> Response:
+        """Forget a service."""
+        return _started(self._admin.remove_service(_name(request)))
+
+    async def load_service(self, request: Request) -> Response:
+        """Load a service."""
+        return _started(self._admin.load_service(_name(request)))
+
+    async def unload_service(self, request: Request) -> Response:
+        """Unload a service."""
+        return _started(self._admin.unload_service(_name(request)))
+
+    async def add_engine(self, request: Request) -> Response:
+        """Add an engine; the body is as one of ``devices``, with ``services`` beside it."""
+        settings = await _settings(request)
+        with settings_errors():
+            device, services = read_added_engine(settings)
+            return _started(self._admin.add_engine(device, services))
+
+    async def drain_engine(self, request: Request) -> Response:
+        """Give an engine no more requests."""
+        return _started(self._admin.drain_engine(_name(request)))
+
+    async def undrain_engine(self, request: Request) -> Response:
+        """Let a drained engine take requests again."""
+        return _started(self._admin.undrain_engine(_name(request)))
+
+    async def remove_engine(self, request: Request) -> Response:
+        """End an engine."""
+        return _started(self._admin.remove_engine(_name(request)))
+
+
+async def _settings(request: Request) -> Table:
+    """The body as settings; raises InvalidRequest if it is no JSON object."""
+    raw = await read_raw(request, _MAX_BODY_BYTES)
+    try:
+        settings = node_of(from_json(raw), _WHERE)
+    except ValueError as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    if not isinstance(settings, Table):
+        raise InvalidRequest("the body must be a JSON object")
+    return settings
+
+
+@contextmanager
+def settings_errors() -> Iterator[None]:
+    """What is wrong with settings is wrong with the request: raise InvalidRequest for it."""
+    try:
+        yield
+    except ConfigError as error:
+        param = error.path if isinstance(error, SettingError) else ""
+        raise InvalidRequest(str(error), param or None) from None
+    except ModelUnavailable as error:
+        raise InvalidRequest(str(error), "model") from None
+
+
+def _name(request: Request) -> str:
+    return str(request.path_params["name"])
+
+
+def _started(operation: Operation) -> Response:
+    """202, and where to ask for more."""
+    headers = {"Location": f"/admin/operations/{operation.id}"}
+    return Response(encode(operation), 202, headers, "application/json")

@@ -1,0 +1,138 @@
+"""Who may use the operators' routes: who has the admin key or, without keys, programs on this machine."""
+
+import hmac
+from collections.abc import Iterable
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from shoal.serve.errors import AdminKeyNeeded, InvalidApiKey, NotForThisClient
+from shoal.serve.http.error_answers import error_response, shorten
+from shoal.serve.http.hosts import is_loopback, is_loopback_host
+from shoal.serve.http.keys import Keyring, bearer, digest, is_for_operators
+
+# What programs and browsers send by themselves. No list of proxies' headers is ever complete, so any other
+# header is taken as a proxy's.
+_DIRECT_HEADERS = frozenset(
+    {
+        b"accept",
+        b"accept-charset",
+        b"accept-encoding",
+        b"accept-language",
+        b"authorization",
+        b"cache-control",
+        b"connection",
+        b"content-encoding",
+        b"content-length",
+        b"content-type",
+        b"cookie",
+        b"dnt",
+        b"expect",
+        b"host",
+        b"http2-settings",
+        b"if-match",
+        b"if-modified-since",
+        b"if-none-match",
+        b"if-unmodified-since",
+        b"keep-alive",
+        b"pragma",
+        b"priority",
+        b"range",
+        b"te",
+        b"transfer-encoding",
+        b"upgrade",
+        b"upgrade-insecure-requests",
+        b"user-agent",
+        b"x-request-id",
+    }
+)
+_DIRECT_PREFIX = b"sec-"
+_MAX_NAME_CHARACTERS = 80
+_HOW = "set server.admin_key (or SHOAL_ADMIN_KEY) at the server and send it as Authorization: Bearer KEY"
+
+
+class OperatorRights:
+    """Who is an operator.
+
+    key: the admin key, if there is one. keyring: the keys of clients, which are none for operators.
+    """
+
+    def __init__(self, key: str | None, keyring: Keyring) -> None:
+        self._digest = None if key is None else digest(key.encode())
+        self._keyring = keyring
+
+    def holds_key(self, scope: Scope) -> bool:
+        """Whether a request has the admin key."""
+        secret = bearer(scope["headers"])
+        if self._digest is None or secret is None:
+            return False
+        return hmac.compare_digest(self._digest, digest(secret))
+
+    def check(self, scope: Scope) -> None:
+        """Raise AdminKeyNeeded or NotForThisClient for a request that may not do what operators may.
+
+        Where there is no admin key but clients have keys, that is every request: it cannot be told whether
+        a request from this machine was made here, and who sets keys does not want strangers.
+        """
+        if self._digest is not None:
+            self._check_key(self._digest, scope["headers"])
+        elif self._keyring:
+            raise NotForThisClient(f"with API keys and no admin key this route answers nobody; {_HOW}")
+        elif sign := _sign_of_others(scope):
+            raise NotForThisClient(
+                f"without an admin key this route answers only this machine, and the request {sign}; {_HOW}"
+            )
+
+    def _check_key(self, known: bytes, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        secret = bearer(headers)
+        if secret is None:
+            raise AdminKeyNeeded("this route needs the admin key; send it as Authorization: Bearer KEY")
+        if hmac.compare_digest(known, digest(secret)):
+            return
+        try:
+            holder = self._keyring.holder(headers)
+        except InvalidApiKey:
+            raise AdminKeyNeeded("the key in Authorization: Bearer KEY is not the admin key") from None
+        raise NotForThisClient(f"the API key {holder.name!r} is not the admin key, which this route needs")
+
+
+class AdminGuard:
+    """Rejects requests for operators' routes from others than operators."""
+
+    def __init__(self, app: ASGIApp, rights: OperatorRights) -> None:
+        self._app = app
+        self._rights = rights
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or reject it."""
+        if scope["type"] == "http" and is_for_operators(scope["path"]):
+            try:
+                self._rights.check(scope)
+            except (AdminKeyNeeded, NotForThisClient) as error:
+                await error_response(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _sign_of_others(scope: Scope) -> str:
+    """What tells that a request was not made by a program on this machine for this machine, or "".
+
+    A proxy that sends nothing of its own, and the Host of a loopback address, cannot be told.
+    """
+    address = (scope.get("client") or ("", 0))[0]
+    if not is_loopback(address):
+        return f"comes from {address or 'an unknown address'}"
+    if scope.get("http_version") == "1.0":
+        return "is HTTP/1.0, which proxies speak"
+    hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+    if not hosts:
+        return "has no Host"
+    for host in hosts:
+        if not is_loopback_host(host):
+            return f"is for the host {shorten(host, _MAX_NAME_CHARACTERS)!r}"
+    for name, value in scope["headers"]:
+        if name == b"sec-fetch-site" and value.lower() != b"none":
+            return "is a web page's (Sec-Fetch-Site)"
+        if name not in _DIRECT_HEADERS and not name.startswith(_DIRECT_PREFIX):
+            shown = shorten(name.decode("latin-1"), _MAX_NAME_CHARACTERS)
+            return f"has the header {shown!r}, as a proxy or a web page may send it"
+    return ""

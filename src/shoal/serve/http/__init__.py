@@ -1,0 +1,1 @@
+"""One HTTP request, whatever it asks for: connections, limits, hosts, keys, logs, errors."""

@@ -1,0 +1,66 @@
+"""The access log: a line for each request, as text or as JSON."""
+
+import json
+import logging
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.types import Scope
+
+from shoal.serve.http.error_answers import shorten
+from shoal.serve.http.request_context import Exchange
+from shoal.serve.options import LogFormat
+
+ACCESS_LOGGER = "shoal.access"
+_MAX_TEXT_CHARACTERS = 300
+_DELETE = "\x7f"
+_log = logging.getLogger(ACCESS_LOGGER)
+
+
+def log_exchange(exchange: Exchange, scope: Scope, format: LogFormat) -> None:
+    """Write the line of a request that is over.
+
+    Queries are left out, since clients may put secrets there. Everything that a client chose is escaped, so
+    that it can neither steer a terminal nor look like another field or line.
+    """
+    fields = _fields(exchange, scope)
+    _log.info("%s", _escaped(fields) if format == "json" else _text(fields))
+
+
+def _fields(exchange: Exchange, scope: Scope) -> dict[str, Any]:
+    """What is known, in the order in which it is written; times in seconds."""
+    client = scope.get("client")
+    total_s = (time.monotonic_ns() - exchange.arrival_ns) / 1e9
+    fields = {
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "status": exchange.status,
+        "method": scope["method"],
+        "path": shorten(scope["path"], _MAX_TEXT_CHARACTERS),
+        "id": exchange.id,
+        "client": f"{client[0]}:{client[1]}" if client else None,
+        "key": exchange.key.name if exchange.key else None,
+        "service": exchange.service,
+        "prompt_tokens": exchange.prompt_tokens if exchange.prompt_tokens else None,
+        "output_tokens": exchange.output_tokens if exchange.prompt_tokens else None,
+        "queue_s": exchange.queue_s,
+        "first_token_s": exchange.first_token_s,
+        "total_s": total_s,
+        "why": shorten(exchange.why, _MAX_TEXT_CHARACTERS) or None,
+    }
+    known = {name: value for name, value in fields.items() if value is not None}
+    return {name: round(value, 6) if isinstance(value, float) else value for name, value in known.items()}
+
+
+def _text(fields: dict[str, Any]) -> str:
+    """Time, status and request, then names and values."""
+    request = _escaped(f"{fields.pop('method')} {fields.pop('path')}")
+    head = f"{fields.pop('time')} {fields.pop('status')} {request}"
+    if "why" in fields:
+        fields["why"] = _escaped(fields["why"])
+    return " ".join([head, *(f"{name}={value}" for name, value in fields.items())])
+
+
+def _escaped(value: Any) -> str:
+    """The value as JSON in printable ASCII."""
+    return json.dumps(value).replace(_DELETE, "\\u007f")

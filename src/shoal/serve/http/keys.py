@@ -1,0 +1,90 @@
+"""Who may use the server: API keys, the services that each may use, and its rates."""
+
+import hmac
+from collections.abc import Callable, Collection, Iterable, Sequence
+from hashlib import sha256
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from shoal.config.api_keys import ApiKey, check_key_services
+from shoal.serve.errors import InvalidApiKey
+from shoal.serve.http.error_answers import OLLAMA_PREFIX, error_response
+from shoal.serve.http.key_holder import KeyHolder
+from shoal.serve.http.request_context import exchange_of
+
+OPEN_PATHS = frozenset(
+    {"/", "/health", "/health/live", "/health/ready", "/version", "/metrics", "/docs", "/openapi.json"}
+)
+"""Paths that need no key."""
+_OPERATORS_PREFIX = "/admin/"
+_OPERATORS_PATHS = frozenset({f"{OLLAMA_PREFIX}pull", f"{OLLAMA_PREFIX}delete"})
+
+
+def is_for_operators(path: str) -> bool:
+    """Whether a path is for operators, who have a key of their own."""
+    return path.startswith(_OPERATORS_PREFIX) or path in _OPERATORS_PATHS
+
+
+class Keyring:
+    """All keys; raises ConfigError if one names a service that is not among ``services``."""
+
+    def __init__(self, keys: Sequence[ApiKey], services: Collection[str]) -> None:
+        check_key_services(keys, services)
+        self._holders = [(digest(key.key.encode()), KeyHolder(key)) for key in keys]
+
+    def __len__(self) -> int:
+        """How many keys there are."""
+        return len(self._holders)
+
+    def holder(self, headers: Iterable[tuple[bytes, bytes]]) -> KeyHolder:
+        """Whose key the Authorization header has; raises InvalidApiKey.
+
+        The time that this takes tells nothing about the keys: digests are compared, and always all of them.
+        """
+        secret = bearer(headers)
+        if secret is None:
+            raise InvalidApiKey("this server needs an API key; send it as Authorization: Bearer KEY")
+        sent = digest(secret)
+        found = [holder for known, holder in self._holders if hmac.compare_digest(known, sent)]
+        if not found:
+            raise InvalidApiKey("the API key in Authorization: Bearer KEY is not one of this server's")
+        return found[0]
+
+
+class KeyMiddleware:
+    """Rejects requests without a key, except for the paths that need none, and those of operators.
+
+    is_operator: whether a request has the key of operators. They may ask all of Ollama's API with it, whose
+    clients send one key with every request and some of whose requests are for operators alone.
+    """
+
+    def __init__(self, app: ASGIApp, keyring: Keyring, is_operator: Callable[[Scope], bool]) -> None:
+        self._app = app
+        self._keyring = keyring
+        self._is_operator = is_operator
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or reject it."""
+        path = scope.get("path", "")
+        if scope["type"] == "http" and path not in OPEN_PATHS and not is_for_operators(path):
+            try:
+                exchange_of(scope).key = self._keyring.holder(scope["headers"])
+            except InvalidApiKey as error:
+                if not (path.startswith(OLLAMA_PREFIX) and self._is_operator(scope)):
+                    await error_response(error)(scope, receive, send)
+                    return
+        await self._app(scope, receive, send)
+
+
+def bearer(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """What the Authorization header has behind ``Bearer``; b"": another scheme, None: no header."""
+    sent = next((value for name, value in headers if name == b"authorization"), None)
+    if sent is None:
+        return None
+    scheme, _, secret = sent.partition(b" ")
+    return secret.strip() if scheme.lower() == b"bearer" else b""
+
+
+def digest(secret: bytes) -> bytes:
+    """Of equal length for every secret, so that a comparison tells nothing."""
+    return sha256(secret).digest()

@@ -1,0 +1,172 @@
+"""Answers in the shapes of Ollama's API, made of those of OpenAI's."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from shoal.frontend.batch import read_embedding
+from shoal.frontend.reader import Delta
+from shoal.serve.generation_response import Framing
+from shoal.serve.http.request_context import Exchange
+from shoal.serve.openai.formats import Format, Output
+from shoal.serve.openai.response_bodies import Usage, encode, encoded
+
+JSON_LINES = Framing(
+    lambda payload: payload + b"\n", end=b"", media_type=b"application/x-ndjson", comment=b""
+)
+"""Ollama's streams."""
+
+
+class Translation:
+    """Writes the objects of one answer. ``place`` says where a message stands in them."""
+
+    def __init__(
+        self, model: str, exchange: Exchange, place: Callable[[dict[str, Any]], dict[str, Any]]
+    ) -> None:
+        self._model = model
+        self._exchange = exchange
+        self._place = place
+
+    def line(self, message: dict[str, Any], done: bool) -> dict[str, Any]:
+        """An object with an OpenAI message, or with what a chunk adds to one."""
+        now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        return {"model": self._model, "created_at": now, **self._place(_message(message)), "done": done}
+
+    def last(self, message: dict[str, Any], reason: str, usage: Usage) -> dict[str, Any]:
+        """The object that ends the answer, with counts, and durations in nanoseconds."""
+        exchange = self._exchange
+        total_ns = time.monotonic_ns() - exchange.arrival_ns
+        first_ns = round((exchange.first_token_s or 0) * 1e9)
+        return self.line(message, done=True) | {
+            "done_reason": "stop" if reason == "tool_calls" else reason,
+            "total_duration": total_ns,
+            "load_duration": exchange.load_ns,
+            "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_duration": max(0, first_ns - round((exchange.queue_s or 0) * 1e9)),
+            "eval_count": usage.completion_tokens,
+            "eval_duration": max(0, total_ns - first_ns),
+        }
+
+
+class OllamaFormat:
+    """Answers in Ollama's shapes, made of another format's; calls of tools come whole, after the text."""
+
+    def __init__(self, openai: Format, translation: Translation) -> None:
+        self._openai = openai
+        self._translation = translation
+        self._calls: dict[int, dict[str, Any]] = {}
+        self._reason = "stop"
+
+    def chunks(self, index: int, delta: Delta, usage: Usage) -> Iterator[bytes]:
+        """An object for every chunk that has text."""
+        for chunk in self._openai.chunks(index, delta, usage):
+            (choice,) = msgspec.json.decode(chunk)["choices"]
+            message = choice.get("delta") or {"content": choice.get("text")}
+            for call in message.get("tool_calls") or ():
+                known = self._calls.setdefault(call["index"], {"function": {"name": "", "arguments": ""}})
+                known["id"] = call.get("id") or known.get("id")
+                _extend(known["function"], call["function"])
+            if message.get("content") or message.get("reasoning_content"):
+                text = {key: value for key, value in message.items() if key != "tool_calls"}
+                yield encode(self._translation.line(text, done=False))
+            if choice["finish_reason"]:
+                self._reason = choice["finish_reason"]
+                if self._calls:
+                    calls = [call for _, call in sorted(self._calls.items())]
+                    yield encode(self._translation.line({"tool_calls": calls}, done=False))
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        """The last object."""
+        return encode(self._translation.last({}, self._reason, usage))
+
+    def full(self, outputs: Sequence[Output], usage: Usage) -> bytes:
+        """The whole answer as one object."""
+        (choice,) = msgspec.json.decode(self._openai.full(outputs, usage))["choices"]
+        message = choice.get("message") or {"content": choice["text"]}
+        return encode(self._translation.last(message, choice["finish_reason"], usage))
+
+
+class OllamaEmbedding:
+    """One embedding in the shape of Ollama's older endpoint."""
+
+    def chunks(self, index: int, delta: Delta, usage: Usage) -> Iterator[bytes]:
+        """Nothing."""
+        return iter(())
+
+    def usage_chunk(self, usage: Usage) -> bytes | None:
+        """Nothing."""
+        return None
+
+    def full(self, outputs: Sequence[Output], usage: Usage) -> bytes:
+        """The vector."""
+        (vector,) = self._vectors(outputs)
+        return encode({"embedding": vector})
+
+    def _vectors(self, outputs: Sequence[Output]) -> list[list[float]]:
+        return [encoded(list(read_embedding(output.embedding or b""))) for output in outputs]
+
+
+class OllamaEmbeddings(OllamaEmbedding):
+    """Embeddings of several texts."""
+
+    def __init__(self, model: str, exchange: Exchange) -> None:
+        self._model = model
+        self._exchange = exchange
+
+    def full(self, outputs: Sequence[Output], usage: Usage) -> bytes:
+        """A vector for each text, with counts and durations."""
+        return encode(
+            {
+                "model": self._model,
+                "embeddings": self._vectors(outputs),
+                "total_duration": time.monotonic_ns() - self._exchange.arrival_ns,
+                "load_duration": self._exchange.load_ns,
+                "prompt_eval_count": usage.prompt_tokens,
+            }
+        )
+
+
+def _extend(call: dict[str, Any], piece: dict[str, Any]) -> None:
+    for key in call:
+        call[key] += piece.get(key) or ""
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    """An OpenAI message, or a part of one, as Ollama has it."""
+    translated: dict[str, Any] = {"role": "assistant", "content": message.get("content") or ""}
+    if thinking := message.get("reasoning_content"):
+        translated["thinking"] = thinking
+    if calls := message.get("tool_calls"):
+        translated["tool_calls"] = [_call(call, index) for index, call in enumerate(calls)]
+    return translated
+
+
+def _call(call: dict[str, Any], index: int) -> dict[str, Any]:
+    """A call, with an object as its arguments."""
+    function = call["function"]
+    return {
+        "id": call["id"],
+        "function": {"index": index, "name": function["name"], "arguments": _arguments(function)},
+    }
+
+
+def _arguments(function: dict[str, Any]) -> Any:
+    """The arguments as an object; text that a model cut short is none."""
+    try:
+        return msgspec.json.decode(function["arguments"] or "{}")
+    except msgspec.DecodeError:
+        return {}
+
+
+def in_message(message: dict[str, Any]) -> dict[str, Any]:
+    """Where /api/chat has a message."""
+    return {"message": message}
+
+
+def in_response(message: dict[str, Any]) -> dict[str, Any]:
+    """Where /api/generate has its text."""
+    thinking = {"thinking": message["thinking"]} if "thinking" in message else {}
+    return {"response": message["content"], **thinking}

@@ -1,0 +1,129 @@
+"""From a conversation to a prompt, and to the way its outputs are read."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from shoal.core import InvalidRequest, SamplingParams
+from shoal.models.chat_template import ChatTemplate, Layout
+from shoal.serve.api import Api
+from shoal.serve.openai.chat_format import ChatReading
+from shoal.serve.openai.field_names import GRAMMAR, FieldNames, errors_named
+from shoal.serve.openai.reasoning import ContentParser, Marks, ReasoningParser, is_open, marks_of
+from shoal.serve.openai.tool_fields import TemplateFields
+from shoal.serve.tools.described import in_plain_messages
+from shoal.serve.tools.formats import ToolFormat, format_of
+from shoal.serve.tools.pieces import OutputParser
+from shoal.serve.tools.result_order import with_results_in_order
+from shoal.serve.tools.single_calls import with_calls_it_takes
+from shoal.serve.tools.use import ToolUse
+
+# Most characters that a chat template may write for each byte of the largest body.
+_TEMPLATE_GROWTH = 2
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedChat:
+    """A chat as the engine takes it."""
+
+    text: str
+    """The prompt, with its special tokens."""
+    sampling: SamplingParams
+    reading: ChatReading
+    field_names: FieldNames
+    """What the body calls fields that errors may name."""
+
+
+async def prepare_chat(
+    api: Api,
+    service: str,
+    messages: Messages,
+    use: ToolUse,
+    fields: TemplateFields,
+    sampling: SamplingParams,
+    field_names: FieldNames,
+) -> PreparedChat:
+    """Lay ``messages`` out with the chat template of ``service``.
+
+    sampling: what the request asks for without its tools. field_names: what the body calls its fields.
+    Output that has a grammar begins at once, without reasoning, and so does all output where the client wants
+    none. Raises InvalidRequest where none of that is possible.
+    """
+    tokenizer = api.tokenizer(service)
+    template = tokenizer.chat_template.chosen(bool(use.tools))
+    format = format_of(template.source, tokenizer.special_token)
+    own_grammar = sampling.grammar
+    with errors_named({GRAMMAR: "tools"}):
+        sampling = use.constrain(sampling, format)
+    free = sampling.grammar is None
+    thinks = free and fields.may_reason
+    text = await chat_text(api, service, messages, fields.layout(template.source, thinks), use.tools)
+    marks = None if fields.continue_final_message else marks_of(template.source)
+    opened = marks is not None and is_open(text, marks)
+    if marks is not None and opened and not thinks:
+        text, opened = f"{text}\n{marks[1]}\n\n", False
+    if marks is not None and tokenizer.special_token(marks[1]) is not None:
+        sampling = replace(sampling, skip_special_tokens=False)
+    reading = ChatReading(
+        parser=partial(_parser, use, format, marks if free else None, opened),
+        calls=use.parsed,
+        call_id=format.call_id,
+        include_reasoning=fields.shows_reasoning,
+    )
+    if sampling.grammar is not own_grammar:
+        field_names = {**field_names, GRAMMAR: "tools"}
+    return PreparedChat(text, sampling, reading, field_names)
+
+
+async def chat_text(
+    api: Api,
+    service: str,
+    messages: Messages,
+    layout: Layout,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """The conversation as the text of a prompt; raises the errors of ``ChatTemplate.render``."""
+    tokenizer = api.tokenizer(service)
+    template = tokenizer.chat_template.chosen(bool(tools))
+    return await api.workers.run(
+        f"chats of {service}",
+        f"laying out these messages with the chat template of {service}",
+        lay_out,
+        template,
+        messages,
+        layout,
+        tools,
+        format_of(template.source, tokenizer.special_token),
+        _TEMPLATE_GROWTH * api.max_body_bytes,
+    )
+
+
+def lay_out(
+    template: ChatTemplate,
+    messages: Messages,
+    layout: Layout,
+    tools: Sequence[Mapping[str, Any]],
+    format: ToolFormat,
+    max_characters: int,
+) -> str:
+    """The conversation as text, with tools as ``format`` has them; raises the errors of ``render``."""
+    messages = with_results_in_order(messages)
+    if not format.described:
+        history = with_calls_it_takes(template, format.in_history(messages))
+        return template.render(history, max_characters, replace(layout, tools=tools))
+    try:
+        return template.render(in_plain_messages(messages, tools, True), max_characters, layout)
+    except InvalidRequest:
+        if not tools or messages[0]["role"] == "system":
+            raise
+    # Some templates refuse system messages, and would take the client's for one that comes later.
+    return template.render(in_plain_messages(messages, tools, False), max_characters, layout)
+
+
+def _parser(use: ToolUse, format: ToolFormat, marks: Marks | None, opened: bool) -> OutputParser:
+    names = {tool["function"]["name"] for tool in use.tools}
+    inner: OutputParser = format.parser(names, use.must_call) if use.parsed else ContentParser()
+    return inner if marks is None else ReasoningParser(marks, opened, inner)

@@ -1,0 +1,131 @@
+"""The messages of chat bodies, and how chat templates expect them."""
+
+import json
+from contextlib import suppress
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, ValidationInfo
+from pydantic_core import PydanticCustomError
+
+from shoal.serve.openai.inert_fields import NeutralMessageFields, StrictModel
+from shoal.serve.openai.parts import Parts, fits_role, text_of, thinking_of
+
+MAX_MESSAGES = 4096
+MAX_CALLS = 128
+
+
+class EarlierFunction(StrictModel):
+    """The function of a call."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+    """JSON text, or the object itself; null: there are none."""
+    parsed_arguments: Any = None
+    """Ignored: clients add it."""
+
+
+class EarlierCall(StrictModel):
+    """A call that the assistant made."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: EarlierFunction
+    index: int | None = None
+    """Ignored: its place in a stream."""
+
+
+ToolCalls = Annotated[list[EarlierCall], Field(max_length=MAX_CALLS, fail_fast=True)]
+
+
+def _of(*roles: str) -> AfterValidator:
+    """Only messages with these roles can have the field, unless it is empty."""
+
+    def check(value: Any, info: ValidationInfo) -> Any:
+        if value and info.data.get("role", roles[0]) not in roles:
+            raise PydanticCustomError("wrong_role", f"Only messages with role {' or '.join(roles)} have it")
+        return value
+
+    return AfterValidator(check)
+
+
+def _present(content: Any, info: ValidationInfo) -> Any:
+    """Null content is for the assistant, and for tools that return nothing."""
+    if content is None and info.data.get("role", "assistant") not in ("assistant", "tool"):
+        raise PydanticCustomError("missing", "Field required")
+    return content
+
+
+def _answers(call_id: str | None, info: ValidationInfo) -> str | None:
+    if call_id is None and info.data.get("role") == "tool":
+        raise PydanticCustomError("missing", "Field required")
+    return call_id
+
+
+class Message(NeutralMessageFields):
+    """One message of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[
+        str | Parts | None,
+        AfterValidator(fits_role),
+        AfterValidator(_present),
+        Field(validate_default=True),
+    ] = None
+    """Parts are joined to one text, a line each. Only an assistant's and a tool's may be null, and only an
+    assistant's have parts of type refusal and thinking; the latter are its reasoning."""
+    tool_calls: Annotated[ToolCalls | None, _of("assistant")] = None
+    """Calls of tools that the assistant made."""
+    tool_call_id: Annotated[
+        str | None, _of("tool"), AfterValidator(_answers), Field(validate_default=True)
+    ] = None
+    """The call whose result a message with role tool is."""
+    reasoning_content: Annotated[str | None, _of("assistant")] = None
+    """The assistant's reasoning, for chat templates that show it."""
+    reasoning: Annotated[str | None, _of("assistant")] = None
+    """Another name of reasoning_content."""
+    refusal: Annotated[str | None, _of("assistant")] = None
+    """What the assistant said instead of a content, as OpenAI's models return it."""
+    parsed: Any = None
+    """Ignored: clients add it."""
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates expect it: "developer" becomes "system", arguments objects."""
+        role = "system" if self.role == "developer" else self.role
+        calls = [call_for_template(call.id, call.function) for call in self.tool_calls or ()]
+        content = self.refusal if self.content is None else text_of(self.content)
+        content = content if calls else content or ""
+        fields = {
+            "tool_calls": calls,
+            "tool_call_id": self.tool_call_id,
+            "reasoning_content": self.reasoning_content or self.reasoning or thinking_of(self.content),
+            "name": self.name if self.role == "tool" else None,
+        }
+        return {"role": role, "content": content} | {name: value for name, value in fields.items() if value}
+
+
+def call_for_template(id: str, function: EarlierFunction) -> dict[str, Any]:
+    """A call as chat templates expect it; arguments that are no JSON object stay text."""
+    arguments = function.arguments or {}
+    if isinstance(arguments, str):
+        with suppress(ValueError, RecursionError):
+            parsed = json.loads(arguments)
+            arguments = parsed if isinstance(parsed, dict) else arguments
+    return {"id": id, "type": "function", "function": {"name": function.name, "arguments": arguments}}
+
+
+def messages_for_template(messages: list[Message]) -> list[dict[str, Any]]:
+    """Messages as chat templates expect them; a result gets the name of the function that gave it."""
+    # A worker process may send thousands of messages back: plain dicts are unpickled ten times as fast.
+    plain = [message.for_template() for message in messages]
+    name_results(plain)
+    return plain
+
+
+def name_results(messages: list[dict[str, Any]]) -> None:
+    """Give messages with results the names of the functions that gave them."""
+    names: dict[str, str] = {}
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            names[call["id"]] = call["function"]["name"]
+        if message["role"] == "tool" and message.get("tool_call_id") in names:
+            message.setdefault("name", names[message["tool_call_id"]])

@@ -1,0 +1,61 @@
+"""The endpoints of vLLM that tokenise: /tokenize and /detokenize."""
+
+from typing import cast
+
+from fastapi import FastAPI, Request
+from msgspec import Raw
+from starlette.responses import Response
+
+from shoal.core import InvalidRequest
+from shoal.serve.api import Api, json_response
+from shoal.serve.openai.chats import chat_text
+from shoal.serve.openai.extra_bodies import DetokenizeBody, TokenizeBody
+from shoal.serve.openai.response_bodies import Detokenized, Tokenized
+from shoal.serve.openai.tool_fields import Json
+from shoal.serve.openapi import fails, returns, takes
+
+
+class TokenEndpoints:
+    """Text and chats to token ids, and back."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    def add_to(self, app: FastAPI) -> None:
+        """Add the routes."""
+        for path, endpoint, response, body in (
+            ("/tokenize", self.tokenize, Tokenized, TokenizeBody),
+            ("/detokenize", self.detokenize, Detokenized, DetokenizeBody),
+        ):
+            documented = returns(response, response.__doc__ or "") | fails(400, 404, 413, 415, 503)
+            app.post(path, responses=documented, openapi_extra=takes(body))(endpoint)
+
+    async def tokenize(self, request: Request) -> Response:
+        """Token ids of a text or a chat."""
+        body = await self._api.body(request, TokenizeBody)
+        card = self._api.card(request, body.model, "model")
+        conversation, text = body.conversation(), body.prompt or ""
+        if conversation is not None:
+            tools = cast("list[Json]", body.tools or [])
+            template = self._api.tokenizer(body.model).chat_template.chosen(bool(tools))
+            layout = body.layout(template.source, thinks=True)
+            text = await chat_text(self._api, body.model, conversation, layout, tools)
+        adds = conversation is None if body.add_special_tokens is None else body.add_special_tokens
+        told = await self._api.tokenizer(body.model).tokenize(text, adds, bool(body.return_token_strs))
+        # JSON that is only put together here.
+        tokens = cast("list[int]", Raw(told.tokens))
+        strings = None if told.strings is None else cast("list[str]", Raw(told.strings))
+        return json_response(Tokenized(told.count, card.max_model_len, tokens, strings))
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of token ids, special tokens included."""
+        body = await self._api.body(request, DetokenizeBody)
+        self._api.card(request, body.model, "model")
+        limit = self._api.limits(body.model).vocab_size
+        if body.tokens and max(body.tokens) >= limit:
+            raise InvalidRequest(
+                f"tokens: {max(body.tokens)} is outside the vocabulary of {body.model}; "
+                f"token ids go from 0 to {limit - 1}",
+                param="tokens",
+            )
+        return json_response(Detokenized(await self._api.tokenizer(body.model).detokenize(body.tokens)))

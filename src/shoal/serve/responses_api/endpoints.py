@@ -1,0 +1,117 @@
+"""The endpoints of responses."""
+
+import time
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from shoal.core import InvalidRequest
+from shoal.core.service import NO_GOALS
+from shoal.serve.api import Api, json_response
+from shoal.serve.errors import RESPONSE_NOT_FOUND
+from shoal.serve.generation import GenerationRequest
+from shoal.serve.generation_response import Framing, GenerationResponse
+from shoal.serve.http.request_context import exchange_of
+from shoal.serve.openai.chats import PreparedChat, prepare_chat
+from shoal.serve.openai.field_names import errors_named
+from shoal.serve.openai.logprobs import LogprobFormatter
+from shoal.serve.openai.response_bodies import InputTokenCount, ResponseEvent, ResponseObject
+from shoal.serve.openapi import fails, returns, streams, takes
+from shoal.serve.responses_api.body import FIELD_NAMES, ResponsesBody
+from shoal.serve.responses_api.format import ResponsesFormat
+
+_COUNT = "input_tokens"
+_TYPE = b'{"type":"'
+
+
+class ResponsesEndpoints:
+    """Responses, of which none is stored."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    def add_to(self, app: FastAPI) -> None:
+        """Add the routes."""
+        documented = returns(ResponseObject, "The response, full or as a stream.")
+        documented[200]["content"].update(streams(ResponseEvent))
+        errors = fails(400, 404, 413, 415, 429, 500, 503)
+        app.post("/v1/responses", responses=documented | errors, openapi_extra=takes(ResponsesBody))(
+            self.create
+        )
+        counted = returns(InputTokenCount, InputTokenCount.__doc__ or "") | fails(400, 404, 413, 415, 503)
+        app.post(f"/v1/responses/{_COUNT}", responses=counted, openapi_extra=takes(ResponsesBody))(self.count)
+        for method, path in (
+            ("GET", "/v1/responses/{response_id}"),
+            ("DELETE", "/v1/responses/{response_id}"),
+            ("POST", "/v1/responses/{response_id}/cancel"),
+            ("GET", "/v1/responses/{response_id}/input_items"),
+        ):
+            app.add_api_route(path, self.stored, methods=[method], include_in_schema=False)
+
+    async def stored(self, response_id: str) -> Response:
+        """No response is stored; raises InvalidRequest (404)."""
+        if response_id == _COUNT:  # which is no id, but its route takes other methods
+            raise HTTPException(405, headers={"Allow": "POST"})
+        raise InvalidRequest(
+            f"no response {response_id!r}: responses are not stored here; keep what POST /v1/responses"
+            " returns, and send the whole history as input",
+            param="response_id",
+            code=RESPONSE_NOT_FOUND,
+        )
+
+    async def count(self, request: Request) -> Response:
+        """Count the tokens of what a response would be asked, whatever the context."""
+        body = await self._api.body(request, ResponsesBody)
+        chat = await self._prepare(request, body)
+        (tokens,) = await self._api.encode(body.model, [chat.text], add_special_tokens=False, any_length=True)
+        return json_response(InputTokenCount(len(tokens)))
+
+    async def create(self, request: Request) -> Response:
+        """Write the next items of a conversation."""
+        arrival_ns = time.monotonic_ns()
+        body = await self._api.body(request, ResponsesBody)
+        chat = await self._prepare(request, body)
+        with errors_named(FIELD_NAMES):
+            tokens = await self._api.encode(body.model, [chat.text], add_special_tokens=False)
+        generation = GenerationRequest(
+            id=f"resp_{exchange_of(request.scope).id}",
+            service=body.model,
+            prompts=tokens,
+            sampling=chat.sampling,
+            arrival_ns=arrival_ns,
+            slo=NO_GOALS if body.slo is None else body.slo.slo(),
+            field_names=chat.field_names,
+        )
+        tokenizer = self._api.tokenizer(body.model)
+        reported = chat.sampling.logprobs
+        format = ResponsesFormat(
+            generation.id,
+            body,
+            chat.sampling,
+            chat.reading,
+            None if reported is None else LogprobFormatter(tokenizer, reported),
+            tokenizer.token_bytes,
+        )
+        api, framing = self._api, Framing(_event, end=b"", error=format.error)
+        return GenerationResponse(
+            generation, format, bool(body.stream), api.backend, api.metrics, api.lifecycle, framing
+        )
+
+    async def _prepare(self, request: Request, body: ResponsesBody) -> PreparedChat:
+        card = self._api.card(request, body.model, "model")
+        return await prepare_chat(
+            self._api,
+            body.model,
+            body.conversation_messages(),
+            body.tool_use(),
+            body.template_fields(),
+            body.sampling(card.sampling_defaults),
+            FIELD_NAMES,
+        )
+
+
+def _event(payload: bytes) -> bytes:
+    """A server-sent event with its name."""
+    name = payload[len(_TYPE) : payload.index(b'"', len(_TYPE))]
+    return b"event: " + name + b"\ndata: " + payload + b"\n\n"
