@@ -24,7 +24,7 @@ from scipy.optimize import minimize
 import latency_models_data as data
 from shoal.forecast.device_specs import DEVICE_SPECS, DeviceSpec
 from shoal.forecast.model_spec import MODEL_SPECS
-from shoal.forecast.profile_tables import ProfileTimes
+from shoal.forecast.profile_files.tables import ProfileTimes
 from shoal.forecast.roofline import RooflineTimes
 from shoal.forecast.roofline_ops import Efficiency, Link
 from shoal.forecast.step_times import StepRows

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from shoal.forecast.device_specs import DeviceSpec
-from shoal.forecast.profile_files import read_profile
+from shoal.forecast.profile_files.reading import read_profile
 from shoal.forecast.roofline import experts_touched
 
 MEASURED = {"a100-80": "a100_sxm", "h100": "h100_sxm", "h200": "h200_sxm", "l40s": "l40s"}

@@ -7,7 +7,7 @@ from cli_builders import FakeApi, fake_server
 
 from shoal.cli import admin_client
 from shoal.cli.app import run
-from shoal.cli.demo_server import free_port
+from shoal.cli.demo.run import free_port
 
 READY = {
     "name": "0",

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from shoal.cli.app import app, run
 from shoal.cli.chat import _read_line, converse
-from shoal.cli.demo_server import free_port
+from shoal.cli.demo.run import free_port
 from shoal.cli.progress import ProgressDisplay
 from shoal.core import InvalidRequest
 from shoal.models import Tokenizer

@@ -12,16 +12,20 @@ import pytest
 from cli_builders import METRICS, FakeApi, fake_server
 from rich.console import Console
 
-from shoal.cli.demo_client import Burst, DemoRequest, run_burst, time_alone
-from shoal.cli.demo_goals import demo_goals, format_goals
-from shoal.cli.demo_kill import Kill, kill_amid
-from shoal.cli.demo_metrics import MetricsSummary
-from shoal.cli.demo_prompts import CHAT, COMPLETE, DemoPrompt, demo_prompts, typical_prompts
-from shoal.cli.demo_report import Latency, comparison, report_notes, summarise
-from shoal.cli.demo_run import print_report, send_burst
-from shoal.cli.demo_server import ServerProcess, free_port
-from shoal.cli.demo_setup import DemoSetup
-from shoal.cli.demo_view import BurstView, single_line
+from shoal.cli.demo.client import Burst, DemoRequest, Kill, kill_amid, run_burst, time_alone
+from shoal.cli.demo.metrics import MetricsSummary
+from shoal.cli.demo.prompts import (
+    CHAT,
+    COMPLETE,
+    DemoPrompt,
+    demo_goals,
+    demo_prompts,
+    format_goals,
+    typical_prompts,
+)
+from shoal.cli.demo.report import Latency, comparison, report_notes, summarise
+from shoal.cli.demo.run import DemoSetup, ServerProcess, free_port, print_report, send_burst
+from shoal.cli.demo.view import BurstView, single_line
 from shoal.cli.output import json_text
 from shoal.config import load_config
 from shoal.core import SLO, EngineDied, ShoalError
@@ -170,7 +174,7 @@ def test_an_engine_is_killed_amid_the_burst(monkeypatch):
         killed.append((pid, number))
         go_on.set()
 
-    monkeypatch.setattr("shoal.cli.demo_kill.os.kill", kill)
+    monkeypatch.setattr("shoal.cli.demo.client.os.kill", kill)
     monkeypatch.setenv("SHOAL_ADMIN_KEY", "sk-admin")
     cards = [engine_card("0", 70, 2), engine_card("1", 71, 5), engine_card("2", None, 0)]
     page = METRICS + 'shoal_requests_resumed_total{service="chat"} 5.0\n'
@@ -388,8 +392,8 @@ def test_a_killed_demo_leaves_no_server_behind(tmp_path):
     pid_file = tmp_path / "pid"
     program = (
         "import sys, time\n"
-        "from shoal.cli.demo_run import _interrupted_by_sigterm\n"
-        "from shoal.cli.demo_server import ServerProcess\n"
+        "from shoal.cli.demo.run import _interrupted_by_sigterm\n"
+        "from shoal.cli.demo.run import ServerProcess\n"
         f"command = [sys.executable, '-c', {SLEEPER!r}, '600']\n"
         "with _interrupted_by_sigterm(), ServerProcess([], 1, command) as server:\n"
         f"    open({str(pid_file)!r}, 'w').write(f'{{server.pid}}\\n')\n"

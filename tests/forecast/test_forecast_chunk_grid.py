@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from layer_tables import CHUNKS, CONTEXTS, DECODES, LENGTHS, MODEL, attention, write_profile
-from shoal.forecast.profile_chunk_grid import ChunkPoint, by_prefill_key
-from shoal.forecast.profile_prefill_keys import PrefillKeyTable
-from shoal.forecast.profile_tables import ProfileTimes
+from shoal.forecast.profile_files.attention import ChunkPoint, PrefillKeyTable, by_prefill_key
+from shoal.forecast.profile_files.tables import ProfileTimes
 from shoal.forecast.step_times import StepRows
 
 TWOS = ((0, *CHUNKS), CONTEXTS, DECODES, LENGTHS)

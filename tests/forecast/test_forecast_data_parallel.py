@@ -11,7 +11,7 @@ from layer_tables import MODEL, write_profile
 from shoal.core import ConfigError
 from shoal.forecast.data_parallel import RankTimes
 from shoal.forecast.overhead import HostOverhead, OverheadTimes
-from shoal.forecast.profile_tables import ProfileTimes
+from shoal.forecast.profile_files.tables import ProfileTimes
 from shoal.forecast.roofline import experts_touched
 from shoal.forecast.roofline_ops import Link
 from shoal.forecast.step_times import StepRows

@@ -10,7 +10,7 @@ from layer_tables import MODEL, write_profile
 from shoal.core import ConfigError
 from shoal.forecast.device_specs import device_spec
 from shoal.forecast.overhead import HostOverhead, OverheadTimes
-from shoal.forecast.profile_tables import ProfileTimes
+from shoal.forecast.profile_files.tables import ProfileTimes
 from shoal.forecast.roofline import RooflineTimes
 from shoal.forecast.step_times import StepRows, StepTimes
 

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from layer_tables import MODEL, write_profile
 from shoal.core import ConfigError
-from shoal.forecast.profile_experts import times_at
-from shoal.forecast.profile_files import Curve
-from shoal.forecast.profile_tables import ProfileTimes
+from shoal.forecast.profile_files.reading import Curve
+from shoal.forecast.profile_files.tables import ProfileTimes, times_at
 from shoal.forecast.step_times import StepRows
 
 EXPERTS = replace(MODEL, experts=8, experts_per_token=2)

@@ -19,8 +19,8 @@ from layer_tables import (
 )
 from shoal.core import ConfigError
 from shoal.forecast.model_spec import find_model_spec
-from shoal.forecast.profile_prefill_keys import PrefillKeyTable, PrefillPoint, prefill_key
-from shoal.forecast.profile_tables import ProfileTimes
+from shoal.forecast.profile_files.attention import PrefillKeyTable, PrefillPoint, prefill_key
+from shoal.forecast.profile_files.tables import ProfileTimes
 from shoal.forecast.step_times import StepRows
 
 SOURCE = Path("attention.csv")

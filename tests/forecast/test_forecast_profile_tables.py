@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from layer_tables import DENSE, HEAD, MODEL, attention, write_profile
 from shoal.core import ConfigError
-from shoal.forecast.profile_files import Curve
-from shoal.forecast.profile_lines import Line
-from shoal.forecast.profile_tables import ProfileTimes
+from shoal.forecast.profile_files.attention import Line
+from shoal.forecast.profile_files.reading import Curve
+from shoal.forecast.profile_files.tables import ProfileTimes
 from shoal.forecast.step_times import StepRows
 
 

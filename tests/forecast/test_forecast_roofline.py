@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shoal.core import ConfigError
 from shoal.forecast.device_specs import DEVICE_SPECS, device_spec
 from shoal.forecast.model_spec import MODEL_SPECS, ModelSpec, model_spec
-from shoal.forecast.profile_tables import ProfileTimes
+from shoal.forecast.profile_files.tables import ProfileTimes
 from shoal.forecast.roofline import RooflineTimes, experts_touched, kv_tokens
 from shoal.forecast.roofline_ops import Efficiency, Link
 from shoal.forecast.step_times import StepRows

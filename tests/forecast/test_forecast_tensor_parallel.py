@@ -9,7 +9,7 @@ import pytest
 from layer_tables import MODEL, write_profile
 from shoal.forecast.device_specs import DEVICE_SPECS, device_spec
 from shoal.forecast.model_spec import model_spec
-from shoal.forecast.profile_tables import ProfileTimes
+from shoal.forecast.profile_files.tables import ProfileTimes
 from shoal.forecast.roofline import RooflineTimes
 from shoal.forecast.roofline_ops import Link
 from shoal.forecast.step_times import StepRows

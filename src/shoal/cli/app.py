@@ -11,7 +11,7 @@ from rich.text import Text
 
 from shoal.cli.chat import chat
 from shoal.cli.command import Commands
-from shoal.cli.demo import demo
+from shoal.cli.demo.command import demo
 from shoal.cli.engines import engines
 from shoal.cli.generate import generate
 from shoal.cli.models import models

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import httpx
 
 from shoal.cli.answers import bearer, error_code, error_message, server_base, why
-from shoal.cli.demo_client import chunk_text, stream_chunks
+from shoal.cli.demo.client import chunk_text, stream_chunks
 from shoal.cluster.local import LocalBackend
 from shoal.cluster.options import EnginePlan
 from shoal.cluster.router import Router

@@ -31,7 +31,7 @@ from shoal.forecast import (
 )
 from shoal.forecast.data_parallel import RankTimes
 from shoal.forecast.model_spec import ModelSpec
-from shoal.forecast.profile_tables import ProfileTimes
+from shoal.forecast.profile_files.tables import ProfileTimes
 from shoal.forecast.roofline import RooflineTimes
 from shoal.kvcache import SCALE_BYTES, scales_of
 from shoal.measure import RunRecord

@@ -21,8 +21,8 @@ from shoal.forecast.monitor import ServiceMonitor, Spread, Traffic
 from shoal.forecast.overhead import NO_OVERHEAD, HostOverhead, OverheadTimes
 from shoal.forecast.peak import Demand, SharedBlocks, Timeline
 from shoal.forecast.predictors import PREDICTORS, make_predictor
-from shoal.forecast.profile_meta import measured_device, measured_model, read_meta
-from shoal.forecast.profile_tables import ProfileTimes
+from shoal.forecast.profile_files.reading import measured_device, measured_model, read_meta
+from shoal.forecast.profile_files.tables import ProfileTimes
 from shoal.forecast.roofline import RooflineTimes, kv_tokens
 from shoal.forecast.running_blocks import blocks_in
 from shoal.forecast.step_times import FittedTimes, ScaledTimes, StepRows, StepTimes

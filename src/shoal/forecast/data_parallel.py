@@ -13,10 +13,8 @@ from shoal.core import ConfigError
 from shoal.forecast.device_specs import DeviceSpec
 from shoal.forecast.latency import FloatArray
 from shoal.forecast.model_spec import ModelSpec
-from shoal.forecast.profile_experts import rank_experts
-from shoal.forecast.profile_files import ProfileFiles, read_profile
-from shoal.forecast.profile_meta import measured_device, measured_model
-from shoal.forecast.profile_tables import ProfileTimes, require_named, token_range
+from shoal.forecast.profile_files.reading import ProfileFiles, measured_device, measured_model, read_profile
+from shoal.forecast.profile_files.tables import ProfileTimes, rank_experts, require_named, token_range
 from shoal.forecast.roofline_ops import Link
 from shoal.forecast.step_times import StepRows
 

@@ -39,9 +39,9 @@ from shoal.schedule.policies.orders import (
 from shoal.schedule.policies.victims import VICTIMS, MemoryPressure, Victim
 from shoal.schedule.policies.view import SchedulerView, ServiceTraits, ServiceView
 from shoal.schedule.request_state import RequestState
-from shoal.schedule.resumption import to_resume
 from shoal.schedule.scheduler import Scheduler
 from shoal.schedule.stats import Observed, SchedulerStats, ServiceStats
+from shoal.schedule.submission import to_resume
 from shoal.schedule.validation import ServiceLimits
 
 __all__ = [

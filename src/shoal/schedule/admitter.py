@@ -11,12 +11,27 @@ from shoal.core import BlockCopy
 from shoal.forecast import SharedBlocks
 from shoal.kvcache import BlockPool
 from shoal.schedule.batching import ScheduledBatch, slice_blocks, slice_end, slice_ends
-from shoal.schedule.choices import prompt_holder
 from shoal.schedule.policies.admissions import Admission
 from shoal.schedule.policies.memory_forecast import MemoryForecast
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import RequestStore
-from shoal.schedule.running_batch import RequestTable
+from shoal.schedule.running_batch import RequestTable, RunningBatch
+
+
+def prompt_holder(request: RequestState, batch: RunningBatch) -> RequestState | None:
+    """A running choice of the same call that has computed their prompt."""
+    for choice in request.choices:
+        if choice.seq_id >= 0 and batch.num_computed[batch.row_of(choice)] >= choice.num_prompt_tokens:
+            return choice
+    return None
+
+
+def prompt_computer(request: RequestState, batch: RunningBatch) -> RequestState | None:
+    """The running choice of the same call that computes their prompt; None if it has been, or nobody does."""
+    if not request.choices or prompt_holder(request, batch) is not None:
+        return None
+    return next((choice for choice in request.choices if choice.seq_id >= 0), None)
+
 
 LOOKAHEAD = 8
 """So many requests that wait are forecast together."""

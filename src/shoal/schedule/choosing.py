@@ -1,7 +1,8 @@
 """Choosing the next plan: the order proposes turns, the admission says who fits, the victim makes room."""
 
 import sys
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 
 from shoal.core import Idle, StepPlan
 from shoal.kvcache import BlockPool
@@ -10,7 +11,7 @@ from shoal.schedule.batching import Batcher, ScheduledBatch
 from shoal.schedule.decode_runs import DecodeRun, DecodeRuns, Growth
 from shoal.schedule.inter_token_latency import TokenGapGuard
 from shoal.schedule.options import SchedulerOptions
-from shoal.schedule.planning import Planner
+from shoal.schedule.planning import InFlightStep, Planner
 from shoal.schedule.policies.orders import Turn
 from shoal.schedule.policies.view import SchedulerView
 from shoal.schedule.preemption import Drain, Preemptor
@@ -19,7 +20,45 @@ from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import RequestStore
 from shoal.schedule.service_registry import Roster
 from shoal.schedule.starvation import StarvationGuard
-from shoal.schedule.steps import Steps
+
+
+class Steps:
+    """Plans in the order in which they were made."""
+
+    def __init__(self) -> None:
+        self.planned = 0
+        """Steps planned so far, each iteration of a plan counted."""
+        self.in_flight: deque[InFlightStep] = deque()
+        """Plans made and not yet updated, the oldest first."""
+        self.epoch = 0
+        """Goes up with everything that happens; in the same epoch a second look is the same as the first."""
+        self.on_steps: Callable[[int, int], None] | None = None
+        """Told of the first step of each plan, and of how many at most it has, for the same requests."""
+
+    def note(self, something: bool) -> bool:
+        """Note that ``something`` happened, if it did."""
+        self.epoch += something
+        return something
+
+    def tell(self, steps: int) -> None:
+        """The next plan has so many steps at most."""
+        if self.on_steps is not None:
+            self.on_steps(self.planned, steps)
+
+    def begin(self, step: InFlightStep) -> StepPlan:
+        """A plan was made; returns it."""
+        self.in_flight.append(step)
+        self.planned += step.plan.iterations
+        self.epoch += 1
+        return step.plan
+
+    def finish_oldest(self, iterations: int) -> tuple[InFlightStep, int]:
+        """The oldest plan in flight is over after so many iterations; also returns how many were not made."""
+        step = self.in_flight.popleft()
+        self.epoch += 1
+        missing = step.plan.iterations - iterations
+        self.planned -= missing
+        return step, missing
 
 
 class PlanChooser:

@@ -9,8 +9,7 @@ from shoal.kvcache import BlockPool
 from shoal.schedule.leases import Lease
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import RequestStore
-from shoal.schedule.resumption import to_resume
-from shoal.schedule.submission import Submitter
+from shoal.schedule.submission import Submitter, to_resume
 from shoal.schedule.validation import ServiceLimits
 
 

@@ -1,6 +1,6 @@
 """Making room: who gives up memory so that a running, a starved or a more urgent request can go on."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 
 import numpy as np
@@ -12,11 +12,35 @@ from shoal.schedule.options import SchedulerOptions
 from shoal.schedule.planning import InFlightStep
 from shoal.schedule.policies.memory_forecast import MemoryForecast
 from shoal.schedule.policies.victims import VICTIMS, MemoryPressure
-from shoal.schedule.preemption_gain import execution_s, is_worth_preempting
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import RequestStore
 from shoal.schedule.running_batch import FloatArray, IntArray, RequestTable
 from shoal.schedule.service_state import ServiceState
+
+
+def execution_s(state: ServiceState) -> float:
+    """L: execution time of a service's mean request, alone where that is known."""
+    traits = state.traits
+    return max(traits.mean_s if traits.alone_s is None else traits.alone_s, 1e-9)
+
+
+def is_worth_preempting(
+    waiting: ServiceState,
+    victims: Sequence[ServiceState],
+    services: Iterable[ServiceState],
+    cost_s: float,
+) -> bool:
+    """Whether a request gains more than ``victims`` lose, each in units of its service's execution time.
+
+    Running requests end at a rate of N / L, so that W seconds pass until as many have ended as there are
+    victims. So long the request waits, or else every victim, which is the first to come back and meanwhile
+    has to be saved or computed again, in ``cost_s``: it is worth it where W / L of the one exceeds the sum of
+    (W + cost) / L of the others. Ours, by Smith's rule: memory goes to whom it serves for the shortest time.
+    """
+    ends_per_s = sum([len(state.running) / execution_s(state) for state in services])
+    wait_s = len(victims) / ends_per_s
+    lost = sum([(wait_s + cost_s) / execution_s(state) for state in victims])
+    return wait_s / execution_s(waiting) > lost
 
 
 class _Forecasts(Mapping[str, MemoryForecast]):

@@ -7,7 +7,7 @@ import numpy as np
 
 from shoal.core import FinishReason, Idle, Request, StepPlan, StepResult, TokenEvent
 from shoal.kvcache import BlockPool
-from shoal.schedule.choosing import PlanChooser
+from shoal.schedule.choosing import PlanChooser, Steps
 from shoal.schedule.decode_runs import DecodeRun, Growth
 from shoal.schedule.leases import Leases
 from shoal.schedule.migration import Held, KVTable, Mover
@@ -18,13 +18,11 @@ from shoal.schedule.policies.view import ServiceView
 from shoal.schedule.recovery import Recovery
 from shoal.schedule.request_store import OnEnd, RequestStore
 from shoal.schedule.results import check_result
-from shoal.schedule.resumption import to_resume
 from shoal.schedule.running_batch import IntArray
 from shoal.schedule.service_registry import Roster
 from shoal.schedule.starvation import StarvationGuard
 from shoal.schedule.stats import Observed, SchedulerStats
-from shoal.schedule.steps import Steps
-from shoal.schedule.submission import Submitter
+from shoal.schedule.submission import Submitter, to_resume
 from shoal.schedule.validation import ServiceLimits, longest_total
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from shoal.schedule.choices import prompt_computer
+from shoal.schedule.admitter import prompt_computer
 from shoal.schedule.policies.orders import Turn
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.running_batch import IntArray, RunningBatch

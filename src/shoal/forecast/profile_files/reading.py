@@ -1,18 +1,4 @@
-"""Reading a folder of measured layer times, in the format of LLMServingSim's profiler.
-
-- ``dense.csv`` (layer, tokens, time_us): parts of one layer, and of the step, by tokens computed.
-- ``per_sequence.csv`` (layer, sequences, time_us): what runs once per step, by rows whose logits are needed.
-- ``attention.csv`` (prefill_chunk, kv_prefill, n_decode, kv_decode, time_us): one layer's attention over one
-  chunk of a prompt and some decoding rows of equal context. Newer files have ``prefill_key`` in place of
-  ``kv_prefill``, and ``prefill_chunk`` counts the tokens of all chunks: see ``prefill_key``. Older ones are
-  read as if they were newer: see ``by_prefill_key``.
-- ``moe.csv`` (ep, tokens, activated_experts, time_us), only for mixtures of experts: one layer's router and
-  experts on one of ``ep`` devices that share the experts, by tokens computed and experts of that device that
-  they activate; without the column ``ep``, on one device.
-- ``meta.yaml``: model, hardware, degrees of tensor parallelism.
-
-See https://github.com/casys-kaist/LLMServingSim.
-"""
+"""Reading a folder of measured layer times, in the format of LLMServingSim's profiler."""
 
 import csv
 import math
@@ -22,12 +8,43 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from shoal.core import ConfigError
+from shoal.forecast.device_specs import DEVICE_SPECS, DeviceSpec, find_device_spec
 from shoal.forecast.latency import FloatArray
-from shoal.forecast.profile_chunk_grid import by_prefill_key
-from shoal.forecast.profile_meta import read_meta
-from shoal.forecast.profile_prefill_keys import PrefillPoint
+from shoal.forecast.model_spec import ModelSpec, find_model_spec
+from shoal.forecast.profile_files.attention import PrefillPoint, by_prefill_key
+
+
+def read_meta(folder: Path) -> Mapping[str, Any]:
+    """Contents of ``meta.yaml``, {} where there is none; raises ConfigError for anything but a mapping."""
+    path = folder / "meta.yaml"
+    if not path.is_file():
+        return {}
+    try:
+        meta = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML: {error}") from error
+    if not isinstance(meta, dict):
+        raise ConfigError(f"{path}: expected a mapping, got {type(meta).__name__}")
+    return meta
+
+
+def measured_model(meta: Mapping[str, Any]) -> ModelSpec | None:
+    """The model that was measured; None: none is named, or one that is not on record."""
+    return find_model_spec(str(meta.get("model", "")))
+
+
+def measured_device(meta: Mapping[str, Any]) -> DeviceSpec | None:
+    """The device that it was measured on, by its name or by what its driver calls it; None as above."""
+    found = find_device_spec(str(meta.get("hardware", "")))
+    if found is not None:
+        return found
+    driver_name = "".join(letter for letter in str(meta.get("gpu", "")).lower() if letter.isalnum())
+    named = [name for name in DEVICE_SPECS if name.replace("-", "") in driver_name]
+    return DEVICE_SPECS[max(named, key=len)] if named else None
+
 
 _BY_CONTEXT = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 _BY_KEY = ("prefill_chunk", "prefill_key", "n_decode", "kv_decode")

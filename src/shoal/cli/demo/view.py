@@ -8,8 +8,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from shoal.cli.demo_client import DemoRequest
-from shoal.cli.demo_prompts import DemoPrompt
+from shoal.cli.demo.client import DemoRequest
+from shoal.cli.demo.prompts import DemoPrompt
 
 _STYLES = {"waiting": "dim", "streaming": "yellow", "done": "green", "failed": "bold red"}
 

@@ -9,10 +9,11 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from shoal.cli.demo_client import Burst, DemoRequest
-from shoal.cli.demo_goals import format_goals
-from shoal.cli.demo_kill import Kill
+from shoal.cli.demo.client import Burst, DemoRequest, Kill
+from shoal.cli.demo.prompts import format_goals
 from shoal.core import SLO, attainment, has_goal, met, normalised_latency, percentile
+
+_WASTE_USES = ("padding", "unfilled", "external")
 
 
 @dataclass(frozen=True, slots=True)

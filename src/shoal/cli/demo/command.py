@@ -53,9 +53,8 @@ def demo(
 
     `shoal demo --requests 48 --kv-memory 16MiB --preset vllm --json demo.json`
     """
-    from shoal.cli.demo_prompts import demo_prompts
-    from shoal.cli.demo_run import run_demo
-    from shoal.cli.demo_setup import DemoSetup
+    from shoal.cli.demo.prompts import demo_prompts
+    from shoal.cli.demo.run import DemoSetup, run_demo
     from shoal.config import parse_size
 
     check_outputs(json_path)

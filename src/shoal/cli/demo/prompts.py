@@ -1,9 +1,11 @@
-"""The demo's prompts: questions for a chat model, and beginnings of texts for a base model."""
+"""The demo's prompts, and the latency goals of its requests."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+
+from shoal.core import SLO, resolve_slo
 
 CHAT, COMPLETE = "chat", "complete"
 
@@ -71,3 +73,22 @@ def demo_prompts(count: int, max_tokens: int = 96, chat_share: float = 0.5) -> l
         prompts.append(DemoPrompt(CHAT if chat else COMPLETE, text, limit, chat=chat))
         chats += chat
     return prompts
+
+
+# In a burst a request may take so many times as long as a typical one does alone. A time in seconds would be
+# met or missed by the speed of the machine.
+_GOALS = dict.fromkeys((CHAT, COMPLETE), SLO(e2e_scale=8))
+
+
+def demo_goals(alone_s: Mapping[str, float]) -> dict[str, SLO]:
+    """Goals by service, as times; only for the services in ``alone_s``.
+
+    alone_s: time of a typical request when nothing else runs, by service.
+    """
+    return {name: resolve_slo(SLO(), _GOALS[name], execution_s) for name, execution_s in alone_s.items()}
+
+
+def format_goals(slo: SLO) -> str:
+    """Goals as text: ``TTFT 10 s, E2E 20.5 s``."""
+    goals = (("TTFT", slo.ttft_s), ("TPOT", slo.tpot_s), ("E2E", slo.e2e_s))
+    return ", ".join(f"{name} {goal:.3g} s" for name, goal in goals if goal is not None)

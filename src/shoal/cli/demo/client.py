@@ -1,7 +1,9 @@
-"""Sends a burst of prompts to a running server, and measures the streamed responses."""
+"""Sends a burst of prompts to a running server, measures the streamed responses, and may kill an engine."""
 
 import asyncio
 import json
+import os
+import signal
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,13 +11,43 @@ from typing import Any
 
 import httpx
 
+from shoal.cli.admin_client import AdminClient
 from shoal.cli.answers import error_message
-from shoal.cli.demo_goals import demo_goals
-from shoal.cli.demo_kill import Kill, kill_amid
-from shoal.cli.demo_metrics import MetricsSummary
-from shoal.cli.demo_prompts import DemoPrompt
+from shoal.cli.demo.metrics import MetricsSummary
+from shoal.cli.demo.prompts import DemoPrompt, demo_goals
 from shoal.core import SLO, EngineDied, RequestRecord, has_goal
 from shoal.core.service import NO_GOALS
+
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """An engine that was killed."""
+
+    engine: str
+    """Its name."""
+    pid: int
+    """Its process."""
+    requests: int
+    """Those that it had not finished."""
+
+
+async def kill_amid(url: str, is_amid: Callable[[], bool]) -> Kill:
+    """Wait until ``is_amid``, and kill the engine of the server at ``url`` that has the most requests.
+
+    Raises EngineDied if none of them has any.
+    """
+    while not is_amid():
+        await asyncio.sleep(_POLL_S)
+    client = AdminClient(url, os.environ.get("SHOAL_ADMIN_KEY"))
+    answer = await asyncio.to_thread(client.list, "engines")
+    engine = max(answer["data"], key=lambda engine: engine["requests"])
+    if engine["pid"] is None or not engine["requests"]:
+        raise EngineDied("no engine has a request that it could lose")
+    os.kill(engine["pid"], signal.SIGKILL)
+    return Kill(engine["name"], engine["pid"], engine["requests"])
+
 
 _TIMEOUT = httpx.Timeout(300.0, connect=10.0)
 _POLL_S = 0.2

@@ -1,12 +1,54 @@
-"""Attention times by the positions that prompt tokens attend: several chunks are one point of a table."""
+"""Attention measured by chunks and what they attend, as tables by prompt tokens and their keys."""
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from shoal.core import ConfigError
-from shoal.forecast.profile_lines import Line, bracket
+from shoal.forecast.latency import FloatArray
+
+
+class Line:
+    """A piecewise linear function; constant before its first point, extrapolated after its last.
+
+    ``at`` and ``many`` do the same operations in the same order, so their results are equal to the last bit.
+    """
+
+    def __init__(self, points: FloatArray, values: FloatArray) -> None:
+        slopes = np.append(np.diff(values) / np.diff(points), 0.0) if len(points) > 1 else np.zeros(1)
+        if len(points) > 1:
+            slopes[-1] = max(float(slopes[-2]), 0.0)
+        self._points, self._values, self._slopes = points, values, slopes
+        self._lists = points.tolist(), values.tolist(), slopes.tolist()
+
+    def at(self, x: float) -> float:
+        """The value at ``x``."""
+        points, values, slopes = self._lists
+        if x < points[0]:
+            x = points[0]
+        i = bisect_right(points, x) - 1
+        return float(values[i] + (x - points[i]) * slopes[i])
+
+    def many(self, x: FloatArray) -> FloatArray:
+        """The values at each of ``x``."""
+        x = np.maximum(x, self._points[0])
+        i = np.searchsorted(self._points, x, side="right") - 1
+        result: FloatArray = self._values[i] + (x - self._points[i]) * self._slopes[i]
+        return result
+
+
+def bracket(axis: Sequence[float], x: float) -> tuple[int, float]:
+    """Index of the point of ``axis`` at or below ``x``, and the share of the way to the next.
+
+    The share is above 1 beyond the last point.
+    """
+    if len(axis) == 1 or x <= axis[0]:
+        return 0, 0.0
+    i = min(bisect_right(axis, x) - 1, len(axis) - 2)
+    return i, (x - axis[i]) / (axis[i + 1] - axis[i])
+
 
 PrefillPoint = tuple[int, float, int, int]
 """Prompt tokens, their key, decoding rows, and the context of these."""
@@ -158,3 +200,32 @@ def _filled(
             rise = line[high] - line[low]
             guesses.append((abs(rise), line[low] + rise * (place - low) / (high - low)))
     return min(guesses)[1] if guesses else _line(along_context).at(context)
+
+
+ChunkPoint = tuple[int, int, int, int]
+"""One chunk of a prompt, the tokens computed before it, decoding rows, and the context of these."""
+
+
+def by_prefill_key(measured: Mapping[ChunkPoint, float]) -> dict[PrefillPoint, float]:
+    """Microseconds by key; ``measured`` has them by chunk and context, and points may be missing.
+
+    Such a grid knows nothing of several chunks in one step, whose key is lower than that of a single chunk of
+    as many tokens. So points are added for equal chunks without context: the first takes what it takes beside
+    the decodes, and each other what it takes alone beyond the start of a kernel.
+    """
+    points: dict[PrefillPoint, float] = {}
+    for (chunk, before, decodes, context), micros in measured.items():
+        points[chunk, prefill_key([(chunk, before)]) if chunk else 0.0, decodes, context] = micros
+    alone = {
+        chunk: micros
+        for (chunk, before, decodes, _), micros in measured.items()
+        if chunk and not before and not decodes
+    }
+    start = min(alone.values(), default=0.0)
+    chunks = sorted({chunk for chunk, *_ in measured if chunk})
+    for (chunk, before, decodes, context), micros in measured.items():
+        if chunk in alone and not before:
+            for tokens in (tokens for tokens in chunks if tokens > chunk):
+                others = (tokens / chunk - 1) * (alone[chunk] - start)
+                points[tokens, prefill_key([(chunk, 0)]), decodes, context] = micros + others
+    return points

@@ -1,0 +1,1 @@
+"""``shoal demo``: the command, its servers, its client and its report."""

@@ -1,0 +1,1 @@
+"""Profiles in files: measured layer times, read and made into step times."""
