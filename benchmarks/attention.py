@@ -27,7 +27,7 @@ from interrupted import printed_at_end
 from shoal.engine.build import default_threads
 from shoal.execute.attention.backends import choose_backend
 from shoal.execute.attention.kv_store import KVStore
-from shoal.execute.attention.paged import PagedStep
+from shoal.execute.attention.paged import PagedAttention
 from shoal.execute.attention.service_cache import TORCH_DTYPES, ServiceCache
 from shoal.execute.batch import StepBatch
 from shoal.execute.heap import keep_freed_memory
@@ -95,7 +95,7 @@ class Workload:
         shape = (case.rows * case.tokens, model.heads + 2 * model.kv_heads, model.dim)
         self.packed = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(TORCH_DTYPES[dtype])
 
-    def run(self, backend: type[PagedStep], int8: bool) -> None:
+    def run(self, backend: type[PagedAttention], int8: bool) -> None:
         """One step."""
         step = backend(self.batch, self.caches[int8])
         model = self.model

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from shoal.execute.attention.kv_store import KVStore
-from shoal.execute.attention.paged import PagedStep
+from shoal.execute.attention.paged import PagedAttention
 from shoal.execute.attention.service_cache import TORCH_DTYPES
 from shoal.execute.batch import StepBatch
 from shoal.kvcache import BlockPool, KVShape, LayerShape, plan_layout
@@ -115,7 +115,7 @@ class Pool:
                 self.cache.write(layer, index, offsets, key[:first], value[:first])
 
     def attend(
-        self, step: PagedStep, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+        self, step: PagedAttention, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """The attention of one layer."""
         window, softcap = self.heads.window, self.heads.softcap

@@ -20,9 +20,9 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from shoal.core import SamplingParams
-from shoal.execute.group import RunningSequence
 from shoal.execute.sampling.native import NativeSampler
 from shoal.execute.sampling.sampler import sample
+from shoal.execute.sequences import RunningSequence
 from shoal.models import resolve_model
 from shoal.native import load_native, native_status
 

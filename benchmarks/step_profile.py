@@ -45,7 +45,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from shoal.core import Joined, SamplingParams, Service, StepPlan
+from shoal.core import NewSequence, SamplingParams, Service, StepPlan
 from shoal.engine.build import default_threads
 from shoal.execute.attention.backends import ATTENTION_BACKENDS
 from shoal.execute.attention.service_cache import MergedCache
@@ -150,7 +150,7 @@ class Bench:
             native.extend(kept)
 
     @contextmanager
-    def sequences(self, rows: int, known: int, computed: int) -> Iterator[tuple[Joined, ...]]:
+    def sequences(self, rows: int, known: int, computed: int) -> Iterator[tuple[NewSequence, ...]]:
         """``rows`` sequences with blocks for ``known`` tokens, of which ``computed`` have arbitrary KV."""
         sampling = SamplingParams(temperature=0.0, max_tokens=1 << 20, ignore_eos=True)
         tables = []
@@ -162,13 +162,13 @@ class Bench:
         tokens = torch.randint(0, self._vocab, (rows, known)).tolist()
         first, self._number = self._number, self._number + rows
         yield tuple(
-            Joined(first + at, tokens[at], known, computed, tuple(table), sampling, seed=at)
+            NewSequence(first + at, tokens[at], known, computed, tuple(table), sampling, seed=at)
             for at, table in enumerate(tables)
         )
         for table in tables:
             self._pool.free(SERVICE, table)
 
-    def step(self, joined: tuple[Joined, ...], new_tokens: int) -> None:
+    def step(self, joined: tuple[NewSequence, ...], new_tokens: int) -> None:
         """One step in which the sequences come, compute ``new_tokens`` each, sample, and are forgotten."""
         ids = tuple(sequence.seq_id for sequence in joined)
         plan = StepPlan(
@@ -229,7 +229,7 @@ def small_operations(traced: profile) -> list[float]:
     return [event.cpu_time_total / 1e3 for event in found]
 
 
-def measure(bench: Bench, clock: Clock, kind: str, joined: tuple[Joined, ...], new_tokens: int) -> Step:
+def measure(bench: Bench, clock: Clock, kind: str, joined: tuple[NewSequence, ...], new_tokens: int) -> Step:
     """One step as it runs, one with timers, and one under the profiler."""
     clock.seconds.clear()
     bench.step(joined, new_tokens)
@@ -240,7 +240,7 @@ def measure(bench: Bench, clock: Clock, kind: str, joined: tuple[Joined, ...], n
 
 
 def _parts(
-    bench: Bench, clock: Clock, joined: tuple[Joined, ...], new_tokens: int
+    bench: Bench, clock: Clock, joined: tuple[NewSequence, ...], new_tokens: int
 ) -> tuple[dict[str, float], profile]:
     """Milliseconds of each part, and the trace of another such step."""
     clock.seconds.clear()

@@ -12,7 +12,7 @@ import pytest
 from cli_builders import METRICS, FakeApi, fake_server
 from rich.console import Console
 
-from shoal.cli.demo.client import Burst, DemoRequest, Kill, kill_amid, run_burst, time_alone
+from shoal.cli.demo.client import Burst, DemoRequest, Kill, kill_engine_during, run_burst, time_alone
 from shoal.cli.demo.metrics import MetricsSummary
 from shoal.cli.demo.prompts import (
     CHAT,
@@ -201,7 +201,7 @@ def test_an_engine_is_killed_amid_the_burst(monkeypatch):
 )
 def test_an_engine_that_cannot_be_killed_is_told(answer, message):
     with fake_server(FakeApi(admin={"engines": answer})) as url, pytest.raises(ShoalError, match=message):
-        asyncio.run(kill_amid(url, lambda: True))
+        asyncio.run(kill_engine_during(url, lambda: True))
 
 
 def test_a_burst_that_is_over_too_soon_is_told():

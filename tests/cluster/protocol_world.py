@@ -28,7 +28,7 @@ from shoal.cluster.manager import Manager
 from shoal.cluster.migration.move import MoveState
 from shoal.cluster.migration.mover import Mover
 from shoal.cluster.options import ClusterOptions
-from shoal.core import Carried, FinishReason, Request, SamplingParams, TokenEvent
+from shoal.core import FinishReason, Request, ResumeState, SamplingParams, TokenEvent
 from shoal.engine import wire
 from shoal.engine.migration import wire as migration_wire
 
@@ -111,7 +111,7 @@ class Call:
                 prompt=PROMPT,
                 sampling=SamplingParams(max_tokens=TOKENS),
                 output_tokens=tuple(range(self.output_tokens)),
-                carried=Carried(max_new_tokens=TOKENS),
+                resume_state=ResumeState(max_new_tokens=TOKENS),
             )
         ]
 
@@ -197,7 +197,7 @@ class World:
     def send(self, engine: str, message: wire.ToEngine) -> None:
         self.engines[engine].send(message)
 
-    def distrust(self, engine: str, why: str) -> None:
+    def kill_inconsistent(self, engine: str, why: str) -> None:
         raise AssertionError(f"{engine} was distrusted: {why}")
 
     # What can happen
@@ -412,8 +412,8 @@ class World:
             if target.alive:
                 target.kv.append((migration, tokens))
             computed = len(PROMPT) + tokens - 1
-            carried = Carried(max_new_tokens=TOKENS)
-            process.back.append(migration_wire.Stopped(migration, tokens, computed, carried))
+            state = ResumeState(max_new_tokens=TOKENS)
+            process.back.append(migration_wire.Stopped(migration, tokens, computed, state))
 
     # The router's ears
 

@@ -9,7 +9,7 @@ from checked_engine import CheckedEngine
 from shoal.core import StepPlan
 from shoal.engine import Engine, EngineInfo, EngineOptions, build_engine
 from shoal.execute.batch import StepBatch
-from shoal.execute.group import RunningSequence
+from shoal.execute.sequences import RunningSequence
 from shoal.execute.torch_executor import TorchExecutor
 
 POISON = 7

@@ -14,7 +14,7 @@ from end_to_end_builders import OVERCOMMIT, make_request, run_engine
 from execute_builders import make_model, make_prompt, tiny_config
 from grammar_builders import EOS, Letters, write_tokenizer
 
-from shoal.core import Carried, Grammar, GrammarKind, Request
+from shoal.core import Grammar, GrammarKind, Request, ResumeState
 from shoal.execute.grammar import health as grammar_health
 from shoal.execute.grammar.masks import RowMasks
 
@@ -179,7 +179,9 @@ def test_a_resumed_output_goes_on_as_it_would_have(
     cut: int, folder: Path, expected: dict[str, list[int]]
 ) -> None:
     resumed = [
-        replace(one, output_tokens=tuple(expected[one.id][:cut]), carried=Carried(max_new_tokens=MOST))
+        replace(
+            one, output_tokens=tuple(expected[one.id][:cut]), resume_state=ResumeState(max_new_tokens=MOST)
+        )
         for one in requests()
     ]
     outcome = run_engine({SERVICE: folder}, [resumed])

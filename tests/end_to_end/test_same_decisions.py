@@ -20,13 +20,13 @@ from execute_builders import make_model, make_prompt, tiny_config
 
 from at_hand import DEVICE
 from shoal.config import PRESETS
-from shoal.core import SLO, Carried, Request, Service, StepPlan, StepResult
+from shoal.core import SLO, Request, ResumeState, Service, StepPlan, StepResult
 from shoal.engine import Engine, EngineOptions, build_engine
 from shoal.execute.protocol import Executor, Interrupted, never
 from shoal.forecast import StepRows
 from shoal.kvcache import KVCacheOptions
 from shoal.schedule import ORDERS, Conservative, Fcfs, SchedulerOptions, Slice, describe
-from shoal.schedule.inter_token_latency import TokenGapGuard
+from shoal.schedule.inter_token_latency import InterTokenLatencyGuard
 from shoal.simulate import EngineSpec, OpenLoop, ServiceSpec, Simulation, Watch
 
 SERVICES = ("gemma3", "gpt2")
@@ -64,8 +64,8 @@ def resumed(request: Request, output: Sequence[int]) -> Request:
     """A request that was admitted elsewhere a while ago, and has some output."""
     most = request.sampling.max_tokens
     assert most is not None
-    carried = Carried(max_new_tokens=most, age_ns=10**8, last_token_age_ns=10**7, num_admissions=1)
-    return replace(request, output_tokens=tuple(output[:most]), carried=carried)
+    state = ResumeState(max_new_tokens=most, age_ns=10**8, last_token_age_ns=10**7, num_admissions=1)
+    return replace(request, output_tokens=tuple(output[:most]), resume_state=state)
 
 
 @dataclass
@@ -257,13 +257,13 @@ def test_they_step_services_whose_streams_waited_too_long_at_the_same_times(
     folders: dict[str, Path], depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stepped = []
-    urgent = TokenGapGuard._urgent
+    urgent = InterTokenLatencyGuard._urgent
 
-    def noted(self: TokenGapGuard, *args: Any) -> str | None:
+    def noted(self: InterTokenLatencyGuard, *args: Any) -> str | None:
         stepped.append(urgent(self, *args))
         return stepped[-1]
 
-    monkeypatch.setattr(TokenGapGuard, "_urgent", noted)
+    monkeypatch.setattr(InterTokenLatencyGuard, "_urgent", noted)
     short = [make_request(f"short{number}", SERVICES[0], make_prompt(4, number), 12) for number in range(40)]
     short = [replace(one, arrival_ns=10**7 + number * 10**6) for number, one in enumerate(short)]
     stream = make_request("stream", SERVICES[1], make_prompt(4), 40)

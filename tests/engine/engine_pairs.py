@@ -284,7 +284,9 @@ class Client:
     def commit_order(self, move: Move) -> Commit:
         assert move.stopped is not None
         tokens = tuple(self.answers[move.request.id].tokens)
-        request = replace(move.request, id=move.new_id, output_tokens=tokens, carried=move.stopped.carried)
+        request = replace(
+            move.request, id=move.new_id, output_tokens=tokens, resume_state=move.stopped.resume_state
+        )
         return Commit(move.id, request, move.stopped.computed)
 
     def abort(self, move: Move, request_id: str | None = None) -> None:

@@ -7,7 +7,7 @@ import pytest
 from engine_builders import make_engine
 from test_engine_process import Frames, Over, serve
 
-from shoal.core import Carried, FinishReason, Grammar, GrammarKind, InvalidRequest, SamplingParams
+from shoal.core import FinishReason, Grammar, GrammarKind, InvalidRequest, ResumeState, SamplingParams
 from shoal.engine import wire
 from shoal.execute.grammar import pool as grammar_pool
 from shoal.execute.grammar.pool import MAX_PROCESSES, GrammarPool
@@ -52,8 +52,8 @@ def call(source, *, tokens=4, n=1, output=None):
     sampling = SamplingParams(max_tokens=tokens, n=n, grammar=grammar)
     requests = expand_choices(f"call-{source}", "a", [97] * 8, sampling, 0)
     if output is not None:
-        carried = Carried(max_new_tokens=tokens)
-        requests = [replace(request, output_tokens=output, carried=carried) for request in requests]
+        state = ResumeState(max_new_tokens=tokens)
+        requests = [replace(request, output_tokens=output, resume_state=state) for request in requests]
     return wire.Submit.from_requests(requests)
 
 

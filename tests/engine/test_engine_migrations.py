@@ -422,7 +422,7 @@ def test_an_export_ends_with_its_request(when):
         if when == "cancelled":
             source.send(wire.Cancel([request.id]))
         if when == "preempted":
-            source.engine._scheduler.vacate()
+            source.engine._scheduler.preempt_all()
         else:
             while client.answers["r"].finish is None:
                 client.turn()
@@ -468,7 +468,7 @@ def test_one_request_alone_takes_what_is_kept_for_others():
         destination.send(Reserve("m", "a", 20))
         client.run_requests()
         check(client, request)
-        destination.send(Commit("m", replace(ask("s"), carried=None), 3))
+        destination.send(Commit("m", replace(ask("s"), resume_state=None), 3))
         answers = [answer for answer in destination.turn() if not isinstance(answer, wire.Stepped)]
         assert [type(answer) for answer in answers] == [Failed]
         assert destination.is_free

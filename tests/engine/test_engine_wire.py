@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from shoal.core import (
     SLO,
-    Carried,
     FinishReason,
     Request,
+    ResumeState,
     SamplingParams,
     SyntheticPrompt,
     TokenEvent,
@@ -88,9 +88,11 @@ def test_only_the_first_choice_is_asked_for_log_probabilities_of_the_prompt():
 
 
 def test_choices_arrive_with_the_output_that_each_has():
-    carried = Carried(max_new_tokens=9, age_ns=2**62, largest_gap_ns=3, num_cached_tokens=4, num_admissions=1)
-    first = Request(id="x-0", service="a", prompt=[1, 2, 3], output_tokens=(4, 5), carried=carried)
-    requests = [first, replace(first, id="x-2", output_tokens=(), carried=replace(carried, age_ns=0))]
+    state = ResumeState(
+        max_new_tokens=9, age_ns=2**62, largest_gap_ns=3, num_cached_tokens=4, num_admissions=1
+    )
+    first = Request(id="x-0", service="a", prompt=[1, 2, 3], output_tokens=(4, 5), resume_state=state)
+    requests = [first, replace(first, id="x-2", output_tokens=(), resume_state=replace(state, age_ns=0))]
     synthetic = [replace(first, prompt=SyntheticPrompt(7, (1, 2)), output_tokens=5)]
     for sent in (requests, synthetic):
         received = wire.decode_to_engine(wire.encode(wire.Submit.from_requests(sent)))

@@ -8,7 +8,7 @@ import torch
 
 from at_hand import DEVICE
 from shoal.execute.attention.kv_store import KVStore
-from shoal.execute.attention.paged import GatheringStep, PagedStep
+from shoal.execute.attention.paged import GatheringStep, PagedAttention
 from shoal.execute.attention.service_cache import TORCH_DTYPES, ServiceCache
 from shoal.execute.batch import StepBatch
 from shoal.kvcache import BlockPool, KVShape, LayerShape, plan_layout
@@ -99,7 +99,9 @@ class Sequences:
         """What a step over ``rows`` gets of queries, keys or values."""
         return torch.cat([tensors[sequence][first:end] for sequence, first, end in rows])
 
-    def attend(self, step: PagedStep, rows: Sequence[tuple[int, int, int]], layer: int = 0) -> torch.Tensor:
+    def attend(
+        self, step: PagedAttention, rows: Sequence[tuple[int, int, int]], layer: int = 0
+    ) -> torch.Tensor:
         """The attention of a step over ``rows``."""
         query, key, value = (self.of_step(each, rows) for each in (self.queries, self.keys, self.values))
         return step.attend(layer, query, key, value, **self.shape.settings, extra={})

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from at_hand import DEVICE, on_cpu, on_gpu
-from shoal.core import Joined, SamplingParams, Service, StepPlan
+from shoal.core import NewSequence, SamplingParams, Service, StepPlan
 from shoal.execute.model.loading import ModelSet, load_models
 from shoal.execute.torch_executor import TorchExecutor
 from shoal.kvcache import BlockPool, plan_layout
@@ -177,7 +177,7 @@ class HandScheduler:
         numbers = [self.numbers + i for i in range(len(prompts))]
         self.numbers += len(prompts)
         joined = tuple(
-            Joined(number, list(prompt), len(prompt), 0, table, p, (seeds or numbers)[i])
+            NewSequence(number, list(prompt), len(prompt), 0, table, p, (seeds or numbers)[i])
             for i, (number, prompt, table, p) in enumerate(zip(numbers, prompts, tables, params, strict=True))
         )
         computed = [0] * len(prompts)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from execute_builders import GREEDY, HandScheduler, make_model, make_prompt, reference_tokens, tiny_config
 
-from shoal.core import Joined, StepPlan
+from shoal.core import NewSequence, StepPlan
 from shoal.execute import torch_executor
 from shoal.execute.protocol import StepFailed
 
@@ -49,7 +49,7 @@ def break_phase(
 
 def start(hand: HandScheduler, number: int, left: tuple[int, ...] = ()) -> StepPlan:
     """A plan that computes the prompt in a new sequence."""
-    joined = Joined(number, PROMPT, len(PROMPT), 0, hand.blocks("a", len(PROMPT) + 8), GREEDY, seed=0)
+    joined = NewSequence(number, PROMPT, len(PROMPT), 0, hand.blocks("a", len(PROMPT) + 8), GREEDY, seed=0)
     return StepPlan(
         number=number,
         service="a",

@@ -40,9 +40,9 @@ from shoal.execute.grammar.pool import GrammarLease, GrammarPool
 from shoal.execute.grammar.process import Masks, compile_grammar, read_tokenizer
 from shoal.execute.grammar.template import GrammarModel, GrammarTemplates
 from shoal.execute.grammar.worker import GrammarWorker
-from shoal.execute.group import RunningSequence
 from shoal.execute.sampling.native import NativeSampler
 from shoal.execute.sampling.sampler import sample as sample_rows
+from shoal.execute.sequences import RunningSequence
 from shoal.native import load_native
 
 SERVICE = "tiny"

@@ -14,7 +14,7 @@ from hypothesis_profiles import examples
 from native_variants import each_variant
 from shoal.execute.attention.int8_kv import as_bytes, dequantise, quantise
 from shoal.execute.attention.native import NativeStep
-from shoal.execute.attention.paged import BatchedStep, PagedStep, ReferenceStep
+from shoal.execute.attention.paged import BatchedStep, PagedAttention, ReferenceStep
 from shoal.native import NativeLibrary
 
 TOLERANCE = {"float32": 5e-6, "bfloat16": 4e-3}
@@ -115,7 +115,7 @@ layouts = st.sampled_from(["merged", "split"])
 
 
 def check(
-    step: type[PagedStep],
+    step: type[PagedAttention],
     shape: Shape,
     rows: list[tuple[int, int]],
     layout: str,
@@ -146,7 +146,7 @@ def test_native_attention_reads_what_was_rounded(
 @settings(max_examples=examples(20), deadline=None)
 @given(shapes, steps, layouts, st.sampled_from([1, 3, 16]))
 def test_so_does_attention_with_torch(
-    step: type[PagedStep], shape: Shape, rows: list[tuple[int, int]], layout: str, block_size: int
+    step: type[PagedAttention], shape: Shape, rows: list[tuple[int, int]], layout: str, block_size: int
 ) -> None:
     if step is BatchedStep and shape.dtype == "bfloat16":
         shape.dtype = "float32"  # else it rounds what it gathers, and is less exact

@@ -8,7 +8,7 @@ import pytest
 import torch
 from execute_builders import GREEDY, HandScheduler, make_model, make_prompt, tiny_config
 
-from shoal.core import ANONYMOUS_TOKEN, NO_TOKEN, BlockCopy, Joined, SamplingParams, StepPlan, StepResult
+from shoal.core import ANONYMOUS_TOKEN, NO_TOKEN, BlockCopy, NewSequence, SamplingParams, StepPlan, StepResult
 from shoal.execute.protocol import Interrupted, never
 from shoal.execute.sampling.sampler import Sampled
 from shoal.execute.simulated import SimulatedExecutor, SimulatedModel
@@ -42,7 +42,9 @@ def start(hand: HandScheduler, params: Sequence[SamplingParams], prompt: int = 9
     """Compute a prompt for each; their first tokens."""
     prompts = [make_prompt(prompt + number, seed=number) for number in range(len(params))]
     joined = [
-        Joined(number, tokens, len(tokens), 0, hand.blocks("a", len(tokens) + OUTPUT), sampling, seed=number)
+        NewSequence(
+            number, tokens, len(tokens), 0, hand.blocks("a", len(tokens) + OUTPUT), sampling, seed=number
+        )
         for number, (tokens, sampling) in enumerate(zip(prompts, params, strict=True))
     ]
     rows = tuple(range(len(params)))
@@ -180,7 +182,7 @@ def simulated() -> tuple[SimulatedExecutor, list[int]]:
         seq_ids=(0, 1),
         new_tokens=(5, 6),
         sampled=(0, 1),
-        joined=tuple([Joined(n, range(5 + n), 5 + n, 0, (n,), GREEDY, seed=0) for n in (0, 1)]),
+        joined=tuple([NewSequence(n, range(5 + n), 5 + n, 0, (n,), GREEDY, seed=0) for n in (0, 1)]),
     )
     executor.submit(plan)
     now_ns[0] += executor.collect().duration_ns

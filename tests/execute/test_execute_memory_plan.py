@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shoal.core import ConfigError
-from shoal.execute.attention.paged import BatchedStep, PagedStep
+from shoal.execute.attention.paged import BatchedStep, PagedAttention
 from shoal.execute.memory_plan import EngineMemory, pool_bytes, recorded_bytes
 from shoal.execute.model import loading
 from shoal.execute.model.loading import ModelLoader, ModelSet
@@ -67,7 +67,7 @@ class RecordingBackend(BatchedStep):
     records_decodes = True
 
 
-def models_on_a_gpu(monkeypatch: pytest.MonkeyPatch, **backends: type[PagedStep]) -> ModelSet:
+def models_on_a_gpu(monkeypatch: pytest.MonkeyPatch, **backends: type[PagedAttention]) -> ModelSet:
     """Services with models of 1 GiB, 8 layers and a vocabulary of 100,000 tokens; a step takes 1 GiB."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (TOTAL - len(backends) * GIB, TOTAL))
     monkeypatch.setattr(loading, "_activation_peak", lambda model, device, tokens: tokens << 20)

@@ -14,10 +14,10 @@ from scipy import stats
 
 from hypothesis_profiles import examples
 from shoal.core import NO_TOKEN, SamplingParams, TokenLogprobs, uniform
-from shoal.execute.group import RunningSequence
 from shoal.execute.sampling.native import NativeSampler
 from shoal.execute.sampling.penalties import adjust
 from shoal.execute.sampling.sampler import sample as sample_rows
+from shoal.execute.sequences import RunningSequence
 from shoal.native import native_variants
 
 VOCAB = 1000

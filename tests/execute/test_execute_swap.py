@@ -9,7 +9,7 @@ import torch
 from execute_builders import GREEDY, HandScheduler, make_model, make_prompt, reference_tokens, tiny_config
 
 from at_hand import DEVICE
-from shoal.core import BlockCopy, Joined, Service, StepPlan
+from shoal.core import BlockCopy, NewSequence, Service, StepPlan
 from shoal.execute.attention.kv_store import KVStore
 from shoal.execute.model.loading import ModelSet, load_models
 from shoal.execute.torch_executor import TorchExecutor
@@ -112,13 +112,13 @@ class Stepper:
         assert blocks is not None
         return blocks
 
-    def join(self, one: Running, blocks: Sequence[int]) -> Joined:
+    def join(self, one: Running, blocks: Sequence[int]) -> NewSequence:
         one.number, self.numbers = self.numbers, self.numbers + 1
         one.blocks = list(blocks)
         tokens = list(one.tokens)
-        return Joined(one.number, tokens, PROMPT, one.computed, tuple(blocks), GREEDY, seed=0)
+        return NewSequence(one.number, tokens, PROMPT, one.computed, tuple(blocks), GREEDY, seed=0)
 
-    def step(self, one: Running, joined: tuple[Joined, ...] = (), **parts: object) -> StepPlan:
+    def step(self, one: Running, joined: tuple[NewSequence, ...] = (), **parts: object) -> StepPlan:
         """Compute what is missing of one sequence and sample a token."""
         new = len(one.tokens) - one.computed
         plan = StepPlan(

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from hypothesis_profiles import examples
 from shoal import SamplingParams, Shoal
-from shoal.core import Carried, FinishReason, InvalidRequest, RequestRecord, TokenEvent
+from shoal.core import FinishReason, InvalidRequest, RequestRecord, ResumeState, TokenEvent
 from shoal.frontend.reader import ChoiceReader
 from shoal.kvcache.options import KVCacheOptions
 
 PROMPT = [97, 98, 99, 100, 101]
-CARRIED = Carried(max_new_tokens=8, num_admissions=1)
+CARRIED = ResumeState(max_new_tokens=8, num_admissions=1)
 
 
 def greedy(**fields) -> SamplingParams:
@@ -78,8 +78,8 @@ def test_a_last_stop_token_of_before_has_no_text():
 
 
 def test_a_record_goes_on_from_what_is_carried():
-    carried = replace(CARRIED, age_ns=900, first_token_age_ns=700, num_cached_tokens=3)
-    request = replace(make_request("r"), output_tokens=tuple(b"abc"), carried=carried).on_clock(1_000)
+    state = replace(CARRIED, age_ns=900, first_token_age_ns=700, num_cached_tokens=3)
+    request = replace(make_request("r"), output_tokens=tuple(b"abc"), resume_state=state).on_clock(1_000)
     reader = ChoiceReader(request, 0, SamplingParams(), ByteTokenizer())
     assert reader.started
     delta = reader.read(TokenEvent("r", tuple(b"d"), finish=FinishReason.LENGTH), 1_500)
@@ -116,7 +116,7 @@ def test_a_request_moves_from_one_engine_to_another_after_every_step(depth):
 
 def test_complete_output_ends_with_the_next_step_and_computes_nothing():
     engine, _ = make_engine()
-    engine.submit(replace(make_request("r"), output_tokens=tuple(range(97, 105)), carried=CARRIED))
+    engine.submit(replace(make_request("r"), output_tokens=tuple(range(97, 105)), resume_state=CARRIED))
     assert engine.unfinished == 1
     assert not engine.waits
     [event] = engine.step()

@@ -11,7 +11,7 @@ from test_schedule_random import ADMISSION_POINTS, ORDER_POINTS, PREEMPTIONS, se
 from hypothesis_profiles import examples
 from shoal.core import SLO, ConfigError, FinishReason, RequestRecord, StepPlan, StepResult, met
 from shoal.schedule import EarliestDeadline, SchedulerOptions
-from shoal.schedule.slo_expired import hopeless_ns
+from shoal.schedule.slo_expired import slo_expired_ns
 from shoal.schedule.waiting_queue import WaitingQueue
 
 STEP_S = STEP_NS / SECOND
@@ -56,7 +56,7 @@ def test_hopeless_is_who_misses_a_goal_whatever_happens(goals, arrival_ns, longe
     if request.num_generated:
         request.first_token_ns = arrival_ns + data.draw(st.integers(1, 60 * SECOND))
         earliest_ns = request.first_token_ns
-    since_ns = hopeless_ns(request)
+    since_ns = slo_expired_ns(request)
     if since_ns is None:
         assert reachable(request, earliest_ns + 10**6 * SECOND)
         return
@@ -309,11 +309,11 @@ def test_a_queue_is_by_rank_and_then_those_who_are_late(data):
                 waiting.remove(request)
             case 3:
                 now_ns += data.draw(st.integers(0, 8))
-                queue.put_hopeless_last(now_ns)
+                queue.demote_slo_expired(now_ns)
         late = {request for request in waiting if 0 < request.predicted_tokens <= now_ns}
         in_order = sorted(waiting, key=lambda request: (request in late, request.rank, request.number))
         assert list(queue) == in_order
-        assert {request for request in waiting if request.put_last} == late
+        assert {request for request in waiting if request.deprioritized} == late
         assert queue.first_due() is min(waiting, key=lambda request: request.number, default=None)
 
 

@@ -294,9 +294,9 @@ def test_a_held_request_may_grow_as_before():
     engine.step()
     engine.drain()
     assert engine.scheduler.hold("m", "r", engine.now_ns) is not None
-    assert engine.scheduler.most_promised("a") == 32
+    assert engine.scheduler.max_committed_tokens("a") == 32
     engine.scheduler.release("m")
-    assert engine.scheduler.most_promised("a") == 0
+    assert engine.scheduler.max_committed_tokens("a") == 0
 
 
 def test_what_cannot_join_changes_nothing():

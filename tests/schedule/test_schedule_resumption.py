@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from schedule_builders import SECOND, make_pool, make_request, make_scheduler, run
 
-from shoal.core import SLO, Carried, FinishReason, Idle, InvalidRequest, StepResult, SyntheticPrompt
+from shoal.core import SLO, FinishReason, Idle, InvalidRequest, ResumeState, StepResult, SyntheticPrompt
 from shoal.schedule import PastFuture
 
 
@@ -16,7 +16,9 @@ def step(scheduler, *tokens, now_ns=0):
 
 def carry(request, output, **carried):
     return replace(
-        request, output_tokens=output, carried=Carried(**{"max_new_tokens": 5, "num_admissions": 1} | carried)
+        request,
+        output_tokens=output,
+        resume_state=ResumeState(**{"max_new_tokens": 5, "num_admissions": 1} | carried),
     )
 
 
@@ -201,9 +203,9 @@ def test_a_request_that_is_taken_out_leaves_nothing_behind(in_flight):
     plan = scheduler.schedule(0) if in_flight else None
     moved = scheduler.detach("x", 40)
     assert moved.output_tokens == (1,)
-    carried = moved.carried
-    assert (carried.max_new_tokens, carried.num_admissions) == (64 * 4 - 8, 1)
-    assert (carried.age_ns, carried.first_token_age_ns, carried.last_token_age_ns) == (40, 40, 40)
+    state = moved.resume_state
+    assert (state.max_new_tokens, state.num_admissions) == (64 * 4 - 8, 1)
+    assert (state.age_ns, state.first_token_age_ns, state.last_token_age_ns) == (40, 40, 40)
     assert scheduler.unfinished == 1
     if plan is not None:
         events = scheduler.update(plan, StepResult.of_step([3, 4], 1), 50)
@@ -232,7 +234,7 @@ def test_swapped_kv_is_given_up_with_its_request():
         plan = scheduler.schedule(0)
         scheduler.update(plan, StepResult.of_step([7] * len(plan.sampled), 1), 0)
     moved = scheduler.detach("young", 0)
-    assert (len(moved.output_tokens), moved.carried.num_preemptions) == (5, 1)
+    assert (len(moved.output_tokens), moved.resume_state.num_preemptions) == (5, 1)
     assert scheduler.host.live_blocks("a") == 0
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from simulate_builders import TIMES, make_request, make_spec, make_workload, run
 
-from shoal.core import Carried, Request
+from shoal.core import Request, ResumeState
 from shoal.forecast import StepRows
 from shoal.measure import RequestRow
 
@@ -19,7 +19,7 @@ def seconds(rows: StepRows) -> int:
 def cut(request: Request, row: RequestRow, made: int) -> Request:
     """``request`` after so many of the tokens of ``row``, as if that had taken ten seconds."""
     assert request.sampling.max_tokens is not None
-    carried = Carried(
+    state = ResumeState(
         max_new_tokens=request.sampling.max_tokens,
         age_ns=10 * SECOND,
         first_token_age_ns=8 * SECOND,
@@ -29,7 +29,7 @@ def cut(request: Request, row: RequestRow, made: int) -> Request:
         num_admissions=1,
         num_preemptions=3,
     )
-    return replace(request, output_tokens=made, carried=carried)
+    return replace(request, output_tokens=made, resume_state=state)
 
 
 @pytest.mark.parametrize("skip_ahead", [False, True])
@@ -71,7 +71,7 @@ def test_skip_ahead_on_and_off_leave_identical_records(depth: int) -> None:
 
 
 def test_what_cannot_go_on_is_refused() -> None:
-    request = replace(make_request(0), output_tokens=2, carried=Carried(max_new_tokens=99))
+    request = replace(make_request(0), output_tokens=2, resume_state=ResumeState(max_new_tokens=99))
     record, _ = run([make_spec(5)], [request])
     [row] = record.requests
     assert row.finish == "refused"

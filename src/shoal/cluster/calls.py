@@ -19,13 +19,13 @@ _RATE_WINDOW = 64
 _LONGEST_RETRY_S = 60.0
 
 
-class Outbox(Protocol):
+class EngineSender(Protocol):
     """How a table of calls reaches the engines."""
 
     def send(self, engine: str, message: wire.ToEngine) -> None:
         """Send to an engine; lost if it is gone."""
 
-    def distrust(self, engine: str, why: str) -> None:
+    def kill_inconsistent(self, engine: str, why: str) -> None:
         """An engine said what cannot be: it is of no use any more."""
 
 
@@ -36,9 +36,9 @@ class Calls:
     """
 
     def __init__(
-        self, outbox: Outbox, tell: Callable[[ClusterEvent], None], clock: Callable[[], int]
+        self, sender: EngineSender, tell: Callable[[ClusterEvent], None], clock: Callable[[], int]
     ) -> None:
-        self._outbox = outbox
+        self._sender = sender
         self._tell = tell
         self._clock = clock
         self._calls: dict[str, Call] = {}
@@ -88,7 +88,7 @@ class Calls:
     def withdraw(self, call: Call) -> None:
         """Take a call away from its engine, if it has one."""
         if call.engine is not None:
-            self._outbox.send(call.engine, wire.Cancel(call.wire_ids()))
+            self._sender.send(call.engine, wire.Cancel(call.wire_ids()))
             self._forget(call)
             call.engine = None
 
@@ -158,7 +158,7 @@ class Calls:
         made = len(reader.output)
         if event.tokens and event.position != made:
             why = f"{call.log_name} got token {event.position} after {made} tokens"
-            self._outbox.distrust(call.engine, why)
+            self._sender.kill_inconsistent(call.engine, why)
             return
         delta = reader.read(event, now_ns)
         if not made and reader.output:
@@ -183,7 +183,7 @@ class Calls:
         del call.unfinished[reader.choice], self._readers[wire_id]
         self._waiting -= not reader.started
         if not told and call.engine is not None:
-            self._outbox.send(call.engine, wire.Cancel([wire_id], complete=True))
+            self._sender.send(call.engine, wire.Cancel([wire_id], complete=True))
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             call.finished_tokens.append(reader.output_tokens)
         if not call.unfinished:

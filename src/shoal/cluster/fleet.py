@@ -206,13 +206,13 @@ class Fleet:
         told = (action.engine, action.incarnation, action.service, _kv_tokens(answer.services))
         self._tell(ServiceUnloaded(*told))
 
-    def distrust(self, engine: str, why: str) -> None:
-        """As in ``calls.Outbox``."""
+    def kill_inconsistent(self, engine: str, why: str) -> None:
+        """As in ``calls.EngineSender``."""
         _log.error("engine %s is not to be trusted: %s", engine, why)
         self.kill_engine(engine, self._engines[engine].incarnation, why)
 
     def send(self, engine: str, message: wire.ToEngine) -> None:
-        """As in ``calls.Outbox``."""
+        """As in ``calls.EngineSender``."""
         self._engines[engine].send(message)
 
     def ask_stats(self) -> None:

@@ -341,7 +341,7 @@ class Router:
             case wire.Stats() | wire.ServiceChanged():
                 self._fleet.engines[name].answered(message)
             case wire.Forgotten():
-                self._fleet.distrust(name, "it has forgotten its requests")
+                self._fleet.kill_inconsistent(name, "it has forgotten its requests")
             case _:
                 self._mover.handle(name, message)
 

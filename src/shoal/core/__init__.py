@@ -23,10 +23,10 @@ from shoal.core.metrics import RequestRecord, normalised_latency, percentile
 from shoal.core.randomness import derive_seed, uniform
 from shoal.core.registry import lookup
 from shoal.core.request import (
-    Carried,
     FinishReason,
     Prompt,
     Request,
+    ResumeState,
     SyntheticPrompt,
     TokenEvent,
     TokenLogprobs,
@@ -40,7 +40,7 @@ from shoal.core.step import (
     BlockCopy,
     Failure,
     Idle,
-    Joined,
+    NewSequence,
     PromptLogprobs,
     StepPlan,
     StepResult,
@@ -53,7 +53,7 @@ __all__ = [
     "NO_TOKEN",
     "SLO",
     "BlockCopy",
-    "Carried",
+    "ResumeState",
     "ConfigError",
     "EngineDied",
     "Failure",
@@ -63,7 +63,7 @@ __all__ = [
     "GrammarKind",
     "Idle",
     "InvalidRequest",
-    "Joined",
+    "NewSequence",
     "LengthPredictor",
     "ModelUnavailable",
     "ModelUnsupported",

@@ -27,7 +27,7 @@ Prompt = Sequence[int] | SyntheticPrompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Carried:
+class ResumeState:
     """What earlier engines counted of a request that is resumed.
 
     Clocks of two hosts have nothing in common, so times are ages: how long ago something was when the request
@@ -90,7 +90,7 @@ class Request:
     output_tokens: tuple[int, ...] | int = ()
     """Output that was made before this submission, the prompt's continuation so far: token ids, or their
     number where the prompt is synthetic. No event tells them again."""
-    carried: Carried | None = None
+    resume_state: ResumeState | None = None
     """What was counted of it before this submission; None: it is submitted for the first time."""
 
     @property
@@ -101,31 +101,33 @@ class Request:
     @property
     def first_token_ns(self) -> int:
         """When the first of these was known, on the clock of ``arrival_ns``; on arrival if nobody says."""
-        carried = self.carried
-        return self.arrival_ns + (0 if carried is None else carried.age_ns - carried.first_token_age_ns)
+        state = self.resume_state
+        return self.arrival_ns + (0 if state is None else state.age_ns - state.first_token_age_ns)
 
     @property
     def last_token_ns(self) -> int:
         """The same of the newest."""
-        carried = self.carried
-        return self.arrival_ns + (0 if carried is None else carried.age_ns - carried.last_token_age_ns)
+        state = self.resume_state
+        return self.arrival_ns + (0 if state is None else state.age_ns - state.last_token_age_ns)
 
     def on_clock(self, now_ns: int) -> "Request":
         """The request with the arrival that its age means on a clock that shows ``now_ns``."""
-        return self if self.carried is None else replace(self, arrival_ns=now_ns - self.carried.age_ns)
+        return (
+            self if self.resume_state is None else replace(self, arrival_ns=now_ns - self.resume_state.age_ns)
+        )
 
     def later(self, passed_ns: int) -> "Request":
         """The request when so much time has passed since its ages were taken."""
-        carried = self.carried
-        if carried is None:
+        state = self.resume_state
+        if state is None:
             return self
         aged = replace(
-            carried,
-            age_ns=carried.age_ns + passed_ns,
-            first_token_age_ns=carried.first_token_age_ns + passed_ns,
-            last_token_age_ns=carried.last_token_age_ns + passed_ns,
+            state,
+            age_ns=state.age_ns + passed_ns,
+            first_token_age_ns=state.first_token_age_ns + passed_ns,
+            last_token_age_ns=state.last_token_age_ns + passed_ns,
         )
-        return replace(self, carried=aged)
+        return replace(self, resume_state=aged)
 
 
 class FinishReason(StrEnum):

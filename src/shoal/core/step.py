@@ -18,7 +18,7 @@ from shoal.core.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class NewSequence:
     """A sequence that enters the running batch of its service (again, after a preemption)."""
 
     seq_id: int
@@ -78,7 +78,7 @@ class StepPlan:
     """Most tokens that each row may get. Above 1 every row decodes and samples, and has blocks for as many.
     No row goes beyond its last token; the executor stops early after an iteration that ends a row, or when an
     arrival or a cancellation waits."""
-    joined: tuple[Joined, ...] = ()
+    joined: tuple[NewSequence, ...] = ()
     """Sequences that enter the batch."""
     left: tuple[int, ...] = ()
     """Sequences to forget."""

@@ -194,7 +194,7 @@ class ServiceChanges:
             self._host_pool.lay_out(host_layout)
         if not can_stay(self._pool.layout, layout):
             self._host.lay_out(self._pool.layout, host_layout)
-            self._scheduler.vacate()
+            self._scheduler.preempt_all()
             self._tell_executor()
         self._pool.lay_out(layout)
         self._host.lay_out(layout, host_layout)
@@ -223,7 +223,7 @@ class ServiceChanges:
         for name in self._pool.layout.services:
             view = layout.services[name]
             room = layout.merged_blocks * view.blocks_per_merged * layout.block_size
-            promised = self._scheduler.most_promised(name)
+            promised = self._scheduler.max_committed_tokens(name)
             if promised > room:
                 raise ConfigError(
                     f"service {coming!r} cannot enter now: beside it a request of {name!r} can have"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import NamedTuple
 
-from shoal.core import Joined, SamplingParams, StepPlan, StepResult
+from shoal.core import NewSequence, SamplingParams, StepPlan, StepResult
 from shoal.execute.protocol import Executor, StepFailed
 from shoal.kvcache.pool import BlockPool
 
@@ -71,7 +71,7 @@ class _Run:
     def request(self, prompt_tokens: int, decodes: int) -> Speed:
         """Compute a prompt, and as many tokens of output after the first."""
         sequence = next(_sequences)
-        joined = Joined(
+        joined = NewSequence(
             seq_id=sequence,
             tokens=[position % self._vocab_size for position in range(prompt_tokens)],
             prompt_tokens=prompt_tokens,
@@ -93,7 +93,7 @@ class _Run:
         new_tokens: tuple[int, ...] = (),
         *,
         iterations: int = 1,
-        joined: tuple[Joined, ...] = (),
+        joined: tuple[NewSequence, ...] = (),
         left: tuple[int, ...] = (),
         zero: tuple[int, ...] = (),
     ) -> tuple[float, StepResult]:

@@ -9,8 +9,8 @@ from dataclasses import replace
 import msgspec
 
 from shoal.core import (
-    Carried,
     Request,
+    ResumeState,
     Service,
     TokenEvent,
 )
@@ -40,7 +40,7 @@ class Choice(msgspec.Struct, array_like=True, frozen=True):
     """Its request's seed."""
     output_tokens: tuple[int, ...] | int = ()
     """As in ``Request``."""
-    carried: Carried | None = None
+    resume_state: ResumeState | None = None
     """As in ``Request``."""
     prompt_logprobs: int | None = None
     """As in ``SamplingParams``: only the first choice has it."""
@@ -62,12 +62,12 @@ class Submit(msgspec.Struct, tag=True, array_like=True, frozen=True):
                 request.id,
                 request.seed,
                 request.output_tokens,
-                request.carried,
+                request.resume_state,
                 request.sampling.prompt_logprobs,
             )
             for request in requests
         ]
-        return cls(replace(requests[0], output_tokens=(), carried=None), choices)
+        return cls(replace(requests[0], output_tokens=(), resume_state=None), choices)
 
     def to_requests(self) -> list[Request]:
         """The requests that were sent; they share one prompt."""
@@ -77,7 +77,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True, frozen=True):
                 id=choice.id,
                 seed=choice.seed,
                 output_tokens=choice.output_tokens,
-                carried=choice.carried,
+                resume_state=choice.resume_state,
                 sampling=replace(self.request.sampling, prompt_logprobs=choice.prompt_logprobs),
             )
             for choice in self.choices

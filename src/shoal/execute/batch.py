@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from shoal.execute.attention.service_cache import ServiceCache
-from shoal.execute.group import RunningGroups, RunningSequence
+from shoal.execute.sequences import RunningSequence, SequenceTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class StepBatch:
 
 
 def build_batch(
-    groups: RunningGroups, rows: Sequence[RunningSequence], new_tokens: Sequence[int], cache: ServiceCache
+    groups: SequenceTable, rows: Sequence[RunningSequence], new_tokens: Sequence[int], cache: ServiceCache
 ) -> StepBatch:
     """Pack ``new_tokens[i]`` tokens of each of ``rows``; ``last`` goes by the rows' order here."""
     slots = np.array([row.slot for row in rows], dtype=np.int64)

@@ -19,13 +19,13 @@ from shoal.execute.cuda_graphs import CudaRecorder, Recorder
 from shoal.execute.grammar.masks import GrammarMasks, RowMasks
 from shoal.execute.grammar.pool import GrammarPool
 from shoal.execute.grammar.template import GrammarModel
-from shoal.execute.group import RunningGroups, RunningSequence
 from shoal.execute.model.loading import LoadedModel, ModelSet
 from shoal.execute.on_device import on_device
 from shoal.execute.protocol import Interrupted, StepFailed, never
 from shoal.execute.sampling.native import NativeSampler
-from shoal.execute.sampling.prompt_scores import AskedOfPrompts, ToldOfPrompts
+from shoal.execute.sampling.prompt_scores import PromptOutputRequest, PromptOutputs
 from shoal.execute.sampling.sampler import Sampled, report, sample
+from shoal.execute.sequences import RunningSequence, SequenceTable
 from shoal.kvcache import PoolLayout
 from shoal.native import load_native
 
@@ -56,7 +56,7 @@ class TorchExecutor:
         self._backends = models.backends
         self._models = models.models
         self.store = KVStore(layout, models.device, unit_ids, host_layout, host_unit_ids)
-        self._groups = RunningGroups()
+        self._groups = SequenceTable()
         library = load_native() if models.device.type == "cpu" else None
         self._sampler = None if library is None else NativeSampler(library)
         self.grammars = GrammarPool({name: _grammar_model(model) for name, model in models.models.items()})
@@ -163,9 +163,9 @@ class TorchExecutor:
         tokens: list[list[int]] = []
         logprobs: list[list[TokenLogprobs | None] | None] = []
         prepare_ns = forward_ns = sample_ns = 0
-        told: ToldOfPrompts | None = None
+        told: PromptOutputs | None = None
         while True:
-            made = self._survive(plan, rows)
+            made = self._run_recoverable(plan, rows)
             told = told or made.told  # later iterations compute no prompt
             prepare_ns += made.prepared_ns - ends_ns[-1]
             forward_ns += made.forwarded_ns - made.prepared_ns
@@ -189,7 +189,7 @@ class TorchExecutor:
             embeddings=told.embeddings,
         )
 
-    def _survive(self, plan: StepPlan, rows: Sequence[RunningSequence]) -> "_Iteration":
+    def _run_recoverable(self, plan: StepPlan, rows: Sequence[RunningSequence]) -> "_Iteration":
         """One iteration; raises StepFailed for an error after which the device can go on."""
         try:
             return self._compute(plan, rows)
@@ -210,8 +210,8 @@ class TorchExecutor:
         self._masks.begin(plan.service, [(plan.seq_ids[i], rows[i]) for i in plan.sampled])
         batch = build_batch(self._groups, rows, plan.new_tokens, self.store.services[plan.service])
         prepared_ns = time.perf_counter_ns()
-        asked = AskedOfPrompts.of(plan, rows, batch.last, self._groups.computed)
-        told = ToldOfPrompts()
+        asked = PromptOutputRequest.of(plan, rows, batch.last, self._groups.computed)
+        told = PromptOutputs()
         if asked.nothing:
             logits = self._forward(plan, batch)
         else:
@@ -226,7 +226,7 @@ class TorchExecutor:
         return _Iteration(sampled, prepared_ns, forwarded_ns, time.perf_counter_ns(), told)
 
     def _postpone(
-        self, plan: StepPlan, rows: Sequence[RunningSequence], postponed: Iterable[int], told: ToldOfPrompts
+        self, plan: StepPlan, rows: Sequence[RunningSequence], postponed: Iterable[int], told: PromptOutputs
     ) -> None:
         """Rows of ``plan.sampled`` compute their last token once more, and then get what follows it."""
         numbers = [plan.sampled[place] for place in postponed]
@@ -270,8 +270,8 @@ class TorchExecutor:
         return graphs
 
     def _forward_for_prompts(
-        self, plan: StepPlan, batch: StepBatch, asked: AskedOfPrompts
-    ) -> tuple[torch.Tensor, ToldOfPrompts]:
+        self, plan: StepPlan, batch: StepBatch, asked: PromptOutputRequest
+    ) -> tuple[torch.Tensor, PromptOutputs]:
         """The same where something is asked of prompts, and what is told of them."""
         step = self._backends[plan.service](batch, self.store.services[plan.service])
         last = batch.last[list(plan.sampled) or [0]]
@@ -327,7 +327,7 @@ class _Iteration:
     prepared_ns: int
     forwarded_ns: int
     ended_ns: int
-    told: ToldOfPrompts
+    told: PromptOutputs
 
 
 def _complete(

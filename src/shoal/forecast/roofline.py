@@ -14,7 +14,7 @@ from shoal.forecast.latency import FloatArray
 from shoal.forecast.model_spec import ModelSpec
 from shoal.forecast.roofline_ops import Link
 from shoal.forecast.step_times import StepRows
-from shoal.forecast.tensor_parallel import Exchange
+from shoal.forecast.tensor_parallel import RequestContext
 
 _ACTIVATION_BYTES = 2
 _LOGIT_BYTES = 4
@@ -33,7 +33,7 @@ class RooflineTimes:
         if tp < 1 or model.heads % tp:
             raise ConfigError(f"{model.name} has {model.heads} heads, which tp={tp} does not divide")
         self.model, self.device, self.tp = model, device, tp
-        self._exchange = Exchange(model, partial((link or device.link).all_reduce, devices=tp))
+        self._exchange = RequestContext(model, partial((link or device.link).all_reduce, devices=tp))
         self._heads = model.heads // tp
         self._kv_heads = model.kv_heads_on(tp)
         position = 2 * self._kv_heads * model.head_dim * model.kv_bytes_each

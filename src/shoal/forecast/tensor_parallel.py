@@ -10,7 +10,7 @@ _BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class RequestContext:
     """Seconds of the exchanges of tensor parallelism (Shoeybi et al., Megatron-LM, section 3), as in vLLM.
 
     Every device has a part of each result, and the parts are summed: twice in a layer, after attention and

@@ -6,10 +6,10 @@ from dataclasses import replace
 import msgspec
 
 from shoal.core import (
-    Carried,
     FinishReason,
     Request,
     RequestRecord,
+    ResumeState,
     SamplingParams,
     TokenEvent,
     TokenLogprobs,
@@ -63,8 +63,8 @@ class ChoiceReader:
         context = request.prompt[-CONTEXT_TOKENS:] if isinstance(request.prompt, Sequence) else ()
         self.request_id = request.id
         self.choice = choice
-        self.cached_tokens = 0 if request.carried is None else request.carried.num_cached_tokens
-        self.queue_ns = 0 if request.carried is None else request.carried.queue_ns
+        self.cached_tokens = 0 if request.resume_state is None else request.resume_state.num_cached_tokens
+        self.queue_ns = 0 if request.resume_state is None else request.resume_state.queue_ns
         self.finish: FinishReason | None = None
         self._request = request
         self._stop_token_ids = frozenset(sampling.stop_token_ids)
@@ -82,7 +82,7 @@ class ChoiceReader:
         """Text shown before."""
         self.output = list(past.tokens[:used])
         """Output tokens so far."""
-        self.scored_tokens = 0 if request.carried is None else request.carried.num_scored_tokens
+        self.scored_tokens = 0 if request.resume_state is None else request.resume_state.num_scored_tokens
         """Leading prompt tokens whose log-probabilities have come."""
         self._first_token_ns = request.first_token_ns if used else None
         self._last_token_ns = request.last_token_ns if used else 0
@@ -164,7 +164,7 @@ class ChoiceReader:
         request, most = self._request, self._request.sampling.max_tokens
         assert most is not None, "how many tokens a request may have is decided once, for all of its engines"
         first_token_ns = self._first_token_ns or now_ns
-        carried = Carried(
+        state = ResumeState(
             max_new_tokens=most,
             age_ns=now_ns - request.arrival_ns,
             first_token_age_ns=now_ns - first_token_ns,
@@ -174,7 +174,7 @@ class ChoiceReader:
             num_admissions=int(self.started),
             num_scored_tokens=self.scored_tokens,
         )
-        return replace(request, id=request_id, output_tokens=tuple(self.output), carried=carried)
+        return replace(request, id=request_id, output_tokens=tuple(self.output), resume_state=state)
 
     def first(self, request_id: str) -> Request:
         """The request as it was made, to submit it under another id."""

@@ -236,16 +236,16 @@ class BlockPool:
             raise IntegrityError(f"{service}: block {unreferenced[0]} is published but has no reference")
         if index.publish(blocks, hashes):
             return len(blocks)
-        num_findable = -1
+        num_cacheable = -1
         for place, (block, block_hash) in enumerate(zip(blocks, hashes, strict=True)):
             known = index.hash_of.get(block)
             if known is None:
                 published = index.publish((block,), (block_hash,))
-                if not published and num_findable < 0 and not self.is_shared(service, block):
-                    num_findable = place
+                if not published and num_cacheable < 0 and not self.is_shared(service, block):
+                    num_cacheable = place
             elif known != block_hash:
                 raise IntegrityError(f"{service}: block {block} is published under another hash")
-        return len(blocks) if num_findable < 0 else num_findable
+        return len(blocks) if num_cacheable < 0 else num_cacheable
 
     def merged_demand(self, service: str, blocks: int) -> int:
         """Merged blocks (split: units) that this number of blocks takes up when packed."""

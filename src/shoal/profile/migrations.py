@@ -157,7 +157,7 @@ class MoveProfiler:
         for move in range(MOVES):
             migration, known = f"{request.id}m", replace(request, output_tokens=tuple(output))
             copied = self._copy(source, target, migration, known)
-            moved = replace(known, id=f"move-{number}-{move + 1}", carried=copied.stopped.carried)
+            moved = replace(known, id=f"move-{number}-{move + 1}", resume_state=copied.stopped.resume_state)
             target.engine.migrate(Commit(migration, moved, copied.stopped.computed))
             request = replace(request, id=moved.id)
             output += self._next_tokens(target)

@@ -213,7 +213,7 @@ class Admitter:
     def _find(self, request: RequestState) -> list[int]:
         """Blocks of its leading tokens that are at hand, now with a reference each."""
         hits: list[int] = []
-        most = request.num_findable // self._pool.block_size
+        most = request.num_cacheable_tokens // self._pool.block_size
         if self._pool.prefix_caching:
             request.hash_known(self._pool.block_size, request.num_tokens // self._pool.block_size)
             hits = self._pool.match_prefix(request.service, request.block_hashes[:most])

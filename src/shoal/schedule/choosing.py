@@ -9,16 +9,16 @@ from shoal.kvcache import BlockPool
 from shoal.schedule.admitter import Admitter
 from shoal.schedule.batching import Batcher, ScheduledBatch
 from shoal.schedule.decode_runs import DecodeRun, DecodeRuns, Growth
-from shoal.schedule.inter_token_latency import TokenGapGuard
+from shoal.schedule.inter_token_latency import InterTokenLatencyGuard
 from shoal.schedule.options import SchedulerOptions
 from shoal.schedule.planning import InFlightStep, Planner
 from shoal.schedule.policies.orders import Turn
 from shoal.schedule.policies.view import SchedulerView
-from shoal.schedule.preemption import Drain, Preemptor
-from shoal.schedule.recovery import with_trials
+from shoal.schedule.preemption import Preemptor, WaitForInFlight
+from shoal.schedule.recovery import prepend_suspect_turns
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import RequestStore
-from shoal.schedule.service_registry import Roster
+from shoal.schedule.service_registry import ServiceRegistry
 from shoal.schedule.starvation import StarvationGuard
 
 
@@ -71,7 +71,7 @@ class PlanChooser:
         self,
         pool: BlockPool,
         store: RequestStore,
-        roster: Roster,
+        registry: ServiceRegistry,
         options: SchedulerOptions,
         steps: Steps,
         planner: Planner,
@@ -79,12 +79,12 @@ class PlanChooser:
     ) -> None:
         self._pool = pool
         self._store = store
-        self._roster = roster
+        self._registry = registry
         self._options = options
         self._steps = steps
         self._planner = planner
         self._guard = guard
-        self._gaps = TokenGapGuard(round(options.max_token_gap_s * 1e9))
+        self._gaps = InterTokenLatencyGuard(round(options.max_token_gap_s * 1e9))
         self._services = store.services
         self._order, self._admission = options.order, options.admission
         self._batcher = Batcher(pool, self._admission.slice_tokens)
@@ -96,7 +96,7 @@ class PlanChooser:
         steps, options = self._steps, self._options
         if len(steps.in_flight) >= options.depth:
             return Idle()
-        steps.note(self._store.give_up_hopeless(now_ns, refuse=options.on_hopeless == "refuse"))
+        steps.note(self._store.demote_or_reject_expired(now_ns, refuse=options.on_hopeless == "refuse"))
         if options.max_iterations > 1:
             run = self.decode_run(now_ns, options.max_iterations)
             if run is not None and run.steps > 1:
@@ -106,15 +106,15 @@ class PlanChooser:
             while plan is None:
                 decision = self._order.decide(SchedulerView(self._services, steps.planned), now_ns)
                 epoch = steps.epoch
-                turns = with_trials(decision.turns, self._services)
+                turns = prepend_suspect_turns(decision.turns, self._services)
                 for turn in self._gaps.turns(turns, self._services.values(), now_ns):
                     plan = self._take(turn, now_ns)
                     if plan is not None:
                         return plan
                 # A turn that made room may have preempted the very requests it was for.
-                if epoch == steps.epoch and not steps.note(self._preemptor.unstick()):
+                if epoch == steps.epoch and not steps.note(self._preemptor.break_slice_deadlock()):
                     return self._idle(decision.until_ns, now_ns)
-        except Drain:
+        except WaitForInFlight:
             return Idle()
         return plan
 
@@ -135,7 +135,7 @@ class PlanChooser:
         if starves_ns is not None and starves_ns < now_ns and store.leases.demand:
             starves_ns = None  # whoever starves already waits for leases to end, and no time does that
         times = [until_ns, starves_ns]
-        times += [state.waiting.next_hopeless_ns for state in self._services.values()]
+        times += [state.waiting.next_slo_expired_ns for state in self._services.values()]
         return Idle(min([time for time in times if time is not None], default=None))
 
     def _take(self, turn: Turn, now_ns: int, urgent: RequestState | None = None) -> StepPlan | None:
@@ -188,11 +188,11 @@ class PlanChooser:
     def _ask(self, admitter: Admitter, waiting: Iterable[RequestState], urgent: RequestState | None) -> None:
         """Admit from a turn's queue until somebody is rejected, if anybody is to be asked now."""
         steps = self._steps
-        running = self._roster.running
+        running = self._registry.running
         if urgent is None and running and steps.planned % self._admission.admit_every:
             return
         running += len(self._store.leases)
-        admitter.admit_all(waiting, running, self._roster.most_running, steps.epoch, urgent)
+        admitter.admit_all(waiting, running, self._registry.most_running, steps.epoch, urgent)
         if admitter.rejected is not None:
             self._runs.rejected(*admitter.rejected, steps.planned)
 

@@ -135,9 +135,9 @@ class DecodeRuns:
         most = most and min(most, _steps_left(batch))
         if most <= 0:
             return None
-        until_ns = self._guard.nobody_before_ns(state)
-        if (hopeless_ns := state.waiting.next_hopeless_ns) is not None:
-            until_ns = min(until_ns, hopeless_ns)  # the queue is another then
+        until_ns = self._guard.earliest_starvation_ns(state)
+        if (slo_expired_ns := state.waiting.next_slo_expired_ns) is not None:
+            until_ns = min(until_ns, slo_expired_ns)  # the queue is another then
         if until_ns <= now_ns:
             return None
         steps = self._within_memory(state, most)

@@ -20,7 +20,7 @@ _UNKNOWN_TOKEN_NS = 10_000_000
 """Taken as the time of a token of a prompt before it was measured: longer than on slow CPUs, with logits."""
 
 
-class TokenGapGuard:
+class InterTokenLatencyGuard:
     """Puts a service first whose oldest stream would else exceed ``most_ns`` between two tokens."""
 
     def __init__(self, most_ns: int) -> None:

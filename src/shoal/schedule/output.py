@@ -106,7 +106,7 @@ class OutputProcessor:
         if plan.iterations > 1:
             batch.advance(part.rows, made, duration_ns, now_ns)
             if isinstance(made, np.ndarray) or made < plan.iterations:
-                batch.withdraw(part.rows, plan.iterations - made)
+                batch.uncount_tokens(part.rows, plan.iterations - made)
         else:
             alike = plan.new_tokens.count(1) == len(plan.new_tokens)
             computed = 1 if alike else np.array(plan.new_tokens)[part.places]
@@ -117,7 +117,7 @@ class OutputProcessor:
         self._publish(batch, part)
         return self._tell(batch, part, outcome, now_ns)
 
-    def take_back(self, step: InFlightStep) -> Sequence[RequestState]:
+    def rollback(self, step: InFlightStep) -> Sequence[RequestState]:
         """Undo what a plan that made nothing counted; returns those of its requests that still run.
 
         Blocks that it gave them stay with them.
@@ -132,7 +132,7 @@ class OutputProcessor:
                 scheduled = np.array(plan.new_tokens) + plan.iterations - 1
                 sampled = np.zeros(len(plan.seq_ids), dtype=np.int64)
                 sampled[list(plan.sampled)] = plan.iterations
-                batch.take_back(part.rows, scheduled[part.places], sampled[part.places])
+                batch.rollback(part.rows, scheduled[part.places], sampled[part.places])
                 running += part.requests
         return running
 
@@ -180,7 +180,7 @@ class OutputProcessor:
         done = generated >= batch.num_final_tokens[rows] - batch.num_prompt_tokens[rows]
         for at in done.nonzero()[0].tolist():
             if at not in ends:
-                reason, _ = requests[at].judge_end(ANONYMOUS_TOKEN, int(generated[at]))
+                reason, _ = requests[at].check_stop(ANONYMOUS_TOKEN, int(generated[at]))
                 assert reason is not None  # it has all the tokens that it was to have
                 ends[at] = _End(reason, (ANONYMOUS_TOKEN,))
         return _Outcome({}, ends, count)
@@ -329,7 +329,7 @@ def _until_end(
 ) -> tuple[tuple[int, ...], FinishReason | None, int | None]:
     """Tokens up to the one that ends a request, if any does, why, and with which stop token."""
     for count, token in enumerate(ids, start=1):
-        finish, stop_token = request.judge_end(token, generated + count)
+        finish, stop_token = request.check_stop(token, generated + count)
         if finish is not None:
             return tuple(ids[:count]), finish, stop_token
     return tuple(ids), None, None

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shoal.core import BlockCopy, Joined, StepPlan, SyntheticPrompt
+from shoal.core import BlockCopy, NewSequence, StepPlan, SyntheticPrompt
 from shoal.kvcache import BlockPool
 from shoal.schedule.admitter import Admitted
 from shoal.schedule.batching import ScheduledBatch
@@ -98,7 +98,7 @@ class Planner:
             batch.begin(rows, 1)
             if np.count_nonzero(batch.prefilling):
                 batch.prefilling[rows] = 0
-        alike, sampled = _alike(decodes)
+        alike, sampled = _decode_columns(decodes)
         requests = batch.requests.copy()
         if not everybody:
             numbers = scheduled.decodes.tolist() + [row for row, _ in chunks]
@@ -131,7 +131,7 @@ class Planner:
         all_seq_ids = tuple([seq_id for plan in plans for seq_id in plan.seq_ids])
         decodes = range(len(leader.seq_ids), len(all_seq_ids))
         columns = (all_seq_ids, leader.new_tokens + (1,) * len(decodes), leader.sampled + tuple(decodes))
-        seq_ids, new_tokens, sampled = _as_before(self._joint_columns, leader.service, columns)
+        seq_ids, new_tokens, sampled = _reuse_equal(self._joint_columns, leader.service, columns)
         return replace(
             leader,
             seq_ids=seq_ids,
@@ -146,7 +146,7 @@ class Planner:
         batch = state.running
         rows = slice(len(batch))
         batch.begin(rows, steps)
-        alike, sampled = _alike(len(batch))
+        alike, sampled = _decode_columns(len(batch))
         plan = self._make_plan(
             number,
             state.service,
@@ -166,12 +166,12 @@ class Planner:
         *,
         grown: tuple[tuple[int, tuple[int, ...]], ...],
         iterations: int = 1,
-        joined: tuple[Joined, ...] = (),
+        joined: tuple[NewSequence, ...] = (),
         copies: tuple[BlockCopy, ...] = (),
     ) -> StepPlan:
         """The plan of some rows, with all that the executor was not told of yet."""
         store = self._store
-        seq_ids, new_tokens, sampled = _as_before(self._columns, service, columns)
+        seq_ids, new_tokens, sampled = _reuse_equal(self._columns, service, columns)
         plan = StepPlan(
             number=number,
             service=service,
@@ -201,7 +201,7 @@ class Planner:
             return self._make_plan(number, "", ((), (), ()), grown=())
         return self._make_plan(number, joins.service, ((), (), ()), grown=(), joined=(_joined(joins),))
 
-    def uncount_steps(self, state: ServiceState, steps: int) -> None:
+    def rollback_step_counts(self, state: ServiceState, steps: int) -> None:
         """So many steps of the last plan were not made."""
         state.last_step -= steps
         state.last_turn -= steps
@@ -218,10 +218,10 @@ class Planner:
             state.last_prefill = number
 
 
-def _joined(request: RequestState) -> Joined:
+def _joined(request: RequestState) -> NewSequence:
     """The delta for the executor; a synthetic prompt has no ids, so counting numbers stand for them."""
     synthetic = isinstance(request.request.prompt, SyntheticPrompt)
-    return Joined(
+    return NewSequence(
         seq_id=request.seq_id,
         tokens=range(request.num_tokens) if synthetic else tuple(request.token_ids),
         prompt_tokens=request.num_prompt_tokens,
@@ -233,12 +233,12 @@ def _joined(request: RequestState) -> Joined:
 
 
 @lru_cache(maxsize=64)
-def _alike(decodes: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _decode_columns(decodes: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """New tokens, and rows that sample, of so many decodes; the same tuples each time."""
     return (1,) * decodes, tuple(range(decodes))
 
 
-def _as_before(known: dict[str, _Columns], service: str, columns: _Columns) -> _Columns:
+def _reuse_equal(known: dict[str, _Columns], service: str, columns: _Columns) -> _Columns:
     """The same tuples as last time where they are equal, so that an executor can tell by identity."""
     last = known.get(service)
     if columns == last:
@@ -258,7 +258,7 @@ def _begin_decodes(number: int, other: CoBatched) -> PlannedRows:
         state.last_step = number
     seq_ids = tuple(batch.seq_id[rows].tolist())
     requests = batch.requests.copy() if everybody else [batch.requests[row] for row in other.rows.tolist()]
-    new_tokens, sampled = _alike(len(seq_ids))
+    new_tokens, sampled = _decode_columns(len(seq_ids))
     plan = StepPlan(
         number=number,
         service=state.service,

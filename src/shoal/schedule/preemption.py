@@ -62,12 +62,12 @@ class _Forecasts(Mapping[str, MemoryForecast]):
         return len(self._services)
 
 
-class Drain(Exception):
+class WaitForInFlight(Exception):
     """Memory is short, and plans in flight may free some: wait for them before anybody is preempted."""
 
 
 class Preemptor:
-    """Makes room by compaction and preemption; raises Drain where plans in flight must end first.
+    """Makes room by compaction and preemption; raises WaitForInFlight where plans in flight must end first.
 
     When running requests need blocks and none is free, the pool is compacted, or requests are preempted until
     it fits; a request that needs blocks is itself a candidate. A request that waits preempts nobody, unless
@@ -117,10 +117,10 @@ class Preemptor:
                 self._require_drained()
                 return self._compact(request.service, blocks)
             # Slots alone are no reason to preempt: whoever runs gets on, and ends sooner for it.
-            wanted = rejection is Rejection.MEMORY and self._mode != "never" and not request.put_last
+            wanted = rejection is Rejection.MEMORY and self._mode != "never" and not request.deprioritized
             if wanted or (starved and rejection in (Rejection.MEMORY, Rejection.SLOTS)):
                 return self._preempt_for(request, starved=starved)
-        except Drain:
+        except WaitForInFlight:
             request.rejected_epoch = -1  # so that a second look drains again, instead of passing it over
             raise
         return False
@@ -139,7 +139,7 @@ class Preemptor:
         self._store.preempt(others[-1])
         return True
 
-    def unstick(self) -> bool:
+    def break_slice_deadlock(self) -> bool:
         """Where all holders of memory wait for a slice, help one to it or preempt one; whether so."""
         slice_tokens = self._admission.slice_tokens
         if slice_tokens is None or self._in_flight or self._num_running() < 2:
@@ -155,7 +155,7 @@ class Preemptor:
 
     def _require_drained(self) -> None:
         if self._in_flight:
-            raise Drain
+            raise WaitForInFlight
 
     def _preempt_for(self, request: RequestState, *, starved: bool) -> bool:
         """Preempt those who must give way to ``request``, the least urgent first, if enough of them can."""

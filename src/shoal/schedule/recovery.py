@@ -27,9 +27,9 @@ class Recovery:
         self._store = store
         self._outputs = outputs
 
-    def take_back(self, steps: Sequence[InFlightStep], error: str, now_ns: int) -> list[TokenEvent]:
+    def rollback(self, steps: Sequence[InFlightStep], error: str, now_ns: int) -> list[TokenEvent]:
         """Take all plans in flight back, the oldest first, which failed; returns the ends of requests."""
-        running = [request for step in steps for request in self._outputs.take_back(step)]
+        running = [request for step in steps for request in self._outputs.rollback(step)]
         events = [
             self._store.end(request, request.ending, now_ns)
             for request in dict.fromkeys(running)
@@ -50,7 +50,7 @@ class Recovery:
         return self._store.end(request, FinishReason.ERROR, now_ns, error=_ALONE.format(error))
 
 
-def with_trials(turns: Sequence[Turn], services: Mapping[str, ServiceState]) -> Sequence[Turn]:
+def prepend_suspect_turns(turns: Sequence[Turn], services: Mapping[str, ServiceState]) -> Sequence[Turn]:
     """Before each turn one for those of its service who wait since a step failed, apart from all others."""
     trials = {
         name: Turn(name, np.zeros(0, dtype=np.int64), waiting=suspects, prefill=True)

@@ -126,7 +126,7 @@ class RequestState:
         return self.request.sampling.prompt_logprobs is not None
 
     @property
-    def num_findable(self) -> int:
+    def num_cacheable_tokens(self) -> int:
         """Leading tokens whose KV may be somebody else's.
 
         Whose log-probabilities are still to be told must be computed behind the tokens before it.
@@ -156,7 +156,7 @@ class RequestState:
         return False
 
     @property
-    def put_last(self) -> bool:
+    def deprioritized(self) -> bool:
         """Whether it waits behind all others of its service."""
         return self.rank == math.inf
 
@@ -185,7 +185,7 @@ class RequestState:
         """Goal for the whole request; NaN where there is none."""
         return math.nan if self.slo.e2e_s is None else self.slo.e2e_s
 
-    def judge_end(self, token: int, generated: int) -> tuple[FinishReason | None, int | None]:
+    def check_stop(self, token: int, generated: int) -> tuple[FinishReason | None, int | None]:
         """Whether the newest of ``generated`` output tokens ends it, why, and with which stop token."""
         if token in self.stop_token_ids and self.request.sampling.ends_at(generated):
             return FinishReason.STOP, token
@@ -257,6 +257,6 @@ def _token_ids(output: Sequence[int] | int) -> Sequence[int]:
 
 def most_new_tokens(request: Request, most_tokens: int) -> int:
     """Most output tokens of a request; most_tokens: those that its prompt leaves room for."""
-    if request.carried is not None:
-        return request.carried.max_new_tokens
+    if request.resume_state is not None:
+        return request.resume_state.max_new_tokens
     return most_tokens if request.sampling.max_tokens is None else request.sampling.max_tokens

@@ -72,7 +72,7 @@ class RequestStore:
 
     def add(self, request: RequestState, now_ns: int) -> None:
         """A new or resumed request waits."""
-        if request.request.carried is None:
+        if request.request.resume_state is None:
             self.services[request.service].statistics.monitor.arrived(now_ns)
             request.last_scheduled_ns = now_ns
         self.wait(request)
@@ -84,13 +84,15 @@ class RequestStore:
         request.rank = self._order.rank(request, state)
         state.waiting.add(request)
 
-    def give_up_hopeless(self, now_ns: int, *, refuse: bool) -> bool:
+    def demote_or_reject_expired(self, now_ns: int, *, refuse: bool) -> bool:
         """Put those last whose goals are out of reach by now; whether anybody has become so.
 
         refuse: those end instead of whose call nobody has got anything yet.
         """
         found = [
-            request for state in self.services.values() for request in state.waiting.put_hopeless_last(now_ns)
+            request
+            for state in self.services.values()
+            for request in state.waiting.demote_slo_expired(now_ns)
         ]
         if refuse:
             # All choices of a call are late together, and all of them or none are refused.
@@ -145,7 +147,7 @@ class RequestStore:
         request.blocked_until = self.num_ended + 1 if lacks_memory else 0
         self.wait(request)
 
-    def vacate(self) -> None:
+    def preempt_all(self) -> None:
         """All running requests give up their blocks, and all leases end; no plan is in flight."""
         while self.leases.revoke_newest():
             pass

@@ -230,7 +230,7 @@ class RunningBatch(RequestTable):
         self.service_time_ns[rows] += duration_ns
         self.last_scheduled_ns[rows] = now_ns
 
-    def withdraw(self, rows: Rows, tokens: int | IntArray) -> None:
+    def uncount_tokens(self, rows: Rows, tokens: int | IntArray) -> None:
         """So many tokens of a plan that ended were not made."""
         self.num_tokens_with_in_flight[rows] -= tokens
         self.num_scheduled[rows] -= tokens
@@ -242,10 +242,10 @@ class RunningBatch(RequestTable):
         """
         if computed:
             self.num_computed[rows] -= 1
-            self.withdraw(rows, 1)
+            self.uncount_tokens(rows, 1)
         self.postponed[rows] = 1
 
-    def take_back(self, rows: Rows, tokens: IntArray, sampled: IntArray) -> None:
+    def rollback(self, rows: Rows, tokens: IntArray, sampled: IntArray) -> None:
         """A plan of these made nothing: each was to compute and to sample so many tokens.
 
         One that misses a single token then decodes, also if it is the last of its prompt.

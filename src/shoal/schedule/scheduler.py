@@ -19,7 +19,7 @@ from shoal.schedule.recovery import Recovery
 from shoal.schedule.request_store import OnEnd, RequestStore
 from shoal.schedule.results import check_result
 from shoal.schedule.running_batch import IntArray
-from shoal.schedule.service_registry import Roster
+from shoal.schedule.service_registry import ServiceRegistry
 from shoal.schedule.starvation import StarvationGuard
 from shoal.schedule.stats import Observed, SchedulerStats
 from shoal.schedule.submission import Submitter, to_resume
@@ -52,8 +52,8 @@ class Scheduler:
         self.options = options
         self._pool = pool
         self._guard = StarvationGuard(round(options.starvation_s * 1e9))
-        self._roster = Roster(pool, options, self._guard.due_ns, services)
-        self._services, self._limits = self._roster.states, self._roster.limits
+        self._registry = ServiceRegistry(pool, options, self._guard.due_ns, services)
+        self._services, self._limits = self._registry.states, self._registry.limits
         longest_gap_ns = round(options.max_token_gap_s * 1e9)
         self._store = RequestStore(pool, self._services, options.order, host, on_end, longest_gap_ns)
         self._submitter = Submitter(pool, self._limits, self._store)
@@ -67,13 +67,13 @@ class Scheduler:
         """Make those who remember something of services and layouts."""
         self._planner = Planner(self._pool, self._store, self.options)
         self._chooser = PlanChooser(
-            self._pool, self._store, self._roster, self.options, self._steps, self._planner, self._guard
+            self._pool, self._store, self._registry, self.options, self._steps, self._planner, self._guard
         )
 
     @property
     def max_running(self) -> int:
         """Most requests that hold KV at once."""
-        return self._roster.most_running
+        return self._registry.most_running
 
     @property
     def services(self) -> Mapping[str, ServiceView]:
@@ -112,7 +112,7 @@ class Scheduler:
     @property
     def running(self) -> int:
         """Requests that hold memory."""
-        return self._roster.running
+        return self._registry.running
 
     @property
     def in_flight(self) -> int:
@@ -226,27 +226,27 @@ class Scheduler:
         end: one that failed by itself, and those cancelled meanwhile. A plan taken back counts as a step.
         """
         steps = [self._finish_oldest(1) for _ in range(self.in_flight)]
-        return self._recovery.take_back(steps, error, now_ns)
+        return self._recovery.rollback(steps, error, now_ns)
 
     def _finish_oldest(self, iterations: int) -> InFlightStep:
         """The oldest plan in flight is over after so many iterations."""
         step, missing = self._steps.finish_oldest(iterations)
         if missing:
-            self._planner.uncount_steps(self._services[step.plan.service], missing)
+            self._planner.rollback_step_counts(self._services[step.plan.service], missing)
         return step
 
     def add_service(self, service: str, limits: ServiceLimits) -> None:
         """A service comes, of which the pool has a view by now; no plan is in flight."""
-        self._roster.add(service, limits)
+        self._registry.add(service, limits)
         self._follow_layout()
 
     def close_service(self, service: str) -> None:
         """Further requests of a service are refused; those that there are go on."""
-        self._roster.close(service)
+        self._registry.close(service)
 
     def remove_service(self, service: str) -> None:
         """A service without requests goes, of which the pool has no view any more; no plan is in flight."""
-        self._roster.remove(service)
+        self._registry.remove(service)
         self._follow_layout()
 
     def has_request(self, request_id: str) -> bool:
@@ -262,7 +262,7 @@ class Scheduler:
         state = self._services[service]
         return len(state.waiting) + len(state.running) + len(self._store.leases.of(service)) > 0
 
-    def most_promised(self, service: str) -> int:
+    def max_committed_tokens(self, service: str) -> int:
         """Most tokens, prompt and output together, that one of its unfinished requests may get to.
 
         Those that are held count, since they may go on here.
@@ -271,9 +271,9 @@ class Scheduler:
         own = [request for request in requests if request.service == service]
         return max([request.num_prompt_tokens + request.max_new_tokens for request in own], default=0)
 
-    def vacate(self) -> None:
+    def preempt_all(self) -> None:
         """Every running request gives up its blocks, and waits, and leases end; no plan is in flight."""
-        self._store.vacate()
+        self._store.preempt_all()
 
     def forget_saved(self) -> None:
         """Nothing of what is saved in host memory will be read: it is computed again."""

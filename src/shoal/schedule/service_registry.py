@@ -11,7 +11,7 @@ from shoal.schedule.service_state import ServiceState, new_service_state
 from shoal.schedule.validation import ServiceLimits
 
 
-class Roster:
+class ServiceRegistry:
     """Owner of the services' states; the pool's layout has all of them.
 
     due_ns: when a waiting request starves.

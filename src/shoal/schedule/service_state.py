@@ -23,7 +23,7 @@ from shoal.schedule.policies.view import ServiceTraits
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.running_batch import IntArray, RunningBatch
 from shoal.schedule.shared_prefixes import SharedPrefixes
-from shoal.schedule.slo_expired import hopeless_ns
+from shoal.schedule.slo_expired import slo_expired_ns
 from shoal.schedule.stats import Observed
 from shoal.schedule.step_limit import StepLimit
 from shoal.schedule.validation import ServiceLimits, longest_total
@@ -73,7 +73,7 @@ class ServiceStatistics:
 class ServiceState:
     """What the scheduler keeps of one service; policies see it as ``ServiceView``.
 
-    due_ns: when a waiting request starves. hopeless_ns: from when on it is put last;
+    due_ns: when a waiting request starves. slo_expired_ns: from when on it is put last;
     None: it never is.
     """
 
@@ -86,17 +86,17 @@ class ServiceState:
         limit: StepLimit,
         limits: ServiceLimits,
         *,
-        hopeless_ns: Callable[[RequestState], int | None] | None = None,
+        slo_expired_ns: Callable[[RequestState], int | None] | None = None,
     ) -> None:
         self.service = layout.service
         self.companions: Sequence[str] = ()
-        """As in ``ServiceView``; kept by the roster, as the layout is."""
+        """As in ``ServiceView``; kept by the registry, as the layout is."""
         self.layout = layout
         self.statistics = statistics
         self.slo = limits.slo
         self.execution_s = limits.execution_s
         self.weights = limits.weights
-        self.waiting = WaitingQueue(due_ns, hopeless_ns)
+        self.waiting = WaitingQueue(due_ns, slo_expired_ns)
         self.running = RunningBatch()
         self.shared = SharedPrefixes()
         self.limit = limit
@@ -219,5 +219,5 @@ def new_service_state(
         due_ns,
         StepLimit(options.max_batched_tokens),
         limits,
-        hopeless_ns=None if options.on_hopeless == "serve" else hopeless_ns,
+        slo_expired_ns=None if options.on_hopeless == "serve" else slo_expired_ns,
     )

@@ -8,7 +8,7 @@ becomes of such requests.
 from shoal.schedule.request_state import RequestState
 
 
-def hopeless_ns(request: RequestState) -> int | None:
+def slo_expired_ns(request: RequestState) -> int | None:
     """From when on a waiting request misses one of its goals whatever happens; None: that never is.
 
     Goals are judged as ``core.slo.met`` judges them: its first token, or its end, comes then at the earliest;
@@ -37,7 +37,7 @@ def may_be_refused(request: RequestState) -> bool:
 
     Of a call that is resumed an earlier engine may have answered other choices.
     """
-    if request.num_generated or request.choice_answered or request.request.carried is not None:
+    if request.num_generated or request.choice_answered or request.request.resume_state is not None:
         return False
     return not any(choice.seq_id >= 0 or choice.num_generated for choice in request.choices)
 

@@ -83,7 +83,7 @@ class StarvationGuard:
                 times.append(max(self._next_ns(state), min(due)))
         return min(times, default=None)
 
-    def nobody_before_ns(self, state: ServiceState) -> int:
+    def earliest_starvation_ns(self, state: ServiceState) -> int:
         """A time before which nobody of a service starves, if all who run take part in every step."""
         waits = state.waiting.first_due()
         due_ns = self._earliest_due_ns(state.running)

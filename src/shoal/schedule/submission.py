@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from shoal.core import (
     ANONYMOUS_TOKEN,
-    Carried,
     FinishReason,
     InvalidRequest,
     Request,
+    ResumeState,
     SyntheticPrompt,
     TokenEvent,
 )
@@ -22,7 +22,7 @@ from shoal.schedule.validation import ServiceLimits, check_request
 def to_resume(state: RequestState, now_ns: int) -> Request:
     """The request of a state that was removed, with its output and what was counted: to submit it again."""
     synthetic = isinstance(state.request.prompt, SyntheticPrompt)
-    carried = Carried(
+    resumed = ResumeState(
         max_new_tokens=state.max_new_tokens,
         age_ns=now_ns - state.arrival_ns,
         first_token_age_ns=now_ns - state.first_token_ns if state.num_generated else 0,
@@ -38,7 +38,7 @@ def to_resume(state: RequestState, now_ns: int) -> Request:
         num_scored_tokens=state.num_scored_tokens,
     )
     output = state.num_generated if synthetic else tuple(state.token_ids[state.num_prompt_tokens :])
-    return replace(state.request, output_tokens=output, carried=carried)
+    return replace(state.request, output_tokens=output, resume_state=resumed)
 
 
 def resume(state: RequestState) -> None:
@@ -46,21 +46,21 @@ def resume(state: RequestState) -> None:
 
     Steps in which it took part are not known one by one, so it has been without one since its newest token.
     """
-    request, carried = state.request, state.request.carried
+    request, resumed = state.request, state.request.resume_state
     if state.num_generated:
         state.first_token_ns, state.last_token_ns = request.first_token_ns, request.last_token_ns
-    if carried is None:
+    if resumed is None:
         return
     state.last_scheduled_ns = state.last_token_ns if state.num_generated else request.arrival_ns
-    state.largest_gap_ns = carried.largest_gap_ns
-    state.service_time_ns = carried.service_time_ns
-    state.num_cached_tokens = carried.num_cached_tokens
-    state.queue_ns = carried.queue_ns
-    state.num_admissions = carried.num_admissions
-    state.num_preemptions = carried.num_preemptions
-    state.num_preempted_by_starvation = carried.num_preempted_by_starvation
-    state.num_recomputed_tokens = carried.num_recomputed_tokens
-    state.num_scored_tokens = carried.num_scored_tokens
+    state.largest_gap_ns = resumed.largest_gap_ns
+    state.service_time_ns = resumed.service_time_ns
+    state.num_cached_tokens = resumed.num_cached_tokens
+    state.queue_ns = resumed.queue_ns
+    state.num_admissions = resumed.num_admissions
+    state.num_preemptions = resumed.num_preemptions
+    state.num_preempted_by_starvation = resumed.num_preempted_by_starvation
+    state.num_recomputed_tokens = resumed.num_recomputed_tokens
+    state.num_scored_tokens = resumed.num_scored_tokens
     if state.num_generated and state.num_admissions:
         state.num_lost_tokens = state.num_tokens - 1
 
@@ -70,7 +70,7 @@ def known_end(state: RequestState) -> tuple[FinishReason | None, int | None]:
     if not state.num_generated:
         return None, None
     newest = state.token_ids[-1] if state.token_ids else ANONYMOUS_TOKEN
-    return state.judge_end(newest, state.num_generated)
+    return state.check_stop(newest, state.num_generated)
 
 
 class Submitter:

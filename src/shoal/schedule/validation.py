@@ -71,15 +71,15 @@ def check_request(request: Request, services: Mapping[str, ServiceLimits], pool:
 
 def _check_output(request: Request, most_tokens: int, why: str) -> None:
     """Refuse a resumed request that this engine cannot bring to its end, or whose output is not its own."""
-    output, carried, length = request.output_tokens, request.carried, len(request.prompt)
+    output, resumed, length = request.output_tokens, request.resume_state, len(request.prompt)
     if isinstance(request.prompt, SyntheticPrompt) != isinstance(output, int) and output != ():
         raise InvalidRequest(
             "output_tokens must be token ids where the prompt is, and a number where the prompt is synthetic",
             param="output_tokens",
         )
-    if carried is not None and carried.max_new_tokens > most_tokens:
+    if resumed is not None and resumed.max_new_tokens > most_tokens:
         raise InvalidRequest(
-            f"the request was promised up to {carried.max_new_tokens} output tokens, but {why}; "
+            f"the request was promised up to {resumed.max_new_tokens} output tokens, but {why}; "
             f"with this prompt of {length} it can have at most {most_tokens} here",
             param="max_tokens",
             code="context_length_exceeded",

@@ -13,7 +13,7 @@ from shoal.schedule.request_state import RequestState
 class WaitingQueue(Sequence[RequestState]):
     """Requests without KV, by rank, then by arrival, then by submission; knows also who starves first.
 
-    due_ns: when a request starves. hopeless_ns: from when on its goals are out of reach and it is put last
+    due_ns: when a request starves. slo_expired_ns: from when on its goals are out of reach and it is put last
     (None for never); without it nobody is. Neither changes while a request waits.
 
     A list in order: putting one in or taking one out moves memory, which for ten thousand requests takes
@@ -23,15 +23,15 @@ class WaitingQueue(Sequence[RequestState]):
     def __init__(
         self,
         due_ns: Callable[[RequestState], int],
-        hopeless_ns: Callable[[RequestState], int | None] | None = None,
+        slo_expired_ns: Callable[[RequestState], int | None] | None = None,
     ) -> None:
         self._due_ns = due_ns
-        self._hopeless_ns = hopeless_ns
+        self._slo_expired_ns = slo_expired_ns
         # (rank, arrival, number, request); numbers differ, so that requests are never compared.
         self._ranked: list[tuple[float, int, int, RequestState]] = []
         self._by_due = _Timetable()
-        self._by_hopeless = _Timetable()
-        self._hopeless_until_ns = 0
+        self._by_slo_expiry = _Timetable()
+        self._slo_expired_until_ns = 0
         """Until when those have been looked for whose goals are out of reach."""
         self._entries = 0
         self.num_scored = 0
@@ -43,10 +43,10 @@ class WaitingQueue(Sequence[RequestState]):
         self.num_scored += request.is_scored
         request.queue_entry = self._entries
         self._by_due.add(self._due_ns(request), request, len(self))
-        hopeless_ns = None if self._hopeless_ns is None else self._hopeless_ns(request)
-        if hopeless_ns is not None:
-            self._by_hopeless.add(hopeless_ns, request, len(self))
-            if hopeless_ns <= self._hopeless_until_ns:
+        slo_expired_ns = None if self._slo_expired_ns is None else self._slo_expired_ns(request)
+        if slo_expired_ns is not None:
+            self._by_slo_expiry.add(slo_expired_ns, request, len(self))
+            if slo_expired_ns <= self._slo_expired_until_ns:
                 request.rank = math.inf
         insort(self._ranked, (request.rank, request.arrival_ns, request.number, request))
 
@@ -68,20 +68,20 @@ class WaitingQueue(Sequence[RequestState]):
         return None if first is None else first[2]
 
     @property
-    def next_hopeless_ns(self) -> int | None:
+    def next_slo_expired_ns(self) -> int | None:
         """When the goals of the next one get out of reach; None: of nobody who waits."""
-        first = self._by_hopeless.first()
+        first = self._by_slo_expiry.first()
         return None if first is None else first[0]
 
-    def put_hopeless_last(self, now_ns: int) -> list[RequestState]:
+    def demote_slo_expired(self, now_ns: int) -> list[RequestState]:
         """Put those last whose goals are out of reach by now; returns who has become so, each once a stay."""
-        self._hopeless_until_ns = now_ns
+        self._slo_expired_until_ns = now_ns
         found = []
-        while (first := self._by_hopeless.first()) is not None and first[0] <= now_ns:
-            self._by_hopeless.remove_first()
+        while (first := self._by_slo_expiry.first()) is not None and first[0] <= now_ns:
+            self._by_slo_expiry.remove_first()
             request = first[2]
             found.append(request)
-            if not request.put_last:
+            if not request.deprioritized:
                 self._take_out(request)
                 request.rank = math.inf
                 insort(self._ranked, (request.rank, request.arrival_ns, request.number, request))

@@ -16,7 +16,7 @@ from shoal.frontend.validation import Limits, most_prompt_tokens
 from shoal.serve.backend import Backend, TextCodec
 from shoal.serve.errors import MODEL_NOT_FOUND
 from shoal.serve.http.key_holder import KeyHolder
-from shoal.serve.http.request_context import exchange_of
+from shoal.serve.http.request_context import context_of
 from shoal.serve.lifecycle import Lifecycle
 from shoal.serve.metrics.page import ServerMetrics
 from shoal.serve.openai.prompts import encode_prompts
@@ -109,7 +109,7 @@ class Api:
 
     def visible_cards(self, request: Request) -> dict[str, ModelCard]:
         """The services that the API key of ``request`` may use, by name."""
-        visible = self._visible(exchange_of(request.scope).key)
+        visible = self._visible(context_of(request.scope).key)
         return {name: self._card(self._served[name]) for name in visible}
 
     def card(self, request: Request, model: str, param: str | None) -> ModelCard:
@@ -118,11 +118,11 @@ class Api:
         Raises an InvalidRequest (404) about ``param`` if there is none, and ServiceNotAllowed if the API key
         of ``request`` may not use it.
         """
-        exchange = exchange_of(request.scope)
-        served = self._find(model, param, exchange.key)
-        exchange.service = model
-        if exchange.key:
-            exchange.key.check_service(model)
+        context = context_of(request.scope)
+        served = self._find(model, param, context.key)
+        context.service = model
+        if context.key:
+            context.key.check_service(model)
         return self._card(served)
 
     def _find(self, name: str, param: str | None = "model", key: KeyHolder | None = None) -> _Served:
@@ -148,7 +148,7 @@ class Api:
 
         Raises RateLimited, and the errors of ``parse_body``.
         """
-        if key := exchange_of(request.scope).key:
+        if key := context_of(request.scope).key:
             key.start_request(time.monotonic())
         return await parse_body(
             request,

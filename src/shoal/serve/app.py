@@ -21,7 +21,7 @@ from shoal.serve.http.error_answers import install_error_handlers
 from shoal.serve.http.health_endpoints import HealthEndpoints
 from shoal.serve.http.hosts import AllowedHosts
 from shoal.serve.http.keys import KeyMiddleware, Keyring
-from shoal.serve.http.request_context import REQUEST_ID, Exchange, ExchangeMiddleware
+from shoal.serve.http.request_context import REQUEST_ID, RequestContext, RequestContextMiddleware
 from shoal.serve.http.server_endpoints import ServerEndpoints
 from shoal.serve.lifecycle import Lifecycle, LifecycleMiddleware
 from shoal.serve.metrics.page import ServerMetrics
@@ -90,7 +90,7 @@ def create_app(
         )
     if hosts is not None:
         app.add_middleware(AllowedHosts, hosts=hosts)
-    app.add_middleware(ExchangeMiddleware, on_end=partial(_end, api.metrics, options, app))
+    app.add_middleware(RequestContextMiddleware, on_end=partial(_end, api.metrics, options, app))
     generation, embedding = GenerationEndpoints(api), EmbeddingEndpoints(api)
     admin = ClusterAdmin(api, engine_options, pull or partial(pull_service, Tokenizers()))
     for endpoints in (
@@ -119,12 +119,12 @@ def create_app(
 
 
 def _end(
-    metrics: ServerMetrics, options: ServerOptions, app: FastAPI, exchange: Exchange, scope: Scope
+    metrics: ServerMetrics, options: ServerOptions, app: FastAPI, context: RequestContext, scope: Scope
 ) -> None:
     """Count and log a request that is over; paths and methods that we do not have are counted as one."""
     paths = {getattr(route, "path", None) for route in app.routes}
     route = scope["path"] if scope["path"] in paths else getattr(scope.get("route"), "path_format", _OTHER)
     method = scope["method"] if scope["method"] in _METHODS else _OTHER
-    metrics.count_http(route, method, exchange.status)
+    metrics.count_http(route, method, context.status)
     if options.access_log:
-        log_exchange(exchange, scope, options.access_log_format)
+        log_exchange(context, scope, options.access_log_format)

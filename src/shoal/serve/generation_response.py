@@ -15,7 +15,7 @@ from shoal.serve.backend import Backend
 from shoal.serve.errors import ShuttingDown
 from shoal.serve.generation import Generation, GenerationRequest, submit_request
 from shoal.serve.http.error_answers import classify, error_payload, error_response
-from shoal.serve.http.request_context import exchange_of
+from shoal.serve.http.request_context import context_of
 from shoal.serve.lifecycle import Lifecycle
 from shoal.serve.metrics.page import ServerMetrics
 from shoal.serve.openai.field_names import FieldNames, errors_named
@@ -96,7 +96,7 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run until the output is complete, the client disconnects or the drain time is over."""
-        self._exchange = exchange_of(scope)
+        self._context = context_of(scope)
         generating = asyncio.create_task(self._run_named(send))
         disconnected = asyncio.create_task(_wait_disconnected(receive))
         expired = asyncio.create_task(self._lifecycle.expired.wait())
@@ -113,7 +113,7 @@ class GenerationResponse(Response):
         error = generating.exception() if ended else ShuttingDown(_CUT_OFF)
         connected = ended or not disconnected.done() or disconnected.cancelled()
         if not connected:
-            self._exchange.why = "the client left"
+            self._context.why = "the client left"
         elif error is not None:
             await self._fail(error, scope, receive, send)
 
@@ -122,13 +122,13 @@ class GenerationResponse(Response):
             await self._run(send)
 
     async def _run(self, send: Send) -> None:
-        exchange = self._exchange
+        context = self._context
         async with submit_request(self._backend, self._request, self._metrics) as generation:
-            exchange.count_tokens(generation.usage().prompt_tokens, 0)
+            context.count_tokens(generation.usage().prompt_tokens, 0)
             try:
                 await (self._send_stream if self._stream else self._send_full)(generation, send)
             finally:
-                exchange.count_tokens(0, generation.usage().completion_tokens)
+                context.count_tokens(0, generation.usage().completion_tokens)
                 self._note_times(generation)
 
     async def _send_full(self, generation: Generation, send: Send) -> None:
@@ -184,8 +184,8 @@ class GenerationResponse(Response):
             await send({"type": "http.response.body", "body": comment, "more_body": True})
 
     def _note_times(self, generation: Generation) -> None:
-        self._exchange.queue_s, self._exchange.first_token_s = generation.first_times()
-        self._exchange.load_ns = generation.load_ns
+        self._context.queue_s, self._context.first_token_s = generation.first_times()
+        self._context.load_ns = generation.load_ns
 
     async def _start_stream(self, send: Send) -> None:
         await self._start(send, [(b"content-type", self._framing.media_type), *_STREAM_HEADERS])
@@ -200,7 +200,7 @@ class GenerationResponse(Response):
                 raise error
             await error_response(error)(scope, receive, send)
         elif self._stream:
-            self._exchange.why = str(error)
+            self._context.why = str(error)
             write = self._framing.error
             payload = error_payload(error, scope) if write is None else write(classify(error)[1])
             await send({"type": "http.response.body", "body": self._framing.event(payload)})

@@ -153,7 +153,7 @@ class Moves:
             self._requests[move.request] = replace(
                 self._requests[move.request],
                 output_tokens=message.output_tokens,
-                carried=message.carried,
+                resume_state=message.resume_state,
             )
         self._tell(event_of(message))
 
@@ -164,5 +164,5 @@ class Moves:
 
 def aged(request: Request, now_ns: int) -> Request:
     """A request that is submitted now, whose ages were taken earlier on the same clock."""
-    carried = request.carried
-    return request if carried is None else request.later(now_ns - request.arrival_ns - carried.age_ns)
+    state = request.resume_state
+    return request if state is None else request.later(now_ns - request.arrival_ns - state.age_ns)

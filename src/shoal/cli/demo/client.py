@@ -33,7 +33,7 @@ class Kill:
     """Those that it had not finished."""
 
 
-async def kill_amid(url: str, is_amid: Callable[[], bool]) -> Kill:
+async def kill_engine_during(url: str, is_amid: Callable[[], bool]) -> Kill:
     """Wait until ``is_amid``, and kill the engine of the server at ``url`` that has the most requests.
 
     Raises EngineDied if none of them has any.
@@ -150,7 +150,7 @@ async def run_burst(
     burst = Burst(requests, alone_s or {})
     async with _client(url) as client:
         poller = asyncio.create_task(_poll_metrics(client, burst.metrics))
-        killing = asyncio.create_task(kill_amid(url, burst.is_amid)) if kill else None
+        killing = asyncio.create_task(kill_engine_during(url, burst.is_amid)) if kill else None
         start_ns = time.monotonic_ns()
         try:
             await asyncio.gather(*(_send_request(client, request, watch or _ignore) for request in requests))

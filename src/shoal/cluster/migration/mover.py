@@ -109,7 +109,7 @@ class Mover:
             return
         if call.output_tokens != message.output_tokens:
             why = f"{call.log_name} stopped at token {message.output_tokens} after {call.output_tokens}"
-            self._fleet.distrust(engine, why)
+            self._fleet.kill_inconsistent(engine, why)
             return
         move.stopped = message
         self._tell(event_of(message))
@@ -154,13 +154,13 @@ class Mover:
 
 def _carrying(rest: Request, stopped: migration_wire.Stopped) -> Request:
     """What is left of a request, with the counts of the engine before and the ages as clients see them."""
-    ages = rest.carried
+    ages = rest.resume_state
     assert ages is not None
-    carried = replace(
-        stopped.carried,
+    state = replace(
+        stopped.resume_state,
         max_new_tokens=ages.max_new_tokens,
         age_ns=ages.age_ns,
         first_token_age_ns=ages.first_token_age_ns,
         last_token_age_ns=ages.last_token_age_ns,
     )
-    return replace(rest, carried=carried)
+    return replace(rest, resume_state=state)

@@ -17,7 +17,7 @@ from shoal.cluster.node.folder import NodeFolder
 from shoal.cluster.node.server import NodeServer
 from shoal.cluster.node_start import END_OF_FOLDER
 from shoal.core import ConfigError
-from shoal.engine.process.child import BUILDER, BareEngine
+from shoal.engine.process.child import BUILDER, PrestartedEngine
 
 TAKEN = 3
 """Exit status where another node has the folder."""
@@ -26,7 +26,7 @@ _LONGEST_WAIT_S = 20.0
 """A node is told its folder within this time, or ends: who started it does something that takes longer."""
 
 
-async def _serve(folder: NodeFolder, starter: asyncio.StreamReader, bare: BareEngine | None) -> None:
+async def _serve(folder: NodeFolder, starter: asyncio.StreamReader, bare: PrestartedEngine | None) -> None:
     server = NodeServer(folder, bare)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.tenancy.end_unused)
 
@@ -56,7 +56,7 @@ async def _run(path: Path | None) -> int:
     bare = None
     if path is None:
         with suppress(OSError, ConfigError):  # the engine that is started then tells of it
-            bare = await BareEngine.start(BUILDER)
+            bare = await PrestartedEngine.start(BUILDER)
         path = await _folder_to_come(starter)
     status = 0
     if path is not None:

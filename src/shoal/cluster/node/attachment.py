@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shoal.cluster.node import wire
 from shoal.cluster.node.engines import Node, NodeEvent
-from shoal.engine.process.child import BareEngine
+from shoal.engine.process.child import PrestartedEngine
 from shoal.engine.process.lifeline import PROTOCOL
 
 # How long a server waits for the one before it, which may just be ending.
@@ -21,7 +21,7 @@ class Tenancy:
     folder, host, bare: as in ``Node``.
     """
 
-    def __init__(self, folder: Path, host: str | None = None, bare: BareEngine | None = None) -> None:
+    def __init__(self, folder: Path, host: str | None = None, bare: PrestartedEngine | None = None) -> None:
         self.node = Node(folder, self.tell, host, bare)
         """The engines."""
         self.over = asyncio.Event()

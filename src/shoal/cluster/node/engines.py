@@ -11,7 +11,7 @@ import psutil
 
 from shoal.core import ShoalError
 from shoal.engine.process import lifeline
-from shoal.engine.process.child import BareEngine, EngineChild
+from shoal.engine.process.child import EngineChild, PrestartedEngine
 
 _SETTLE_S = 0.01
 
@@ -99,7 +99,7 @@ class Node:
         folder: Path,
         on_event: Callable[[NodeEvent], None],
         host: str | None = None,
-        bare: BareEngine | None = None,
+        bare: PrestartedEngine | None = None,
     ) -> None:
         self._bare = bare
         self._folder = folder

@@ -9,13 +9,13 @@ import msgspec
 from shoal.cluster.node import wire
 from shoal.cluster.node.attachment import Tenancy
 from shoal.cluster.node.folder import SOCKET, NodeFolder
-from shoal.engine.process.child import BareEngine
+from shoal.engine.process.child import PrestartedEngine
 
 
 class NodeServer:
     """Lets servers reach a node at a socket in its folder; a connection's end is the end of its server."""
 
-    def __init__(self, folder: NodeFolder, bare: BareEngine | None = None) -> None:
+    def __init__(self, folder: NodeFolder, bare: PrestartedEngine | None = None) -> None:
         """bare: as in ``Node``."""
         self._folder = folder
         self.tenancy = Tenancy(folder.path, bare=bare)

@@ -181,10 +181,10 @@ class Exports:
 
     def _tell_stopped(self, export: _Export, held: Held) -> None:
         export.told = True
-        carried = held.request.carried
-        assert carried is not None
+        state = held.request.resume_state
+        assert state is not None
         migration, made = export.order.migration, held.request.num_output_tokens
-        self._engine.tell(Stopped(migration, made, held.computed, carried))
+        self._engine.tell(Stopped(migration, made, held.computed, state))
 
     def _resume(self, export: _Export, request_id: str | None) -> None:
         migration = export.order.migration

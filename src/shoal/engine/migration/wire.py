@@ -6,7 +6,7 @@ The KV itself goes from one engine to the other (``transfer``).
 
 import msgspec
 
-from shoal.core import Carried, Request
+from shoal.core import Request, ResumeState
 
 
 class Reserve(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -118,7 +118,7 @@ class Stopped(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """How many its events have told, in all."""
     computed: int
     """Leading tokens whose KV is sent."""
-    carried: Carried
+    resume_state: ResumeState
     """What was counted of it."""
 
 

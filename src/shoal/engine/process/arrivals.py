@@ -40,7 +40,7 @@ class Arrivals:
         if grammar is None:
             self._ready[request.id] = Arrival(message)
         else:
-            resumed = any(choice.carried is not None for choice in message.choices)
+            resumed = any(choice.resume_state is not None for choice in message.choices)
             lease = self._prepare(request.service, grammar, resumed)
             self._preparing[request.id] = Arrival(message, lease)
 

@@ -59,7 +59,7 @@ class ChildEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class BareEngine:
+class PrestartedEngine:
     """An engine process that is yet to be told what it is."""
 
     process: asyncio.subprocess.Process
@@ -105,7 +105,7 @@ class EngineChild:
 
     def __init__(
         self,
-        bare: BareEngine,
+        bare: PrestartedEngine,
         start: lifeline.Start,
         on_message: Callable[[int, lifeline.FromEngine], None],
     ) -> None:
@@ -125,7 +125,7 @@ class EngineChild:
         bind: str,
         journal: Path,
         on_message: Callable[[int, lifeline.FromEngine], None],
-        bare: BareEngine | None = None,
+        bare: PrestartedEngine | None = None,
     ) -> "EngineChild":
         """Start a process.
 
@@ -138,7 +138,7 @@ class EngineChild:
         if bare is not None and bare.process.returncode is not None:
             await bare.stop()
             bare = None
-        bare = bare or await BareEngine.start()
+        bare = bare or await PrestartedEngine.start()
         try:
             make_journal(journal)
         except BaseException:

@@ -1,4 +1,4 @@
-"""The engine process: ``python -m shoal.engine [MODULE ...]``, started by ``BareEngine``.
+"""The engine process: ``python -m shoal.engine [MODULE ...]``, started by ``PrestartedEngine``.
 
 It imports the modules that are named. Its standard input is its lifeline (see there): it reads what it is to
 be, and then gives signs of life, whatever its engine does. End of file there ends this process, so none is

@@ -7,7 +7,7 @@ import torch
 
 from shoal.core import ConfigError
 from shoal.execute.attention.native import NativeStep, can_attend
-from shoal.execute.attention.paged import BatchedStep, PagedStep, ReferenceStep
+from shoal.execute.attention.paged import BatchedStep, PagedAttention, ReferenceStep
 from shoal.kvcache import KVShape
 from shoal.native import load_native
 
@@ -38,7 +38,7 @@ def check_backend(name: str, device: torch.device) -> None:
         )
 
 
-def choose_backend(name: str, device: torch.device, shape: KVShape) -> type[PagedStep]:
+def choose_backend(name: str, device: torch.device, shape: KVShape) -> type[PagedAttention]:
     """The backend for a model; where our kernels cannot do its shape, torch's operations."""
     if name == "auto":
         name = _fastest_on(device)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shoal.execute.attention.paged import PagedStep
+from shoal.execute.attention.paged import PagedAttention
 from shoal.execute.attention.service_cache import ServiceCache
 from shoal.execute.attention.structs import (
     DTYPES,
@@ -43,7 +43,7 @@ class _Shared:
     partials: torch.Tensor
 
 
-class NativeStep(PagedStep):
+class NativeStep(PagedAttention):
     """Attends keys and values where they lie. A row's result does not depend on what else is in the step.
 
     library: the kernels to use; None for those of this CPU.

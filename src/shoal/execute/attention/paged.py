@@ -25,7 +25,7 @@ DECODE_GROUP_SPREAD = 0.6
 """Decoding rows share a padded gather if the shortest has at least this share of the longest's blocks."""
 
 
-class PagedStep(PackedQKV, ABC):
+class PagedAttention(PackedQKV, ABC):
     """The attention of one step of one service; lives for one forward pass."""
 
     records_decodes = False
@@ -51,7 +51,7 @@ class PagedStep(PackedQKV, ABC):
         """See AttentionStep; ``extra`` was checked when the model was loaded."""
 
 
-class GatheringStep(PagedStep):
+class GatheringStep(PagedAttention):
     """Copies keys and values out of the pool to attend them."""
 
     def __init__(self, batch: StepBatch, cache: ServiceCache) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from shoal.core import Failure
 from shoal.execute.grammar.pool import GrammarPool
 from shoal.execute.grammar.worker import Question
-from shoal.execute.group import RunningSequence
+from shoal.execute.sequences import RunningSequence
 
 PATIENCE_S = 0.001
 """How long a step waits at most for masks that are about to come: less than to compute a row once more."""

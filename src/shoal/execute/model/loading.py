@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 from shoal.core import ConfigError, ModelUnsupported, Service
 from shoal.execute.attention.backends import check_backend, choose_backend
 from shoal.execute.attention.interface import ATTENTION_NAME, Forward, TransformersForward
-from shoal.execute.attention.paged import PagedStep
+from shoal.execute.attention.paged import PagedAttention
 from shoal.execute.heap import keep_freed_memory
 from shoal.execute.memory import free_memory_bytes
 from shoal.execute.memory_plan import GATHER_COPIES, EngineMemory, pool_bytes, recorded_bytes
@@ -87,7 +87,7 @@ class ModelSet:
         """Where the weights are."""
         self.models: dict[str, LoadedModel] = {}
         """By service name; services on one folder, in one dtype, with the same weights share one entry."""
-        self.backends: dict[str, type[PagedStep]] = {}
+        self.backends: dict[str, type[PagedAttention]] = {}
         """Attention backends by service name."""
         self.kv_shapes: dict[str, KVShape] = {}
         """Shapes of KV blocks by service name."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from shoal.execute.group import RunningSequence, TokenBias
+from shoal.execute.sequences import RunningSequence, TokenBias
 
 
 def bias(logits: torch.Tensor, rows: Sequence[RunningSequence]) -> None:

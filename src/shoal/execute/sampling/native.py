@@ -8,7 +8,7 @@ import torch
 
 from shoal.core import TokenLogprobs, uniform
 from shoal.execute.grammar.masks import RowMasks
-from shoal.execute.group import RunningSequence
+from shoal.execute.sequences import RunningSequence
 from shoal.native import NativeLibrary
 
 _CHOICE = np.dtype(

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from shoal.execute.grammar.masks import RowMasks
-from shoal.execute.group import RunningSequence, TokenCounts
 from shoal.execute.sampling.biases import bias
+from shoal.execute.sequences import RunningSequence, TokenCounts
 
 
 def is_adjusted(row: RunningSequence) -> bool:

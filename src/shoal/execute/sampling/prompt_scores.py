@@ -8,7 +8,7 @@ import torch
 
 from shoal.core import PromptLogprobs, StepPlan, TokenLogprobs
 from shoal.execute.attention.interface import Forward
-from shoal.execute.group import RunningSequence
+from shoal.execute.sequences import RunningSequence
 
 Report = Callable[[torch.Tensor, Sequence[tuple[int, int, int]]], list[TokenLogprobs]]
 """For logits and each (row, token, n): the log-probability of the token, and the n likeliest tokens."""
@@ -18,7 +18,7 @@ _PIECE_LOGITS = 2**24
 
 
 @dataclass(frozen=True, slots=True)
-class ToldOfPrompts:
+class PromptOutputs:
     """What one step tells of prompts, by row of the plan."""
 
     logprobs: dict[int, PromptLogprobs] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class ScoredRow:
 
 
 @dataclass(frozen=True, slots=True)
-class AskedOfPrompts:
+class PromptOutputRequest:
     """What the rows of one step ask."""
 
     scored: Sequence[ScoredRow]
@@ -59,7 +59,7 @@ class AskedOfPrompts:
     @classmethod
     def of(
         cls, plan: StepPlan, rows: Sequence[RunningSequence], last: np.ndarray, computed: np.ndarray
-    ) -> "AskedOfPrompts":
+    ) -> "PromptOutputRequest":
         """What ``rows`` ask in a step of ``plan``.
 
         last: places of each row's last token in the step. computed: tokens with KV so far, by slot.
@@ -82,7 +82,7 @@ class AskedOfPrompts:
 
     def answer(
         self, hidden: torch.Tensor, sampled: int, forward: Forward, vocab_size: int, report: Report
-    ) -> ToldOfPrompts:
+    ) -> PromptOutputs:
         """The answers. hidden: states at ``places``, the first ``sampled`` of them of rows that sample."""
         embeddings = {row: _embedding(hidden[which]) for which, row in self.embedded}
         asked = [one for row in self.scored for one in row.asked()]
@@ -96,7 +96,7 @@ class AskedOfPrompts:
             count = len(row.places)
             logprobs[row.row] = PromptLogprobs(row.first, entries[:count])
             del entries[:count]
-        return ToldOfPrompts(logprobs, embeddings)
+        return PromptOutputs(logprobs, embeddings)
 
 
 def _scored_rows(

@@ -16,9 +16,9 @@ import torch
 
 from shoal.core import NO_TOKEN, Failure, FinishReason, SamplingParams, TokenLogprobs, uniform
 from shoal.execute.grammar.masks import RowMasks
-from shoal.execute.group import RunningSequence
 from shoal.execute.sampling.native import NativeSampler
 from shoal.execute.sampling.penalties import adjust, ban_early_ends, is_adjusted
+from shoal.execute.sequences import RunningSequence
 
 CANDIDATES = 256
 """How many of the likeliest tokens rows with top-k, top-p or min-p look at first."""

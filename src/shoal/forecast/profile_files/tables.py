@@ -22,7 +22,7 @@ from shoal.forecast.profile_files.reading import (
 from shoal.forecast.roofline import experts_touched
 from shoal.forecast.roofline_ops import Link
 from shoal.forecast.step_times import StepRows
-from shoal.forecast.tensor_parallel import Exchange
+from shoal.forecast.tensor_parallel import RequestContext
 
 _DENSE_MLP = ("gate_up_proj", "act_fn", "down_proj")
 
@@ -111,7 +111,7 @@ _T = TypeVar("_T")
 PER_STEP = frozenset({"embedding", "final_layernorm"})
 """Parts in ``dense.csv`` that run once in a step; all others run in each layer."""
 REDUCTION = "all_reduce"
-"""The row in ``dense.csv`` for one sum of a step's hidden states over all devices; see ``Exchange``."""
+"""The row in ``dense.csv`` for one sum of a step's hidden states over all devices; see ``RequestContext``."""
 TIMES_PER_LAYER = {"layernorm": 2}
 """Parts that run several times in a layer, such as before attention and before the MLP."""
 LEAST_TOKENS = 8192
@@ -205,14 +205,14 @@ def _sum(curves: Mapping[str, Curve], count: int, layers: int) -> FloatArray:
     return total
 
 
-def _exchange(files: ProfileFiles, model: ModelSpec, link: Link | None) -> Exchange:
+def _exchange(files: ProfileFiles, model: ModelSpec, link: Link | None) -> RequestContext:
     """What the devices exchange: over the link, or as it was measured."""
     if files.tp == 1:
-        return Exchange(model, lambda _: 0.0)
+        return RequestContext(model, lambda _: 0.0)
     if link is not None:
-        return Exchange(model, partial(link.all_reduce, devices=files.tp))
+        return RequestContext(model, partial(link.all_reduce, devices=files.tp))
     micros = files.dense[REDUCTION].at_integers(token_range(files)).tolist()
-    return Exchange(model, lambda message: _at(micros, round(message / (2 * model.hidden))) / 1e6)
+    return RequestContext(model, lambda message: _at(micros, round(message / (2 * model.hidden))) / 1e6)
 
 
 def _at(values: list[float], count: int) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.types import Scope
 
 from shoal.serve.http.error_answers import shorten
-from shoal.serve.http.request_context import Exchange
+from shoal.serve.http.request_context import RequestContext
 from shoal.serve.options import LogFormat
 
 ACCESS_LOGGER = "shoal.access"
@@ -18,35 +18,35 @@ _DELETE = "\x7f"
 _log = logging.getLogger(ACCESS_LOGGER)
 
 
-def log_exchange(exchange: Exchange, scope: Scope, format: LogFormat) -> None:
+def log_exchange(context: RequestContext, scope: Scope, format: LogFormat) -> None:
     """Write the line of a request that is over.
 
     Queries are left out, since clients may put secrets there. Everything that a client chose is escaped, so
     that it can neither steer a terminal nor look like another field or line.
     """
-    fields = _fields(exchange, scope)
+    fields = _fields(context, scope)
     _log.info("%s", _escaped(fields) if format == "json" else _text(fields))
 
 
-def _fields(exchange: Exchange, scope: Scope) -> dict[str, Any]:
+def _fields(context: RequestContext, scope: Scope) -> dict[str, Any]:
     """What is known, in the order in which it is written; times in seconds."""
     client = scope.get("client")
-    total_s = (time.monotonic_ns() - exchange.arrival_ns) / 1e9
+    total_s = (time.monotonic_ns() - context.arrival_ns) / 1e9
     fields = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "status": exchange.status,
+        "status": context.status,
         "method": scope["method"],
         "path": shorten(scope["path"], _MAX_TEXT_CHARACTERS),
-        "id": exchange.id,
+        "id": context.id,
         "client": f"{client[0]}:{client[1]}" if client else None,
-        "key": exchange.key.name if exchange.key else None,
-        "service": exchange.service,
-        "prompt_tokens": exchange.prompt_tokens if exchange.prompt_tokens else None,
-        "output_tokens": exchange.output_tokens if exchange.prompt_tokens else None,
-        "queue_s": exchange.queue_s,
-        "first_token_s": exchange.first_token_s,
+        "key": context.key.name if context.key else None,
+        "service": context.service,
+        "prompt_tokens": context.prompt_tokens if context.prompt_tokens else None,
+        "output_tokens": context.output_tokens if context.prompt_tokens else None,
+        "queue_s": context.queue_s,
+        "first_token_s": context.first_token_s,
         "total_s": total_s,
-        "why": shorten(exchange.why, _MAX_TEXT_CHARACTERS) or None,
+        "why": shorten(context.why, _MAX_TEXT_CHARACTERS) or None,
     }
     known = {name: value for name, value in fields.items() if value is not None}
     return {name: round(value, 6) if isinstance(value, float) else value for name, value in known.items()}

@@ -41,7 +41,7 @@ from shoal.serve.errors import (
     WrongContentType,
 )
 from shoal.serve.http.hints import route_hint
-from shoal.serve.http.request_context import REQUEST_ID, exchange_of
+from shoal.serve.http.request_context import REQUEST_ID, context_of
 from shoal.serve.openai.response_bodies import ErrorBody, ErrorResponse, encode
 
 OLLAMA_PREFIX = "/api/"
@@ -147,7 +147,7 @@ def _routing_error(error: HTTPException, headers: Mapping[str, str]) -> tuple[st
 
 
 class ErrorAnswer(Response):
-    """The response for an error; its exchange is told what was wrong."""
+    """The response for an error; its context is told what was wrong."""
 
     def __init__(self, error: BaseException) -> None:
         status, self._body, headers = classify(error)
@@ -155,7 +155,7 @@ class ErrorAnswer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
-        exchange_of(scope).why = self._body.message
+        context_of(scope).why = self._body.message
         self.body = _in_shape(self._body, scope)
         self.headers["content-length"] = str(len(self.body))
         await super().__call__(scope, receive, send)
@@ -198,7 +198,7 @@ def install_error_handlers(app: FastAPI) -> None:
     async def unexpected(request: Request, _: Exception) -> Response:
         # The framework raises the error again after this response, and the web server logs it. No middleware
         # sees the response.
-        headers = {REQUEST_ID: exchange_of(request.scope).id}
+        headers = {REQUEST_ID: context_of(request.scope).id}
         return Response(encode(ErrorResponse(_INTERNAL)), 500, headers, "application/json")
 
     app.add_exception_handler(ShoalError, respond)

@@ -10,7 +10,7 @@ from shoal.config.api_keys import ApiKey, check_key_services
 from shoal.serve.errors import InvalidApiKey
 from shoal.serve.http.error_answers import OLLAMA_PREFIX, error_response
 from shoal.serve.http.key_holder import KeyHolder
-from shoal.serve.http.request_context import exchange_of
+from shoal.serve.http.request_context import context_of
 
 OPEN_PATHS = frozenset(
     {"/", "/health", "/health/live", "/health/ready", "/version", "/metrics", "/docs", "/openapi.json"}
@@ -68,7 +68,7 @@ class KeyMiddleware:
         path = scope.get("path", "")
         if scope["type"] == "http" and path not in OPEN_PATHS and not is_for_operators(path):
             try:
-                exchange_of(scope).key = self._keyring.holder(scope["headers"])
+                context_of(scope).key = self._keyring.holder(scope["headers"])
             except InvalidApiKey as error:
                 if not (path.startswith(OLLAMA_PREFIX) and self._is_operator(scope)):
                     await error_response(error)(scope, receive, send)

@@ -13,11 +13,11 @@ from shoal.serve.http.key_holder import KeyHolder
 REQUEST_ID = "x-request-id"
 _VALID_ID = re.compile(rb"[A-Za-z0-9._:+=/@-]{1,128}")
 _CLIENT_LEFT = 499
-_SCOPE_KEY = "shoal.exchange"
+_SCOPE_KEY = "shoal.context"
 
 
 @dataclass(slots=True)
-class Exchange:
+class RequestContext:
     """A request and its answer."""
 
     id: str
@@ -51,20 +51,20 @@ class Exchange:
             self.key.use_tokens(prompt + output, time.monotonic())
 
 
-def exchange_of(scope: Scope) -> Exchange:
-    """The exchange that a request belongs to; outside of the application a new one."""
+def context_of(scope: Scope) -> RequestContext:
+    """The context that a request belongs to; outside of the application a new one."""
     if _SCOPE_KEY not in scope:
-        scope[_SCOPE_KEY] = Exchange(_request_id(scope), time.monotonic_ns())
+        scope[_SCOPE_KEY] = RequestContext(_request_id(scope), time.monotonic_ns())
     return scope[_SCOPE_KEY]  # type: ignore[no-any-return]
 
 
-class ExchangeMiddleware:
-    """Keeps an Exchange for each request, and returns its id with every answer.
+class RequestContextMiddleware:
+    """Keeps an RequestContext for each request, and returns its id with every answer.
 
-    on_end: called with every exchange and its ASGI scope when it is over.
+    on_end: called with every context and its ASGI scope when it is over.
     """
 
-    def __init__(self, app: ASGIApp, on_end: Callable[[Exchange, Scope], None]) -> None:
+    def __init__(self, app: ASGIApp, on_end: Callable[[RequestContext, Scope], None]) -> None:
         self._app = app
         self._on_end = on_end
 
@@ -73,23 +73,23 @@ class ExchangeMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = exchange_of(scope)
-        header = (REQUEST_ID.encode(), exchange.id.encode())
+        context = context_of(scope)
+        header = (REQUEST_ID.encode(), context.id.encode())
 
         # Not a coroutine of its own: a stream sends a message for every token.
         def send_with_id(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
-                exchange.status = message["status"]
+                context.status = message["status"]
                 message = {**message, "headers": [*message.get("headers", ()), header]}
             return send(message)
 
         try:
             await self._app(scope, receive, send_with_id)
         except Exception:
-            exchange.status, exchange.why = 500, "internal error"
+            context.status, context.why = 500, "internal error"
             raise
         finally:
-            self._on_end(exchange, scope)
+            self._on_end(context, scope)
 
 
 def _request_id(scope: Scope) -> str:

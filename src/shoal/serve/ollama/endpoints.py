@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from shoal.serve.api import Api
 from shoal.serve.http.error_answers import OLLAMA_PREFIX
-from shoal.serve.http.request_context import exchange_of
+from shoal.serve.http.request_context import context_of
 from shoal.serve.http.routes import add_get
 from shoal.serve.ollama.bodies import (
     FIELD_NAMES,
@@ -108,7 +108,7 @@ class OllamaEndpoints:
         place: Callable[[dict[str, Any]], dict[str, Any]],
     ) -> Response:
         """Generate for ``body``; ``place`` says where a message stands in an answer."""
-        translated = Translation(body.model, exchange_of(request.scope), place)
+        translated = Translation(body.model, context_of(request.scope), place)
         kept_s = self._operations.kept_s(request, body.kept_s())
         if body.is_empty():
             unloads = await self._load(body.model, kept_s)
@@ -150,7 +150,7 @@ class OllamaEndpoints:
             body,
             kept_s,
             arrival_ns,
-            lambda _: OllamaEmbeddings(body.model, exchange_of(request.scope)),
+            lambda _: OllamaEmbeddings(body.model, context_of(request.scope)),
         )
 
     async def embeddings(self, request: Request) -> Response:

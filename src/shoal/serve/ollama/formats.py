@@ -10,7 +10,7 @@ import msgspec
 from shoal.frontend.batch import read_embedding
 from shoal.frontend.reader import Delta
 from shoal.serve.generation_response import Framing
-from shoal.serve.http.request_context import Exchange
+from shoal.serve.http.request_context import RequestContext
 from shoal.serve.openai.formats import Format, Output
 from shoal.serve.openai.response_bodies import Usage, encode, encoded
 
@@ -24,10 +24,10 @@ class Translation:
     """Writes the objects of one answer. ``place`` says where a message stands in them."""
 
     def __init__(
-        self, model: str, exchange: Exchange, place: Callable[[dict[str, Any]], dict[str, Any]]
+        self, model: str, context: RequestContext, place: Callable[[dict[str, Any]], dict[str, Any]]
     ) -> None:
         self._model = model
-        self._exchange = exchange
+        self._context = context
         self._place = place
 
     def line(self, message: dict[str, Any], done: bool) -> dict[str, Any]:
@@ -37,15 +37,15 @@ class Translation:
 
     def last(self, message: dict[str, Any], reason: str, usage: Usage) -> dict[str, Any]:
         """The object that ends the answer, with counts, and durations in nanoseconds."""
-        exchange = self._exchange
-        total_ns = time.monotonic_ns() - exchange.arrival_ns
-        first_ns = round((exchange.first_token_s or 0) * 1e9)
+        context = self._context
+        total_ns = time.monotonic_ns() - context.arrival_ns
+        first_ns = round((context.first_token_s or 0) * 1e9)
         return self.line(message, done=True) | {
             "done_reason": "stop" if reason == "tool_calls" else reason,
             "total_duration": total_ns,
-            "load_duration": exchange.load_ns,
+            "load_duration": context.load_ns,
             "prompt_eval_count": usage.prompt_tokens,
-            "prompt_eval_duration": max(0, first_ns - round((exchange.queue_s or 0) * 1e9)),
+            "prompt_eval_duration": max(0, first_ns - round((context.queue_s or 0) * 1e9)),
             "eval_count": usage.completion_tokens,
             "eval_duration": max(0, total_ns - first_ns),
         }
@@ -112,9 +112,9 @@ class OllamaEmbedding:
 class OllamaEmbeddings(OllamaEmbedding):
     """Embeddings of several texts."""
 
-    def __init__(self, model: str, exchange: Exchange) -> None:
+    def __init__(self, model: str, context: RequestContext) -> None:
         self._model = model
-        self._exchange = exchange
+        self._context = context
 
     def full(self, outputs: Sequence[Output], usage: Usage) -> bytes:
         """A vector for each text, with counts and durations."""
@@ -122,8 +122,8 @@ class OllamaEmbeddings(OllamaEmbedding):
             {
                 "model": self._model,
                 "embeddings": self._vectors(outputs),
-                "total_duration": time.monotonic_ns() - self._exchange.arrival_ns,
-                "load_duration": self._exchange.load_ns,
+                "total_duration": time.monotonic_ns() - self._context.arrival_ns,
+                "load_duration": self._context.load_ns,
                 "prompt_eval_count": usage.prompt_tokens,
             }
         )

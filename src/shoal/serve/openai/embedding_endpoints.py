@@ -17,7 +17,7 @@ from shoal.frontend.validation import check_request
 from shoal.serve.api import Api
 from shoal.serve.generation import GenerationRequest, submit_request
 from shoal.serve.generation_response import GenerationResponse, collect
-from shoal.serve.http.request_context import exchange_of
+from shoal.serve.http.request_context import context_of
 from shoal.serve.openai.extra_bodies import EmbeddingBody
 from shoal.serve.openai.formats import Output
 from shoal.serve.openai.response_bodies import (
@@ -58,7 +58,7 @@ class EmbeddingEndpoints:
         self._api.card(request, body.model, "model")
         tokens = await self._encode(body)
         asked = GenerationRequest(
-            id=f"embd-{exchange_of(request.scope).id}",
+            id=f"embd-{context_of(request.scope).id}",
             service=body.model,
             prompts=tokens,
             sampling=EMBEDDING_SAMPLING,
@@ -94,9 +94,9 @@ class EmbeddingResponse(GenerationResponse):
         for start in range(0, len(prompts), _INPUTS_AT_ONCE):
             some = replace(self._request, prompts=prompts[start : start + _INPUTS_AT_ONCE])
             async with submit_request(self._backend, some, self._metrics) as generation:
-                self._exchange.count_tokens(generation.usage().prompt_tokens, 0)
+                self._context.count_tokens(generation.usage().prompt_tokens, 0)
                 outputs += await collect(generation)
-                self._exchange.load_ns += generation.load_ns
+                self._context.load_ns += generation.load_ns
         count = sum(map(len, prompts))
         usage = Usage(count, 0, count, PromptTokensDetails(0))
         await self._send_body(send, await to_thread.run_sync(self._format.full, outputs, usage))

@@ -14,7 +14,7 @@ from shoal.core.service import NO_GOALS
 from shoal.serve.api import Api
 from shoal.serve.generation import GenerationRequest
 from shoal.serve.generation_response import GenerationResponse
-from shoal.serve.http.request_context import exchange_of
+from shoal.serve.http.request_context import context_of
 from shoal.serve.openai.bodies import (
     DEFAULT_COMPLETION_TOKENS,
     ChatBody,
@@ -133,7 +133,7 @@ class GenerationEndpoints:
             banned = await banned_sequences(tokenizer, body.bad_words)
             sampling = replace(sampling, banned_sequences=banned)
         request = GenerationRequest(
-            id=f"{prefix}-{exchange_of(http_request.scope).id}",
+            id=f"{prefix}-{context_of(http_request.scope).id}",
             service=body.model,
             prompts=prompts,
             sampling=sampling,

@@ -12,7 +12,7 @@ from shoal.serve.api import Api, json_response
 from shoal.serve.errors import RESPONSE_NOT_FOUND
 from shoal.serve.generation import GenerationRequest
 from shoal.serve.generation_response import Framing, GenerationResponse
-from shoal.serve.http.request_context import exchange_of
+from shoal.serve.http.request_context import context_of
 from shoal.serve.openai.chats import PreparedChat, prepare_chat
 from shoal.serve.openai.field_names import errors_named
 from shoal.serve.openai.logprobs import LogprobFormatter
@@ -75,7 +75,7 @@ class ResponsesEndpoints:
         with errors_named(FIELD_NAMES):
             tokens = await self._api.encode(body.model, [chat.text], add_special_tokens=False)
         generation = GenerationRequest(
-            id=f"resp_{exchange_of(request.scope).id}",
+            id=f"resp_{context_of(request.scope).id}",
             service=body.model,
             prompts=tokens,
             sampling=chat.sampling,

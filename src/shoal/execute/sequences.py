@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from shoal.core import Joined, SamplingParams, StepPlan
+from shoal.core import NewSequence, SamplingParams, StepPlan
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class RunningSequence:
     prompt_tokens: int
     """How many of them are the prompt."""
     slot: int
-    """Its row in the tables of `RunningGroups`."""
+    """Its row in the tables of `SequenceTable`."""
     sampling: SamplingParams
     """How its tokens are sampled."""
     seed: int
@@ -86,7 +86,7 @@ class TokenBias:
             logits[self._allowed] = kept
 
 
-class RunningGroups:
+class SequenceTable:
     """All sequences that have joined and not left, of all services.
 
     What a step needs of each is in arrays with a row (its *slot*) for every sequence, which grow as needed
@@ -127,7 +127,7 @@ class RunningGroups:
         """The sequence with that number."""
         return self.sequences[seq_id]
 
-    def _enter(self, joined: Joined) -> None:
+    def _enter(self, joined: NewSequence) -> None:
         if not self._free:
             self._add_slots()
         slot = self._free.pop()

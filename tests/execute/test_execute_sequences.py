@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from hypothesis_profiles import examples
-from shoal.core import Joined, SamplingParams, StepPlan
+from shoal.core import NewSequence, SamplingParams, StepPlan
 from shoal.execute.attention.kv_store import KVStore
 from shoal.execute.attention.service_cache import ServiceCache
 from shoal.execute.batch import StepBatch, build_batch
-from shoal.execute.group import RunningGroups
+from shoal.execute.sequences import SequenceTable
 from shoal.kvcache import KVShape, LayerShape, plan_layout
 
 BLOCK = 4
@@ -31,9 +31,9 @@ def make_plan(**deltas: object) -> StepPlan:
     return StepPlan(number=0, service="a", seq_ids=(), new_tokens=(), sampled=(), **deltas)
 
 
-def joining(number: int, tokens: int, computed: int, table: list[int]) -> Joined:
+def joining(number: int, tokens: int, computed: int, table: list[int]) -> NewSequence:
     ids = [100 * number + token for token in range(tokens)]
-    return Joined(number, ids, tokens, computed, tuple(table), SamplingParams(), seed=0)
+    return NewSequence(number, ids, tokens, computed, tuple(table), SamplingParams(), seed=0)
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Deltas(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.groups = RunningGroups()
+        self.groups = SequenceTable()
         self.known: dict[int, Known] = {}
         self.number = 0
 
@@ -104,7 +104,7 @@ TestDeltas = Deltas.TestCase
 
 def batch_of(sequences: list[tuple[int, int]]) -> StepBatch:
     """A step over (computed, new tokens) of sequences 0, 1, ...; token t of sequence s is 100 s + t."""
-    groups = RunningGroups()
+    groups = SequenceTable()
     joined = tuple(
         joining(number, 60, computed, [10 * number + block for block in range(60 // BLOCK)])
         for number, (computed, _) in enumerate(sequences)
