@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 # A worker that has run out of tests takes over some of another's: files and tests differ much in length.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 STAMP := $(VENV)/.installed
+# Tests start hundreds of processes, and without compiled modules each compiles all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 # What the native library is built from; the folders, because a file may also be removed.
 NATIVE := csrc csrc/kernels $(wildcard csrc/*.[ch] csrc/kernels/*.[ch] build_backend/*.py) setup.py
 
