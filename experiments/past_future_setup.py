@@ -180,7 +180,7 @@ class _Onlooker:
         self._layout = token_layout(CAPACITY, 1, _SERVICE)
         self._admission = admission
         self._truth = Oracle()
-        scheduler.tell_steps(self.note)
+        scheduler.observe_steps(self.note)
 
     def note(self, first: int, steps: int) -> None:
         """Steps begin in which the same requests run, so that their peak stays the same."""

@@ -26,11 +26,11 @@ from shoal.core import (
     SLO,
     EngineDied,
     FinishReason,
-    GoalsOutOfReach,
     InvalidRequest,
     ModelUnsupported,
     QueueFull,
     SamplingParams,
+    SLOExpired,
 )
 from shoal.engine import wire
 
@@ -239,7 +239,7 @@ def test_a_call_whose_goals_are_out_of_reach_is_refused(n):
             await anext(running)
             late = await router.submit("a", PROMPT, greedy(n=n), slo=SLO(ttft_s=0.1))
             patient = await router.submit("a", PROMPT, greedy(), slo=SLO(ttft_s=100))
-            with pytest.raises(GoalsOutOfReach, match=r"no token after 0\.1.* s: .*ttft 0\.1 s") as refusal:
+            with pytest.raises(SLOExpired, match=r"no token after 0\.1.* s: .*ttft 0\.1 s") as refusal:
                 await read(late)
             assert refusal.value.retry_after_s >= 1
             assert router.unfinished == 2

@@ -61,14 +61,14 @@ def test_greedy_and_penalised_say_what_they_mean() -> None:
     assert SamplingParams(temperature=1e-39).greedy
     assert SamplingParams(top_k=1).greedy
     assert not SamplingParams().greedy
-    assert not SamplingParams().penalised
+    assert not SamplingParams().has_penalties
     for penalty in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
-        assert SamplingParams(**{penalty: 0.5}).penalised
+        assert SamplingParams(**{penalty: 0.5}).has_penalties
 
 
 def test_a_request_goes_over_its_service_and_that_over_its_model() -> None:
     service = SamplingDefaults(temperature=0.7, top_k=20)
-    effective = service.over({"temperature": 0.2, "top_p": 0.9})
+    effective = service.with_fallback({"temperature": 0.2, "top_p": 0.9})
     assert effective == SamplingDefaults(temperature=0.7, top_p=0.9, top_k=20, min_p=0, repetition_penalty=1)
     asked = {"top_k": 0, "max_tokens": 5}
     assert effective.params(asked) == SamplingParams(temperature=0.7, top_p=0.9, max_tokens=5)

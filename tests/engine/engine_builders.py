@@ -17,7 +17,7 @@ from shoal.engine.info import EngineInfo, ServiceInfo
 from shoal.engine.options import EngineOptions
 from shoal.engine.service_changes import ServiceChanges
 from shoal.execute.protocol import Interrupted, never
-from shoal.kvcache.extension import can_stay
+from shoal.kvcache.extension import keeps_blocks
 from shoal.kvcache.layout import PoolLayout, plan_layout
 from shoal.kvcache.options import KVCacheOptions
 from shoal.kvcache.pool import BlockPool
@@ -154,7 +154,7 @@ class FakeExecutor:
 
     def lay_out(self, layout: PoolLayout) -> None:
         """Blocks of services that stay keep their tokens where they keep their places."""
-        if not can_stay(self.layout, layout):
+        if not keeps_blocks(self.layout, layout):
             self.memory.clear()
             self.owner.clear()
         self.layout = layout

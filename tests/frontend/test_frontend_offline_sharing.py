@@ -21,9 +21,9 @@ from shoal.core import (
     ConfigError,
     EngineDied,
     FinishReason,
-    GoalsOutOfReach,
     InvalidRequest,
     ShoalError,
+    SLOExpired,
     TokenEvent,
 )
 from shoal.frontend.offline_async import AsyncCalls
@@ -250,7 +250,7 @@ def test_texts_are_embedded():
     ("finish", "expected"),
     [
         (FinishReason.INVALID, InvalidRequest),
-        (FinishReason.REFUSED, GoalsOutOfReach),
+        (FinishReason.REFUSED, SLOExpired),
         (FinishReason.ERROR, ShoalError),
     ],
 )

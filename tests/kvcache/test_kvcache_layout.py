@@ -9,12 +9,12 @@ from kvcache_builders import GEMMA3, SMOLLM2, make_shape
 from hypothesis_profiles import examples
 from shoal.core import ConfigError
 from shoal.kvcache import (
-    MOST_PADDING,
+    MAX_PADDING,
     KVShape,
     LayerShape,
     PoolLayout,
-    can_stay,
     extend_layout,
+    keeps_blocks,
     plan_layout,
     reduce_layout,
 )
@@ -213,16 +213,16 @@ def test_an_extension_is_the_largest_that_fits_and_moves_nobody(
     block = coming.block_bytes(block_size)
     most = most_blocks(layout.merged_bytes, block)
     extended = extend_layout(layout, "new", coming)
-    if not most or most * block < (1 - MOST_PADDING) * layout.merged_bytes:
+    if not most or most * block < (1 - MAX_PADDING) * layout.merged_bytes:
         assert extended is None
         return
     assert extended is not None
     assert extended.services["new"].blocks_per_merged == most
     assert extended.services["new"].stride_bytes * most == layout.merged_bytes
-    assert extended.padding("new") <= MOST_PADDING + 1e-9
+    assert extended.padding("new") <= MAX_PADDING + 1e-9
     assert {name: extended.services[name] for name in shapes} == layout.services
     assert extended.total_bytes == layout.total_bytes
-    assert can_stay(layout, extended)
+    assert keeps_blocks(layout, extended)
     assert reduce_layout(extended, "new") == layout
 
 
@@ -231,7 +231,7 @@ def test_a_planned_service_can_be_taken_out_and_put_back_in_its_place(shapes: di
     layout = plan_layout(shapes, memory_bytes=200_000, block_size=2)
     for name, shape in shapes.items():
         again = extend_layout(reduce_layout(layout, name), name, shape)
-        if layout.padding(name) < MOST_PADDING:
+        if layout.padding(name) < MAX_PADDING:
             assert again is not None
             assert again.services == layout.services
         else:

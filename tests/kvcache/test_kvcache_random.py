@@ -26,9 +26,9 @@ from shoal.kvcache import (
     KVShape,
     LayerShape,
     PoolLayout,
-    can_stay,
     extend_layout,
     hash_blocks,
+    keeps_blocks,
     plan_layout,
     reduce_layout,
 )
@@ -215,7 +215,7 @@ class PoolMachine(RuleBasedStateMachine):
         shapes = {name: self.layout.services[name].shape for name in self.names}
         with suppress(ConfigError):
             layout = plan_layout(shapes, memory_bytes=min(memory, self.buffer.size), block_size=2)
-            if not can_stay(self.layout, layout):
+            if not keeps_blocks(self.layout, layout):
                 self.forget(self.names)
             self.lay_out(layout)
 

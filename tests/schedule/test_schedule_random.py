@@ -187,7 +187,7 @@ def check_ends(work, scheduler, done):
         if end is FinishReason.CANCELLED:
             assert request.id in work["cancels"]
         elif end is FinishReason.LENGTH:
-            most_tokens = scheduler.most_tokens(request.service, len(request.prompt))
+            most_tokens = scheduler.max_output_tokens(request.service, len(request.prompt))
             assert len(tokens) == (request.sampling.max_tokens or most_tokens)
         else:
             assert tokens[-1] in stops or len(tokens) == request.true_output_tokens

@@ -45,7 +45,7 @@ def test_what_can_never_fit_is_refused(request_, param, code, message):
 
 def test_the_context_limits_too():
     scheduler = make_scheduler(context=12)
-    assert scheduler.most_tokens("a", 10) == 2
+    assert scheduler.max_output_tokens("a", 10) == 2
     scheduler.submit(make_request(10, max_tokens=2), 0)
     with pytest.raises(InvalidRequest, match="12 tokens"):
         scheduler.submit(make_request(12), 0)
@@ -53,7 +53,7 @@ def test_the_context_limits_too():
 
 def test_the_whole_pool_is_what_the_service_could_hold_of_it():
     scheduler = make_scheduler(make_pool(5, per_merged={"a": 1, "b": 3}))
-    assert (scheduler.most_tokens("a", 1), scheduler.most_tokens("b", 1)) == (19, 59)
+    assert (scheduler.max_output_tokens("a", 1), scheduler.max_output_tokens("b", 1)) == (19, 59)
 
 
 def test_choices_of_a_call_have_their_prompt_hashed_once(monkeypatch):

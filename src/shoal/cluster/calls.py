@@ -9,7 +9,7 @@ from typing import Protocol
 from shoal.cluster.call import Call
 from shoal.cluster.events import ClusterEvent, Ended, Progressed
 from shoal.cluster.recoveries import Recoveries
-from shoal.core import FinishReason, GoalsOutOfReach, InvalidRequest, QueueFull, TokenEvent
+from shoal.core import FinishReason, InvalidRequest, QueueFull, SLOExpired, TokenEvent
 from shoal.engine import wire
 from shoal.frontend.reader import ChoiceReader
 
@@ -153,7 +153,7 @@ class Calls:
         call, reader = found
         assert call.engine is not None
         if event.finish is FinishReason.REFUSED:
-            self.end(call, GoalsOutOfReach(event.error or "", self.retry_after_s(self._waiting)))
+            self.end(call, SLOExpired(event.error or "", self.retry_after_s(self._waiting)))
             return
         made = len(reader.output)
         if event.tokens and event.position != made:

@@ -9,13 +9,13 @@ a policy. Time is integer nanoseconds (``*_ns``); what people read is seconds (`
 from shoal.core.errors import (
     ConfigError,
     EngineDied,
-    GoalsOutOfReach,
     InvalidRequest,
     ModelUnavailable,
     ModelUnsupported,
     QueueFull,
     ServiceUnavailable,
     ShoalError,
+    SLOExpired,
 )
 from shoal.core.grammar import Grammar, GrammarKind
 from shoal.core.lengths import LengthPredictor
@@ -58,7 +58,7 @@ __all__ = [
     "EngineDied",
     "Failure",
     "FinishReason",
-    "GoalsOutOfReach",
+    "SLOExpired",
     "Grammar",
     "GrammarKind",
     "Idle",

@@ -29,7 +29,7 @@ class QueueFull(ShoalError):
         """When there is probably room again."""
 
 
-class GoalsOutOfReach(QueueFull):
+class SLOExpired(QueueFull):
     """A request has waited until its latency goals can no longer be met (HTTP 429)."""
 
 

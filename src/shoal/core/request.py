@@ -116,7 +116,7 @@ class Request:
             self if self.resume_state is None else replace(self, arrival_ns=now_ns - self.resume_state.age_ns)
         )
 
-    def later(self, passed_ns: int) -> "Request":
+    def aged(self, passed_ns: int) -> "Request":
         """The request when so much time has passed since its ages were taken."""
         state = self.resume_state
         if state is None:

@@ -149,18 +149,18 @@ class SamplingParams:
         """Whether the likeliest token is always taken; also if the temperature is too low for float32."""
         return self.temperature < COLDEST or self.top_k == 1
 
-    def ends_at(self, output_tokens: int) -> bool:
+    def may_stop_at(self, output_tokens: int) -> bool:
         """Whether a token that may end an output does so as its ``output_tokens``-th one."""
         # Under a grammar it is sampled earlier only where nothing else is allowed.
         return output_tokens >= self.min_tokens or self.grammar is not None
 
     @property
-    def penalised(self) -> bool:
+    def has_penalties(self) -> bool:
         """Whether earlier tokens change the logits."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @property
-    def biased(self) -> bool:
+    def has_bias(self) -> bool:
         """Whether single tokens are made likelier, less likely or impossible."""
         return bool(self.logit_bias or self.allowed_token_ids or self.banned_sequences)
 
@@ -182,7 +182,7 @@ class SamplingDefaults:
         """Reject values that have no meaning."""
         SamplingParams(**self._set())
 
-    def over(self, model: Mapping[str, float]) -> "SamplingDefaults":
+    def with_fallback(self, model: Mapping[str, float]) -> "SamplingDefaults":
         """All fields with the value in effect: set here, else in ``model``, else the default."""
         effective = sampling_params({**model, **self._set()})
         return SamplingDefaults(**{name: getattr(effective, name) for name in asdict(self)})

@@ -196,7 +196,7 @@ def describe_service(
     return ServiceInfo(
         model=model,
         context_tokens=limits.context_tokens,
-        max_total_tokens=scheduler.most_tokens(name, 1) + 1,
+        max_total_tokens=scheduler.max_output_tokens(name, 1) + 1,
         kv_tokens=pool.max_blocks(name) * pool.block_size,
         vocab_size=vocab_size,
         eos_token_ids=tuple(limits.eos_token_ids),

@@ -335,7 +335,7 @@ class Engine:
                 self._idle = plan
                 return
             if self.observer is not None:
-                self.observer.begin(plan, self._scheduler.newest_ids)
+                self.observer.begin(plan, self._scheduler.newest_plan_ids)
             self._executor.submit(plan, lambda: self.pausing or self.interrupted())
             self._in_flight.append(plan)
 

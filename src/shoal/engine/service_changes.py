@@ -18,7 +18,15 @@ from typing import Any, Protocol
 from shoal.core import ConfigError, Service
 from shoal.engine.info import ServiceInfo
 from shoal.execute.protocol import Executor
-from shoal.kvcache import BlockPool, KVShape, PoolLayout, can_stay, extend_layout, plan_layout, reduce_layout
+from shoal.kvcache import (
+    BlockPool,
+    KVShape,
+    PoolLayout,
+    extend_layout,
+    keeps_blocks,
+    plan_layout,
+    reduce_layout,
+)
 from shoal.schedule import Scheduler, ServiceLimits
 
 
@@ -189,10 +197,10 @@ class ServiceChanges:
 
     def _enter(self, arrival: _Arrival, layout: PoolLayout, host_layout: PoolLayout | None) -> None:
         if self._host_pool is not None and host_layout is not None:
-            if not can_stay(self._host_pool.layout, host_layout):
-                self._scheduler.forget_saved()
+            if not keeps_blocks(self._host_pool.layout, host_layout):
+                self._scheduler.drop_swapped()
             self._host_pool.lay_out(host_layout)
-        if not can_stay(self._pool.layout, layout):
+        if not keeps_blocks(self._pool.layout, layout):
             self._host.lay_out(self._pool.layout, host_layout)
             self._scheduler.preempt_all()
             self._tell_executor()

@@ -38,7 +38,7 @@ class RunningSequence:
         """Whether ``token``, its newest, is the end of it (its most tokens apart)."""
         params = self.sampling
         stops = token in params.stop_token_ids or (not params.ignore_eos and token in eos_token_ids)
-        return stops and params.ends_at(self.output_tokens)
+        return stops and params.may_stop_at(self.output_tokens)
 
 
 class TokenCounts:

@@ -139,7 +139,7 @@ class Shoal(AsyncCalls):
 
         Arguments are as in ``generate``. The request begins with the first piece that is asked for, and is
         cancelled when the iterator is closed or given up. Raises as ``generate``, and InvalidRequest,
-        GoalsOutOfReach or another ShoalError for a request that fails on its way.
+        SLOExpired or another ShoalError for a request that fails on its way.
         """
         asked = Asked(service=service, sampling=sampling, parameters=parameters, slo=slo)
         return self._runner.stream(only_call(self._calls.complete(prompt, asked)))

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 
-from shoal.core import FinishReason, GoalsOutOfReach, InvalidRequest, ShoalError
+from shoal.core import FinishReason, InvalidRequest, ShoalError, SLOExpired
 from shoal.engine.core import Engine
 from shoal.engine.info import EngineInfo
 from shoal.frontend.batch import Batch, RequestOutput
@@ -116,7 +116,7 @@ async def _all_ready(grammars: Sequence[Future[None]]) -> None:
 def require_success(outputs: Sequence[RequestOutput]) -> None:
     """Raise the error of the first completion that failed.
 
-    InvalidRequest: what it asks for excludes every token; GoalsOutOfReach: it waited too long for its goals;
+    InvalidRequest: what it asks for excludes every token; SLOExpired: it waited too long for its goals;
     ShoalError: it could not be computed.
     """
     for completion in [completion for output in outputs for completion in output.outputs]:
@@ -124,6 +124,6 @@ def require_success(outputs: Sequence[RequestOutput]) -> None:
         if completion.finish_reason is FinishReason.INVALID:
             raise InvalidRequest(error)
         if completion.finish_reason is FinishReason.REFUSED:
-            raise GoalsOutOfReach(error, 0.0)
+            raise SLOExpired(error, 0.0)
         if completion.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
             raise ShoalError(f"the engine ended the request: {error}")

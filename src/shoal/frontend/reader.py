@@ -202,5 +202,5 @@ def _past_event(request: Request, sampling: SamplingParams, eos_token_ids: Seque
         return TokenEvent(request.id)
     newest = tokens[-1]
     stops = newest in sampling.stop_token_ids or (newest in eos_token_ids and not sampling.ignore_eos)
-    ends = stops and sampling.ends_at(len(tokens))
+    ends = stops and sampling.may_stop_at(len(tokens))
     return TokenEvent(request.id, tokens, stop_token=newest if ends else None)

@@ -14,5 +14,6 @@ def with_sampling_defaults(services: Sequence[Service], folders: Mapping[str, Pa
     folders: where each service's model lies, by service name.
     """
     return tuple(
-        replace(s, sampling=s.sampling.over(advised_sampling(s.model, folders[s.name]))) for s in services
+        replace(s, sampling=s.sampling.with_fallback(advised_sampling(s.model, folders[s.name])))
+        for s in services
     )

@@ -19,7 +19,7 @@ _JOINED_AT_MOST = 64
 class Stream(AsyncIterator[Delta]):
     """The deltas of all choices of one call, those of each choice in order.
 
-    Ends after the last delta of the last choice, or raises InvalidRequest, GoalsOutOfReach or EngineDied
+    Ends after the last delta of the last choice, or raises InvalidRequest, SLOExpired or EngineDied
     after the deltas that came before. Closing it early cancels what is unfinished. Reading slowly delays
     nobody else: what waits here is joined, and takes little more memory than what is in it.
     """

@@ -6,7 +6,7 @@ do the requests' block tables.
 """
 
 from shoal.kvcache.compaction import Move
-from shoal.kvcache.extension import MOST_PADDING, can_stay, extend_layout, reduce_layout
+from shoal.kvcache.extension import MAX_PADDING, extend_layout, keeps_blocks, reduce_layout
 from shoal.kvcache.layout import LayerExtent, PoolLayout, ServiceLayout, plan_layout
 from shoal.kvcache.options import KV_DTYPES, KVCacheOptions
 from shoal.kvcache.pool import BlockPool
@@ -17,7 +17,7 @@ from shoal.kvcache.usage import PoolUsage, ServiceUsage
 
 __all__ = [
     "KV_DTYPES",
-    "MOST_PADDING",
+    "MAX_PADDING",
     "SCALED",
     "SCALE_BYTES",
     "BlockPool",
@@ -32,7 +32,7 @@ __all__ = [
     "PrefixIndex",
     "ServiceLayout",
     "ServiceUsage",
-    "can_stay",
+    "keeps_blocks",
     "extend_layout",
     "hash_blocks",
     "hash_next",

@@ -5,19 +5,19 @@ from dataclasses import replace
 from shoal.kvcache.layout import ALIGNMENT, PoolLayout, merged_view
 from shoal.kvcache.shape import KVShape
 
-MOST_PADDING = 0.15
+MAX_PADDING = 0.15
 """A service for whose blocks the merged blocks would have more padding is not squeezed into them."""
 
 
 def extend_layout(layout: PoolLayout, service: str, shape: KVShape) -> PoolLayout | None:
     """A merged layout with one more service, which gets as many blocks to a merged block as it can.
 
-    None where there is no such number, or more than ``MOST_PADDING`` of the merged block would be padding.
+    None where there is no such number, or more than ``MAX_PADDING`` of the merged block would be padding.
     """
     size, block = layout.merged_bytes // ALIGNMENT, shape.block_bytes(layout.block_size)
     most = layout.merged_bytes // block
     count = next((n for n in range(most, 0, -1) if size % n == 0 and layout.merged_bytes // n >= block), None)
-    if count is None or count * block < (1 - MOST_PADDING) * layout.merged_bytes:
+    if count is None or count * block < (1 - MAX_PADDING) * layout.merged_bytes:
         return None
     view = merged_view(service, shape, layout.merged_bytes, count, layout.block_size)
     return replace(layout, services={**layout.services, service: view})
@@ -29,7 +29,7 @@ def reduce_layout(layout: PoolLayout, service: str) -> PoolLayout:
     return replace(layout, services=left)
 
 
-def can_stay(old: PoolLayout, new: PoolLayout) -> bool:
+def keeps_blocks(old: PoolLayout, new: PoolLayout) -> bool:
     """Whether the blocks of services that are in both layouts lie in the same places in both."""
     same_blocks = (old.merged_bytes, old.merged_blocks) == (new.merged_bytes, new.merged_blocks)
     return same_blocks and all(new.services.get(name, view) == view for name, view in old.services.items())

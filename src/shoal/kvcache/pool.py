@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
 
 from shoal.kvcache.compaction import Move
-from shoal.kvcache.extension import can_stay
+from shoal.kvcache.extension import keeps_blocks
 from shoal.kvcache.layout import PoolLayout
 from shoal.kvcache.merged import MergedStore
 from shoal.kvcache.prefix import PrefixIndex
@@ -87,7 +87,7 @@ class BlockPool:
         old, merged = self.layout, self._store
         if layout.kind == "split" or not isinstance(merged, MergedStore):
             raise ValueError("only a merged layout can be changed while it is in use")
-        stays = can_stay(old, layout)
+        stays = keeps_blocks(old, layout)
         kept = {name: state for name, state in self._services.items() if stays and name in layout.services}
         for name, state in self._services.items():
             if name not in kept and state.num_live:

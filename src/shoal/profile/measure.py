@@ -155,7 +155,7 @@ class Profiler:
     def __init__(self, engine: Engine, recorder: RowsRecorder, options: EngineOptions) -> None:
         self._engine = engine
         self._recorder = recorder
-        self._max_running = options.scheduler.most_running(blocks=sys.maxsize)
+        self._max_running = options.scheduler.resolve_max_running(blocks=sys.maxsize)
         self._max_batched_tokens = options.scheduler.max_batched_tokens
         self._requests = self._prompts = 0
 

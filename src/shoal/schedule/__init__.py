@@ -9,7 +9,7 @@ registry; a new victim policy is a class in ``victims``, entered in the registry
 """
 
 from shoal.schedule.log import describe
-from shoal.schedule.migration import Held, KVTable
+from shoal.schedule.migration import HeldRequest, KVTable
 from shoal.schedule.options import PREEMPT_FOR_WAITING, SchedulerOptions
 from shoal.schedule.policies.admissions import (
     ADMISSIONS,
@@ -41,7 +41,7 @@ from shoal.schedule.policies.view import SchedulerView, ServiceTraits, ServiceVi
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.scheduler import Scheduler
 from shoal.schedule.stats import Observed, SchedulerStats, ServiceStats
-from shoal.schedule.submission import to_resume
+from shoal.schedule.submission import resumable_request
 from shoal.schedule.validation import ServiceLimits
 
 __all__ = [
@@ -57,7 +57,7 @@ __all__ = [
     "EarliestDeadline",
     "Fcfs",
     "FcfsStrict",
-    "Held",
+    "HeldRequest",
     "KVTable",
     "MemoryPressure",
     "Mlfq",
@@ -83,5 +83,5 @@ __all__ = [
     "WeightedTurns",
     "admission_class",
     "describe",
-    "to_resume",
+    "resumable_request",
 ]

@@ -192,7 +192,7 @@ class PlanChooser:
         if urgent is None and running and steps.planned % self._admission.admit_every:
             return
         running += len(self._store.leases)
-        admitter.admit_all(waiting, running, self._registry.most_running, steps.epoch, urgent)
+        admitter.admit_all(waiting, running, self._registry.max_running, steps.epoch, urgent)
         if admitter.rejected is not None:
             self._runs.rejected(*admitter.rejected, steps.planned)
 

@@ -9,7 +9,7 @@ from shoal.kvcache import BlockPool
 from shoal.schedule.leases import Lease
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import RequestStore
-from shoal.schedule.submission import Submitter, to_resume
+from shoal.schedule.submission import Submitter, resumable_request
 from shoal.schedule.validation import ServiceLimits
 
 
@@ -26,7 +26,7 @@ class KVTable(NamedTuple):
     """Leading tokens whose KV is in place."""
 
 
-class Held(NamedTuple):
+class HeldRequest(NamedTuple):
     """A request that was taken out of the running batch."""
 
     request: Request
@@ -78,7 +78,7 @@ class Mover:
         computed = int(batch.num_computed[batch.row_of(request)])
         return KVTable(request.seq_id, request.service, request.block_ids, computed)
 
-    def hold(self, key: str, request_id: str, now_ns: int) -> Held | None:
+    def hold(self, key: str, request_id: str, now_ns: int) -> HeldRequest | None:
         """Take a running request out, and keep its blocks; None, and nothing changes: it does not run."""
         if self.table_of(request_id) is None:
             return None
@@ -87,7 +87,7 @@ class Mover:
         self._pool.share(request.service, blocks)  # so that they stay when the request goes
         self._store.remove(request)
         self._store.leases.put(key, Lease(request.service, blocks, request))
-        return Held(to_resume(request, now_ns), request.num_computed)
+        return HeldRequest(resumable_request(request, now_ns), request.num_computed)
 
     def join(self, key: str, request: Request, computed: int, now_ns: int) -> RequestState:
         """The blocks of a lease are the table of a request, which runs; raises InvalidRequest.

@@ -43,7 +43,7 @@ class SchedulerOptions:
     """What becomes of a waiting request whose latency goals are out of reach: "serve" treats it as any other,
     "last" puts it behind all others of its service, "refuse" ends it, or puts it last if it has a token."""
     max_running: int | None = None
-    """Most requests that hold KV at once, over all services; None: see ``most_running``."""
+    """Most requests that hold KV at once, over all services; None: see ``resolve_max_running``."""
     max_batched_tokens: int = 2048
     """Most tokens that one step computes."""
     depth: int = 1
@@ -89,7 +89,7 @@ class SchedulerOptions:
                 " set depth to 1, or max_iterations to 1"
             )
 
-    def most_running(self, blocks: int) -> int:
+    def resolve_max_running(self, blocks: int) -> int:
         """Most requests at once on a pool that has so many blocks for one service.
 
         Unless it is written, slots are no limit before memory or step time is one: each request holds a

@@ -187,7 +187,7 @@ class RequestState:
 
     def check_stop(self, token: int, generated: int) -> tuple[FinishReason | None, int | None]:
         """Whether the newest of ``generated`` output tokens ends it, why, and with which stop token."""
-        if token in self.stop_token_ids and self.request.sampling.ends_at(generated):
+        if token in self.stop_token_ids and self.request.sampling.may_stop_at(generated):
             return FinishReason.STOP, token
         true_tokens = self.request.true_output_tokens
         if true_tokens is not None and generated >= true_tokens:

@@ -10,7 +10,7 @@ from shoal.kvcache import BlockPool
 from shoal.schedule.choosing import PlanChooser, Steps
 from shoal.schedule.decode_runs import DecodeRun, Growth
 from shoal.schedule.leases import Leases
-from shoal.schedule.migration import Held, KVTable, Mover
+from shoal.schedule.migration import HeldRequest, KVTable, Mover
 from shoal.schedule.options import SchedulerOptions
 from shoal.schedule.output import OutputProcessor
 from shoal.schedule.planning import InFlightStep, Planner
@@ -22,7 +22,7 @@ from shoal.schedule.running_batch import IntArray
 from shoal.schedule.service_registry import ServiceRegistry
 from shoal.schedule.starvation import StarvationGuard
 from shoal.schedule.stats import Observed, SchedulerStats
-from shoal.schedule.submission import Submitter, to_resume
+from shoal.schedule.submission import Submitter, resumable_request
 from shoal.schedule.validation import ServiceLimits, longest_total
 
 
@@ -73,18 +73,18 @@ class Scheduler:
     @property
     def max_running(self) -> int:
         """Most requests that hold KV at once."""
-        return self._registry.most_running
+        return self._registry.max_running
 
     @property
     def services(self) -> Mapping[str, ServiceView]:
         """What policies see of each service, for those who watch a scheduler; not to be changed."""
         return self._services
 
-    def tell_steps(self, told: Callable[[int, int], None]) -> None:
+    def observe_steps(self, told: Callable[[int, int], None]) -> None:
         """From now on tell of the first step of each plan, and of how many at most it has."""
         self._steps.on_steps = told
 
-    def tell_gaps(self, told: Callable[[str, IntArray, int | IntArray], None]) -> None:
+    def observe_inter_token_latency(self, told: Callable[[str, IntArray, int | IntArray], None]) -> None:
         """From now on tell of the times between tokens: of which service, in ns (0: none), how often each."""
         for name, state in self._services.items():
             state.running.on_gaps = partial(told, name)
@@ -100,7 +100,7 @@ class Scheduler:
         return list(self._store.requests)
 
     @property
-    def newest_ids(self) -> list[str]:
+    def newest_plan_ids(self) -> list[str]:
         """Ids of the requests of the newest plan in flight."""
         return [request.request.id for rows in self._steps.in_flight[-1].parts for request in rows.requests]
 
@@ -119,7 +119,7 @@ class Scheduler:
         """Plans made and not yet updated."""
         return len(self._steps.in_flight)
 
-    def most_tokens(self, service: str, prompt_tokens: int) -> int:
+    def max_output_tokens(self, service: str, prompt_tokens: int) -> int:
         """Most output tokens that such a prompt leaves room for; below 1 where it leaves none."""
         return longest_total(self._pool, service, self._limits[service]) - prompt_tokens
 
@@ -164,7 +164,7 @@ class Scheduler:
             return None
         self._steps.note(True)
         self._store.remove(request)
-        return to_resume(request, now_ns)
+        return resumable_request(request, now_ns)
 
     def schedule(self, now_ns: int) -> StepPlan | Idle:
         """Commit the next plan; Idle where there is nothing to do before an event (or before its time)."""
@@ -275,7 +275,7 @@ class Scheduler:
         """Every running request gives up its blocks, and waits, and leases end; no plan is in flight."""
         self._store.preempt_all()
 
-    def forget_saved(self) -> None:
+    def drop_swapped(self) -> None:
         """Nothing of what is saved in host memory will be read: it is computed again."""
         self._store.drop_all_swapped()
 
@@ -317,7 +317,7 @@ class Scheduler:
             return False
         return self._steps.note(self._mover.lease(key, service, blocks))
 
-    def hold(self, key: str, request_id: str, now_ns: int) -> Held | None:
+    def hold(self, key: str, request_id: str, now_ns: int) -> HeldRequest | None:
         """Take a running request out, and lease its blocks; no plan is in flight.
 
         It has no further event here. None, and nothing changes: it does not run, or in slices.

@@ -28,7 +28,7 @@ class ServiceRegistry:
         """All services by name."""
         self.limits: dict[str, ServiceLimits] = {}
         """What is allowed of those that take new requests."""
-        self.most_running = 1
+        self.max_running = 1
         """Most requests that hold KV at once."""
         self._pool = pool
         self._options = options
@@ -69,7 +69,7 @@ class ServiceRegistry:
         for state in self.states.values():
             state.companions = self._companions(state) if self._options.co_batch else ()
         blocks = max(map(self._pool.max_blocks, self.states), default=1)
-        self.most_running = self._options.most_running(blocks)
+        self.max_running = self._options.resolve_max_running(blocks)
 
     def _companions(self, state: ServiceState) -> list[str]:
         """Other services on the same weights, if all of their blocks are addressed alike.

@@ -19,7 +19,7 @@ from shoal.schedule.request_store import RequestStore
 from shoal.schedule.validation import ServiceLimits, check_request
 
 
-def to_resume(state: RequestState, now_ns: int) -> Request:
+def resumable_request(state: RequestState, now_ns: int) -> Request:
     """The request of a state that was removed, with its output and what was counted: to submit it again."""
     synthetic = isinstance(state.request.prompt, SyntheticPrompt)
     resumed = ResumeState(

@@ -141,7 +141,7 @@ class Api:
     def _card(self, served: _Served) -> ModelCard:
         service = served.service
         most = self.backend.info.services[service.name].max_total_tokens
-        return ModelCard(service.name, served.created, most, service.sampling.over({}))
+        return ModelCard(service.name, served.created, most, service.sampling.with_fallback({}))
 
     async def body(self, request: Request, body_type: type[Body]) -> Body:
         """The body of ``request``, which counts for the rate of its API key.

@@ -31,7 +31,7 @@ class DeltaStream(Protocol):
         """The next delta; raises StopAsyncIteration at the end.
 
         Raises ServiceUnavailable if no engine of the service came back, EngineDied if engines die of the
-        request, GoalsOutOfReach if it waited too long.
+        request, SLOExpired if it waited too long.
         """
 
     async def aclose(self) -> None:

@@ -13,12 +13,12 @@ from shoal.core import (
     SLO,
     EngineDied,
     FinishReason,
-    GoalsOutOfReach,
     InvalidRequest,
     QueueFull,
     RequestRecord,
     SamplingParams,
     ServiceUnavailable,
+    SLOExpired,
 )
 from shoal.core.service import NO_GOALS
 from shoal.frontend.reader import Delta
@@ -144,7 +144,7 @@ class Generation:
             if choice.finish is None:
                 self.metrics.count_unfinished(self.request.service, reason, self.request.slo)
 
-    def count_refused(self, error: GoalsOutOfReach | ServiceUnavailable) -> None:
+    def count_refused(self, error: SLOExpired | ServiceUnavailable) -> None:
         """Count the choices that have not begun as refused, those that have not finished as failed."""
         service, slo = self.request.service, self.request.slo
         begun = sum(choice.output_tokens > 0 for choice in self._choices if choice.finish is None)
@@ -221,7 +221,7 @@ async def submit_request(
         generation = Generation(request, streams, metrics)
         try:
             yield generation
-        except (GoalsOutOfReach, ServiceUnavailable) as error:
+        except (SLOExpired, ServiceUnavailable) as error:
             generation.count_refused(error)
             raise
         except InvalidRequest:

@@ -165,4 +165,4 @@ class Moves:
 def aged(request: Request, now_ns: int) -> Request:
     """A request that is submitted now, whose ages were taken earlier on the same clock."""
     state = request.resume_state
-    return request if state is None else request.later(now_ns - request.arrival_ns - state.age_ns)
+    return request if state is None else request.aged(now_ns - request.arrival_ns - state.age_ns)

@@ -86,7 +86,7 @@ class Simulation:
             on_plan=None if self._on_plan is None else partial(self._on_plan, number),
             lock_step=self._lock_step,
         )
-        replica.scheduler.tell_gaps(lambda service, *gaps: self._gaps[service].add(*gaps))
+        replica.scheduler.observe_inter_token_latency(lambda service, *gaps: self._gaps[service].add(*gaps))
         return replica
 
     @property

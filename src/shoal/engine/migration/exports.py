@@ -15,7 +15,7 @@ from shoal.engine import wire
 from shoal.engine.migration.engine_side import EngineSide
 from shoal.engine.migration.transfer import Blocks
 from shoal.engine.migration.wire import Abort, Copied, Export, NotExported, Stopped
-from shoal.schedule import Held, KVTable, to_resume
+from shoal.schedule import HeldRequest, KVTable, resumable_request
 
 _LAST_BLOCKS = 2
 """With no more than so many left, a request is stopped: another round would send as many again."""
@@ -36,7 +36,7 @@ class _Export:
     """Leading blocks sent when this round ends."""
     rounds: int = 0
     """How many have begun."""
-    held: Held | None = None
+    held: HeldRequest | None = None
     """The request, once it is stopped."""
     told: bool = False
     """All is sent and Stopped told: it is the client's turn."""
@@ -97,7 +97,7 @@ class Exports:
                 assert lease is not None
                 assert lease.held is not None
                 self.release(migration)
-                return to_resume(lease.held, self._engine.now_ns())
+                return resumable_request(lease.held, self._engine.now_ns())
         return None
 
     def clear(self) -> None:
@@ -179,7 +179,7 @@ class Exports:
             done += len(some) * block_bytes
         return done
 
-    def _tell_stopped(self, export: _Export, held: Held) -> None:
+    def _tell_stopped(self, export: _Export, held: HeldRequest) -> None:
         export.told = True
         state = held.request.resume_state
         assert state is not None

@@ -134,7 +134,7 @@ class Imports:
         if order is None or not coming.arrived.issuperset(range(-(-order.computed // self._pool.block_size))):
             return
         now_ns = self._engine.now_ns()
-        request = order.request.later(now_ns - coming.committed_ns)
+        request = order.request.aged(now_ns - coming.committed_ns)
         try:
             plan = self._scheduler.join(migration, request, order.computed, now_ns)
         except InvalidRequest as error:

@@ -10,7 +10,7 @@ from shoal.execute.sequences import RunningSequence, TokenBias
 def bias(logits: torch.Tensor, rows: Sequence[RunningSequence]) -> None:
     """Apply biases, then bans, to logits [rows, vocab] of float32, in place; only to rows that are biased."""
     for at, row in enumerate(rows):
-        if row.sampling.biased:
+        if row.sampling.has_bias:
             if row.bias is None:
                 row.bias = TokenBias(row.sampling, logits.device)
             row.bias.apply(logits[at])

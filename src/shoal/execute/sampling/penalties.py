@@ -13,7 +13,7 @@ from shoal.execute.sequences import RunningSequence, TokenCounts
 def is_adjusted(row: RunningSequence) -> bool:
     """Whether ``adjust`` changes the logits of this row."""
     params = row.sampling
-    return params.penalised or params.biased or row.output_tokens < params.min_tokens
+    return params.has_penalties or params.has_bias or row.output_tokens < params.min_tokens
 
 
 def adjust(
@@ -28,7 +28,7 @@ def adjust(
     masked: rows whose masks say which ends are banned (``ban_early_ends``).
     """
     bias(logits, rows)
-    penalised = [i for i, row in enumerate(rows) if row.sampling.penalised]
+    penalised = [i for i, row in enumerate(rows) if row.sampling.has_penalties]
     if penalised:
         _penalise(logits, rows, penalised)
     banned = [

@@ -13,11 +13,11 @@ from starlette.types import Receive, Scope, Send
 
 from shoal.core import (
     EngineDied,
-    GoalsOutOfReach,
     InvalidRequest,
     QueueFull,
     ServiceUnavailable,
     ShoalError,
+    SLOExpired,
 )
 from shoal.serve.errors import (
     ENGINE_NOT_FOUND,
@@ -69,7 +69,7 @@ def classify(error: BaseException) -> tuple[int, ErrorBody, dict[str, str]]:
             message = shorten(str(error), _MAX_MESSAGE_CHARACTERS)
             return status, ErrorBody(message, "invalid_request_error", error.param, error.code), {}
         case QueueFull():
-            code = "goals_out_of_reach" if isinstance(error, GoalsOutOfReach) else "queue_full"
+            code = "goals_out_of_reach" if isinstance(error, SLOExpired) else "queue_full"
             body = ErrorBody(str(error), "rate_limit_error", None, code)
             return 429, body, _retry_after(error.retry_after_s)
         case RateLimited():

@@ -9,11 +9,11 @@ from shoal.core import (
     SLO,
     EngineDied,
     FinishReason,
-    GoalsOutOfReach,
     QueueFull,
     RequestRecord,
     Service,
     ServiceUnavailable,
+    SLOExpired,
     has_goal,
     met,
     normalised_latency,
@@ -32,7 +32,7 @@ _NORMALISED_BUCKETS = (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 20, 50, 100)
 _OUTCOMES = {True: "met", False: "missed"}
 _REFUSAL_REASONS = {
     QueueFull: "queue_full",
-    GoalsOutOfReach: "goals_out_of_reach",
+    SLOExpired: "goals_out_of_reach",
     ServiceUnavailable: "no_engine",
     EngineDied: "engine_died",
 }
@@ -180,7 +180,7 @@ class ServerMetrics:
     def count_refused(self, name: str, error: QueueFull | EngineDied, requests: int, slo: SLO) -> None:
         """Count valid requests that were refused with ``error``; who waited until then missed its goals."""
         self._refused.labels(name, _REFUSAL_REASONS[type(error)]).inc(requests)
-        if isinstance(error, GoalsOutOfReach):
+        if isinstance(error, SLOExpired):
             self._count_missed(name, slo, requests)
 
     def _count_missed(self, name: str, slo: SLO, requests: int) -> None:
