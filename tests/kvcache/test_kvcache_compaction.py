@@ -19,7 +19,7 @@ from kvcache_builders import (
 )
 
 from hypothesis_profiles import examples
-from shoal.kvcache import BlockPool, Move
+from shoal.kvcache import BlockMove, BlockPool
 
 PER_MERGED = [{"a": 4, "b": 3}, {"a": 2, "b": 8, "c": 1}, {"a": 6, "b": 4, "c": 9}]
 
@@ -64,7 +64,7 @@ class Tenants:
         counts = Counter(service for service, _ in self.live()) + Counter(extra)
         return sum(self.pool.merged_demand(service, count) for service, count in counts.items())
 
-    def carry_out(self, moves: Sequence[Move]) -> None:
+    def carry_out(self, moves: Sequence[BlockMove]) -> None:
         renamed = {(move.service, move.source): move.target for move in moves}
         assert len(renamed) == len(moves)
         for move in moves:
@@ -227,7 +227,7 @@ def test_where_free_slots_do_not_suffice_the_oldest_cached_blocks_are_evicted_an
     for block in oldest_first:
         pool.free("a", [block])
     pool.free("a", blocks[5:])
-    assert pool.compact("b", 1) == [Move("a", blocks[4], oldest_first[0])]
+    assert pool.compact("b", 1) == [BlockMove("a", blocks[4], oldest_first[0])]
     hashes = [make_hash(block) for block in oldest_first]
     assert findable(pool, "a", hashes) == set(hashes[1:])
     pool.check_integrity({"a": [[first, oldest_first[0]]]})
@@ -243,7 +243,7 @@ def test_free_slots_are_filled_before_cached_blocks_are_evicted() -> None:
     pool.free("a", [4 * full + 1])
     pool.free("a", [block for block in blocks if block // 4 != full][1:])
     moves = pool.compact("b", 1)
-    assert moves == [Move("a", next(b for b in blocks if b // 4 != full), 4 * full + 1)]
+    assert moves == [BlockMove("a", next(b for b in blocks if b // 4 != full), 4 * full + 1)]
     assert findable(pool, "a", [make_hash(1)]) == {make_hash(1)}
 
 

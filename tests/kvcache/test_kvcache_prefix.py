@@ -59,7 +59,7 @@ def test_the_index_evicts_the_least_recently_used_first() -> None:
     assert index.oldest() == (7, 1)
     index.evict(7)
     assert index.oldest() == (9, 2)
-    assert index.longest_run([make_hash(8), make_hash(7), make_hash(9)]) == [8]
+    assert index.longest_prefix([make_hash(8), make_hash(7), make_hash(9)]) == [8]
 
 
 class NaivePrefixCache:

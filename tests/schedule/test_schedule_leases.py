@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from moving_builders import Engine, engine_of, make_some_request
+from migration_builders import Engine, engine_of, make_some_request
 from schedule_builders import SECOND, make_pool, make_request, make_scheduler, run
 
 from hypothesis_profiles import examples

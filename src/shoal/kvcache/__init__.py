@@ -5,14 +5,14 @@ belong to the executor. Which requests get blocks, wait or are preempted belongs
 do the requests' block tables.
 """
 
-from shoal.kvcache.compaction import Move
-from shoal.kvcache.extension import MAX_PADDING, extend_layout, keeps_blocks, reduce_layout
+from shoal.kvcache.allocator import IntegrityError
+from shoal.kvcache.compaction import BlockMove
 from shoal.kvcache.layout import LayerExtent, PoolLayout, ServiceLayout, plan_layout
+from shoal.kvcache.layout_changes import MAX_PADDING, extend_layout, keeps_blocks, reduce_layout
 from shoal.kvcache.options import KV_DTYPES, KVCacheOptions
 from shoal.kvcache.pool import BlockPool
 from shoal.kvcache.prefix import PrefixIndex, hash_blocks, hash_next, hash_salt, hash_synthetic
 from shoal.kvcache.shape import SCALE_BYTES, SCALED, KVShape, LayerShape, scales_of
-from shoal.kvcache.store import IntegrityError
 from shoal.kvcache.usage import PoolUsage, ServiceUsage
 
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
     "KVShape",
     "LayerExtent",
     "LayerShape",
-    "Move",
+    "BlockMove",
     "PoolLayout",
     "PoolUsage",
     "PrefixIndex",

@@ -17,7 +17,7 @@ from shoal.kvcache.service_blocks import ServiceBlocks
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class BlockMove:
     """A live block's content and references go to another block of its service."""
 
     service: str
@@ -48,7 +48,7 @@ def num_live(owned: ServiceBlocks, merged: int) -> int:
     return owned.blocks_per_merged - len(owned.free_slots.get(merged, ())) - owned.num_cached.get(merged, 0)
 
 
-def choose_emptied(
+def choose_sources(
     services: Sequence[ServiceBlocks], requester: int, wanted: int, excluded: Collection[int]
 ) -> dict[int, list[int]] | None:
     """Merged blocks to empty, by service, so that ``wanted`` come free with the fewest bytes copied.

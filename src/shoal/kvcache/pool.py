@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
 
-from shoal.kvcache.compaction import Move
-from shoal.kvcache.extension import keeps_blocks
+from shoal.kvcache.allocator import BlockAllocator, IntegrityError
+from shoal.kvcache.compaction import BlockMove
 from shoal.kvcache.layout import PoolLayout
-from shoal.kvcache.merged import MergedStore
+from shoal.kvcache.layout_changes import keeps_blocks
+from shoal.kvcache.merged_allocator import MergedAllocator
 from shoal.kvcache.prefix import PrefixIndex
-from shoal.kvcache.split import SplitStore, Units
-from shoal.kvcache.store import BlockStore, IntegrityError
+from shoal.kvcache.split_allocator import SplitAllocator, Units
 from shoal.kvcache.usage import PoolUsage, ServiceUsage
 
 
@@ -51,8 +51,8 @@ class BlockPool:
         self.prefix_caching = prefix_caching
         """Whether published blocks are kept and found; without it no block needs a hash."""
         self._services: dict[str, _ServiceState] = {}
-        self._split: SplitStore | None = None
-        self._store: BlockStore
+        self._split: SplitAllocator | None = None
+        self._store: BlockAllocator
         self._cut()
         self._tick = 0
 
@@ -60,8 +60,8 @@ class BlockPool:
         """Begin with all of the memory free."""
         layout = self.layout
         indexes = self._list_services(kept={})
-        self._split = SplitStore(layout, indexes) if layout.kind == "split" else None
-        self._store = self._split or MergedStore(layout, indexes)
+        self._split = SplitAllocator(layout, indexes) if layout.kind == "split" else None
+        self._store = self._split or MergedAllocator(layout, indexes)
 
     def _list_services(self, kept: Mapping[str, _ServiceState]) -> list[PrefixIndex]:
         """Enter the services of the layout, some of them with what they have; returns their indexes."""
@@ -85,7 +85,7 @@ class BlockPool:
             ValueError: one of the layouts is a split one.
         """
         old, merged = self.layout, self._store
-        if layout.kind == "split" or not isinstance(merged, MergedStore):
+        if layout.kind == "split" or not isinstance(merged, MergedAllocator):
             raise ValueError("only a merged layout can be changed while it is in use")
         stays = keeps_blocks(old, layout)
         kept = {name: state for name, state in self._services.items() if stays and name in layout.services}
@@ -109,7 +109,7 @@ class BlockPool:
         number = state.number
         missing = count - store.available(number)
         if missing > 0:
-            if store.attainable(number) < count:
+            if store.available_after_eviction(number) < count:
                 return None
             while missing > 0:
                 store.evict_lru(number, missing)
@@ -124,13 +124,15 @@ class BlockPool:
     def can_allocate(self, service: str, count: int, *, evict: bool = True) -> bool:
         """Whether ``allocate`` would succeed now; without ``evict``: whether it would evict nothing."""
         number = self._services[service].number
-        return (self._store.attainable(number) if evict else self._store.available(number)) >= count
+        return (
+            self._store.available_after_eviction(number) if evict else self._store.available(number)
+        ) >= count
 
     def can_compact(self, service: str, count: int) -> bool:
         """Whether ``compact`` would make room for ``count`` blocks that cannot be allocated now."""
         return self._store.can_compact(self._services[service].number, count)
 
-    def compact(self, service: str, count: int) -> list[Move] | None:
+    def compact(self, service: str, count: int) -> list[BlockMove] | None:
         """Pack live blocks of other services, so that ``allocate(service, count)`` succeeds afterwards.
 
         The pool's state changes at once; the caller renames the blocks in its tables, and has the content
@@ -149,7 +151,7 @@ class BlockPool:
             state.ref_counts[target] = state.ref_counts[source]
             state.ref_counts[source] = 0
             state.index.rename(source, target)
-            moves.append(Move(state.name, source, target))
+            moves.append(BlockMove(state.name, source, target))
         return moves or None
 
     def free(self, service: str, blocks: Sequence[int]) -> None:
@@ -209,7 +211,7 @@ class BlockPool:
     def match_prefix(self, service: str, hashes: Sequence[bytes]) -> list[int]:
         """The blocks of the longest leading run of ``hashes`` that is published; each gets a reference."""
         state = self._services[service]
-        blocks = state.index.longest_run(hashes)
+        blocks = state.index.longest_prefix(hashes)
         for block in blocks:
             if state.ref_counts[block] == 0:
                 state.index.remove_cached(block)

@@ -78,7 +78,7 @@ class PrefixIndex:
             self.hash_of[target] = block_hash
             self.block_of[block_hash] = target
 
-    def longest_run(self, hashes: Sequence[bytes]) -> list[int]:
+    def longest_prefix(self, hashes: Sequence[bytes]) -> list[int]:
         """The blocks of the longest leading run of ``hashes`` that is published."""
         blocks = []
         for block_hash in hashes:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Collection, MutableMapping, Sequence
 from dataclasses import dataclass, field
 
-from shoal.kvcache.store import IntegrityError
+from shoal.kvcache.allocator import IntegrityError
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class ServiceBlocks:
             del self.free_slots[merged]
         return taken
 
-    def note_if_evictable(self, merged: int) -> None:
+    def update_evictable(self, merged: int) -> None:
         """Make a merged block evictable if all of its blocks are cached or free."""
         if self.num_cached[merged] + len(self.free_slots.get(merged, ())) == self.blocks_per_merged:
             self.evictable[merged] = self.last_used[merged]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from shoal.kvcache import BlockPool, Move
+from shoal.kvcache import BlockMove, BlockPool
 from shoal.schedule.request_state import RequestState
 
 
@@ -86,7 +86,7 @@ class Leases:
                 return True
         return False
 
-    def rename(self, moves: Sequence[Move]) -> None:
+    def rename(self, moves: Sequence[BlockMove]) -> None:
         """The pool moved blocks."""
         moved = {(move.service, move.source): move.target for move in moves}
         for lease in self._leases.values():

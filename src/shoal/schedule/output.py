@@ -17,7 +17,7 @@ from shoal.core import (
     TokenLogprobs,
 )
 from shoal.kvcache import BlockPool
-from shoal.schedule.planning import InFlightStep, PlannedRows
+from shoal.schedule.plan_builder import InFlightStep, PlannedRows
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import RequestStore
 from shoal.schedule.results import split_result

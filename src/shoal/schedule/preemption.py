@@ -9,7 +9,7 @@ from shoal.kvcache import BlockPool
 from shoal.schedule.admitter import Rejection
 from shoal.schedule.batching import next_slice_blocks, slice_blocks
 from shoal.schedule.options import SchedulerOptions
-from shoal.schedule.planning import InFlightStep
+from shoal.schedule.plan_builder import InFlightStep
 from shoal.schedule.policies.memory_forecast import MemoryForecast
 from shoal.schedule.policies.victims import VICTIMS, MemoryPressure
 from shoal.schedule.request_state import RequestState
@@ -197,7 +197,7 @@ class Preemptor:
         return is_worth_preempting(waiting, states, self._services.values(), lost_ns / 1e9)
 
     def _compact(self, service: str, blocks: int) -> bool:
-        """Move blocks so that ``blocks`` more of a service can be allocated; whether that worked."""
+        """BlockMove blocks so that ``blocks`` more of a service can be allocated; whether that worked."""
         moves = self._pool.compact(service, blocks)
         if moves is None:
             return False

@@ -6,7 +6,7 @@ import numpy as np
 
 from shoal.core import FinishReason, TokenEvent
 from shoal.schedule.output import OutputProcessor
-from shoal.schedule.planning import InFlightStep
+from shoal.schedule.plan_builder import InFlightStep
 from shoal.schedule.policies.orders import Turn
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import RequestStore

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from shoal.core import BlockCopy, FinishReason, TokenEvent, TokenLogprobs
-from shoal.kvcache import BlockPool, Move
+from shoal.kvcache import BlockMove, BlockPool
 from shoal.schedule.leases import Leases
 from shoal.schedule.policies.orders import Order
 from shoal.schedule.request_state import RequestState
@@ -197,7 +197,7 @@ class RequestStore:
         for request in self.requests.values():
             self._drop_swapped(request)
 
-    def compacted(self, moves: Sequence[Move]) -> None:
+    def compacted(self, moves: Sequence[BlockMove]) -> None:
         """The pool moved blocks: tables follow, and the next plan carries it out."""
         renamed: dict[str, dict[int, int]] = defaultdict(dict)
         for move in moves:

@@ -7,13 +7,13 @@ import numpy as np
 
 from shoal.core import FinishReason, Idle, Request, StepPlan, StepResult, TokenEvent
 from shoal.kvcache import BlockPool
-from shoal.schedule.choosing import PlanChooser, Steps
 from shoal.schedule.decode_runs import DecodeRun, Growth
 from shoal.schedule.leases import Leases
 from shoal.schedule.migration import HeldRequest, KVTable, Mover
 from shoal.schedule.options import SchedulerOptions
 from shoal.schedule.output import OutputProcessor
-from shoal.schedule.planning import InFlightStep, Planner
+from shoal.schedule.plan_builder import InFlightStep, PlanBuilder
+from shoal.schedule.plan_chooser import PlanChooser, Steps
 from shoal.schedule.policies.view import ServiceView
 from shoal.schedule.recovery import Recovery
 from shoal.schedule.request_store import OnEnd, RequestStore
@@ -65,7 +65,7 @@ class Scheduler:
 
     def _begin_anew(self) -> None:
         """Make those who remember something of services and layouts."""
-        self._planner = Planner(self._pool, self._store, self.options)
+        self._planner = PlanBuilder(self._pool, self._store, self.options)
         self._chooser = PlanChooser(
             self._pool, self._store, self._registry, self.options, self._steps, self._planner, self._guard
         )

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 
 from shoal.core import lookup
 from shoal.schedule.policies.admissions.base import Admission
-from shoal.schedule.policies.admissions.peaks import Forecasting, Oracle, PastFuture, Predicted
-from shoal.schedule.policies.admissions.sums import Aggressive, Conservative, Slice
+from shoal.schedule.policies.admissions.forecasting import Forecasting, Oracle, PastFuture, Predicted
+from shoal.schedule.policies.admissions.token_sums import Aggressive, Conservative, Slice
 
 ADMISSIONS: Mapping[str, type[Admission]] = {
     "conservative": Conservative,

@@ -56,7 +56,7 @@ class InFlightStep(NamedTuple):
         return each_one and plan.seq_ids == tuple(batch.seq_id.tolist())
 
 
-class Planner:
+class PlanBuilder:
     """Makes plans of what was chosen; from then on the scheduler's state says that they run."""
 
     def __init__(self, pool: BlockPool, store: RequestStore, options: SchedulerOptions) -> None:

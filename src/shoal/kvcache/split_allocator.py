@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from shoal.kvcache.allocator import DtypeLog, IntegrityError
 from shoal.kvcache.layout import PoolLayout
 from shoal.kvcache.prefix import PrefixIndex
-from shoal.kvcache.store import DtypeLog, IntegrityError
 
 Units = npt.NDArray[np.int32]
 
 
-class SplitStore:
+class SplitAllocator:
     """Hands out blocks that are rows of a service's table, each row naming the units of the block.
 
     Any unit serves any service, so nothing is stranded; the price is a table with layers x KV heads
@@ -66,7 +66,7 @@ class SplitStore:
         """Blocks that ``take`` can give now."""
         return self._free_count // self._units_per_block[service]
 
-    def attainable(self, service: int) -> int:
+    def available_after_eviction(self, service: int) -> int:
         """Blocks to be had if every cached block of every service went."""
         cached = sum(
             len(index.cached) * per_block

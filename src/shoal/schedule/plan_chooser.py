@@ -11,7 +11,7 @@ from shoal.schedule.batching import Batcher, ScheduledBatch
 from shoal.schedule.decode_runs import DecodeRun, DecodeRuns, Growth
 from shoal.schedule.inter_token_latency import InterTokenLatencyGuard
 from shoal.schedule.options import SchedulerOptions
-from shoal.schedule.planning import InFlightStep, Planner
+from shoal.schedule.plan_builder import InFlightStep, PlanBuilder
 from shoal.schedule.policies.orders import Turn
 from shoal.schedule.policies.view import SchedulerView
 from shoal.schedule.preemption import Preemptor, WaitForInFlight
@@ -74,7 +74,7 @@ class PlanChooser:
         registry: ServiceRegistry,
         options: SchedulerOptions,
         steps: Steps,
-        planner: Planner,
+        planner: PlanBuilder,
         guard: StarvationGuard,
     ) -> None:
         self._pool = pool

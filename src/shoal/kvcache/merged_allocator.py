@@ -3,14 +3,14 @@
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 
-from shoal.kvcache.compaction import choose_emptied, choose_targets, live_blocks, num_releasable, partly_live
+from shoal.kvcache.allocator import DtypeLog, IntegrityError
+from shoal.kvcache.compaction import choose_sources, choose_targets, live_blocks, num_releasable, partly_live
 from shoal.kvcache.layout import PoolLayout, ServiceLayout
 from shoal.kvcache.prefix import PrefixIndex
 from shoal.kvcache.service_blocks import ServiceBlocks, check_service_blocks
-from shoal.kvcache.store import DtypeLog, IntegrityError
 
 
-class MergedStore:
+class MergedAllocator:
     """Hands out sub-blocks: first from the fullest merged block that a service holds, then fresh ones.
 
     A merged block whose last sub-block is freed can be used by every service at once. Filling the fullest
@@ -23,7 +23,7 @@ class MergedStore:
         self._indexes = indexes
         self._free_merged = list(range(layout.merged_blocks - 1, -1, -1))
         """Merged blocks that no service holds; the last is handed out first."""
-        self._owned = [_holding_nothing(view, index) for view, index in zip(views, indexes, strict=True)]
+        self._owned = [_new_service_blocks(view, index) for view, index in zip(views, indexes, strict=True)]
         """What each service holds, by its number."""
         self._dtypes = DtypeLog(layout.merged_blocks, [view.shape.dtype for view in views])
 
@@ -40,7 +40,7 @@ class MergedStore:
                 if held[name].num_merged:
                     raise IntegrityError(f"{name} is to go, but holds merged blocks")
         self._owned = [
-            held.get(name) or _holding_nothing(view, index)
+            held.get(name) or _new_service_blocks(view, index)
             for (name, view), index in zip(layout.services.items(), indexes, strict=True)
         ]
         self._layout, self._indexes = layout, indexes
@@ -64,7 +64,7 @@ class MergedStore:
         owned = self._owned[service]
         return owned.num_free_slots + len(self._free_merged) * owned.blocks_per_merged
 
-    def attainable(self, service: int) -> int:
+    def available_after_eviction(self, service: int) -> int:
         """Blocks available after evicting all own cached blocks and all evictable merged blocks of others."""
         owned = self._owned[service]
         foreign = sum(len(other.evictable) for other in self._owned if other is not owned)
@@ -163,7 +163,7 @@ class MergedStore:
             return
         owned.add_partly_free(merged, count)
         if merged in owned.num_cached:
-            owned.note_if_evictable(merged)
+            owned.update_evictable(merged)
 
     def _release_merged(self, owned: ServiceBlocks, merged: int) -> None:
         """Take a merged block away from its service; all of its sub-blocks are free."""
@@ -180,7 +180,7 @@ class MergedStore:
             merged = block // owned.blocks_per_merged
             owned.num_cached[merged] = owned.num_cached.get(merged, 0) + 1
             owned.last_used[merged] = block_tick
-            owned.note_if_evictable(merged)
+            owned.update_evictable(merged)
 
     def remove_cached(self, service: int, block: int) -> None:
         """A cached block becomes live or is evicted, so its merged block may not be evicted as a whole."""
@@ -230,7 +230,7 @@ class MergedStore:
         self.release(service, cached)
 
     def can_compact(self, service: int, count: int) -> bool:
-        """See BlockStore."""
+        """See BlockAllocator."""
         missing = self._missing(service, count)
         if missing <= 0:
             return False
@@ -242,9 +242,9 @@ class MergedStore:
         return spare >= missing
 
     def compact(self, service: int, count: int) -> list[tuple[int, int, int]]:
-        """See BlockStore."""
+        """See BlockAllocator."""
         missing = self._missing(service, count)
-        emptied = choose_emptied(self._owned, service, missing, self._dtypes.dirty) if missing > 0 else None
+        emptied = choose_sources(self._owned, service, missing, self._dtypes.dirty) if missing > 0 else None
         moves = []
         for owner, merged_blocks in (emptied or {}).items():
             moves += [(owner, source, target) for source, target in self._pack(owner, set(merged_blocks))]
@@ -252,7 +252,7 @@ class MergedStore:
 
     def _missing(self, service: int, count: int) -> int:
         """Merged blocks that ``count`` blocks need beyond those that are free or may be evicted."""
-        return -(-(count - self.attainable(service)) // self._owned[service].blocks_per_merged)
+        return -(-(count - self.available_after_eviction(service)) // self._owned[service].blocks_per_merged)
 
     def _pack(self, service: int, emptied: Collection[int]) -> list[tuple[int, int]]:
         """Move the live blocks of the merged blocks ``emptied`` into others; (source, target) of each."""
@@ -314,7 +314,7 @@ class MergedStore:
             raise IntegrityError("a block ends behind the buffer")
 
 
-def _holding_nothing(view: ServiceLayout, index: PrefixIndex) -> ServiceBlocks:
+def _new_service_blocks(view: ServiceLayout, index: PrefixIndex) -> ServiceBlocks:
     owned = ServiceBlocks(view.blocks_per_merged)
     if owned.blocks_per_merged == 1:
         owned.evictable = index.cached

@@ -8,7 +8,7 @@ class IntegrityError(AssertionError):
     """The pool's state contradicts itself, or a caller freed or shared a block without a reference."""
 
 
-class BlockStore(Protocol):
+class BlockAllocator(Protocol):
     """Owner of the pool's memory: which merged blocks or units belong to which service's blocks.
 
     Services go by number, in the layout's order. A block is free, live (the pool counts references), or
@@ -22,7 +22,7 @@ class BlockStore(Protocol):
     def available(self, service: int) -> int:
         """Blocks that ``take`` can give now."""
 
-    def attainable(self, service: int) -> int:
+    def available_after_eviction(self, service: int) -> int:
         """Blocks that ``take`` could give after evicting all cached blocks that may be evicted for it."""
 
     def take(self, service: int, count: int) -> list[int]:
@@ -47,7 +47,7 @@ class BlockStore(Protocol):
         """Whether ``compact`` would find moves."""
 
     def compact(self, service: int, count: int) -> list[tuple[int, int, int]]:
-        """Pack live blocks so that ``count`` become attainable: (owner, source, target) of each move.
+        """Pack live blocks of other services to make room for ``count``: (owner, source, target) of each move.
 
         Empty, and nothing changes, where that is not needed or not possible. The caller carries references
         and hashes over.
