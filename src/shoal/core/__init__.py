@@ -1,9 +1,8 @@
-"""The plain values that every other room uses.
+"""Plain values that every other room uses: requests, sampling parameters, services, SLOs, step plans, errors.
 
-Here belong requests, sampling parameters, services, the step contract between scheduler and
-executor, counter-based randomness, metric formulas, errors, the lookup of a policy by name, and sizes
-and times as people write them (``units``). Nothing here does I/O, reads a clock, holds a tensor or knows
-a policy. Time is integer nanoseconds (``*_ns``); what people read is seconds (``*_s``).
+Also here: counter-based randomness, metric formulas, the lookup of a policy by name, and the parsing of
+sizes and times (``units``). Nothing here does I/O, reads a clock, holds a tensor or knows a policy.
+Times inside the system are integer nanoseconds (``*_ns``), times for people are seconds (``*_s``).
 """
 
 from shoal.core.errors import (

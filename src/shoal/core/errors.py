@@ -1,4 +1,4 @@
-"""Errors that a person or a client can act on; each says what was asked for and what is possible."""
+"""Exceptions for users and clients; each message says what was wrong and what is possible."""
 
 
 class ShoalError(Exception):
@@ -10,27 +10,27 @@ class ConfigError(ShoalError):
 
 
 class InvalidRequest(ShoalError):
-    """A request can never be served as asked (HTTP 400, or 404 for an unknown model)."""
+    """The request can never be served in this form (HTTP 400, or 404 for an unknown model)."""
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.param = param
-        """The wrong field, as the client wrote it."""
+        """The invalid field, as the client wrote it."""
         self.code = code
-        """A short machine-readable word, such as ``context_length_exceeded`` or ``model_not_found``."""
+        """Machine-readable, such as ``context_length_exceeded`` or ``model_not_found``."""
 
 
 class QueueFull(ShoalError):
-    """Too many requests are waiting to take another one (HTTP 429)."""
+    """Too many requests are waiting already (HTTP 429)."""
 
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
-        """When there is probably room again."""
+        """Estimated time until there is room again."""
 
 
 class SLOExpired(QueueFull):
-    """A request has waited until its latency goals can no longer be met (HTTP 429)."""
+    """A request waited until its latency goals could no longer be met (HTTP 429)."""
 
 
 class ModelUnavailable(ShoalError):
@@ -38,17 +38,17 @@ class ModelUnavailable(ShoalError):
 
 
 class ModelUnsupported(ShoalError):
-    """A model was found but would not be computed correctly here; the message says why."""
+    """A model was found but cannot be computed correctly here; the message says why."""
 
 
 class EngineDied(ShoalError):
-    """Engines end while they compute a request, or the last one ended (HTTP 500)."""
+    """The engines that computed a request died, or the last engine of the service did (HTTP 500)."""
 
 
 class ServiceUnavailable(EngineDied):
-    """No engine of a service runs, and none came back for a while; another time one may (HTTP 503)."""
+    """No engine of the service runs, and none has come back for a while (HTTP 503)."""
 
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
-        """When it may be worth to ask again."""
+        """When the client may retry."""

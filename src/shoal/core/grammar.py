@@ -1,28 +1,24 @@
-"""What an output must look like, as text that is compiled where tokens are chosen."""
+"""Grammars for structured output, as source text: JSON schema, regular expression or Lark."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 MAX_GRAMMAR_BYTES = 128 << 10
-"""Longest source of a grammar, in UTF-8."""
+"""Limit on the source of a grammar, in UTF-8."""
 
 
 class GrammarKind(StrEnum):
-    """Languages in which a grammar can be written."""
-
     JSON_SCHEMA = "json_schema"
-    """A JSON schema, as JSON text."""
+    """JSON text."""
     REGEX = "regex"
-    """A regular expression, which the whole output matches."""
+    """The whole output matches it."""
     LARK = "lark"
     """A context-free grammar in the syntax of Lark, or of GBNF."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A set of texts, of which the output is one."""
+    """A constraint on the output of a request; compiled by the executor's sampler."""
 
     kind: GrammarKind
-    """The language of ``source``."""
     source: str
-    """The schema, expression or grammar."""

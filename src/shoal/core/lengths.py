@@ -11,8 +11,8 @@ class LengthPredictor(Protocol):
     def predict(self, request: Request, generated: int, max_new_tokens: int) -> int:
         """The predicted output length in tokens: more than ``generated``, at most ``max_new_tokens``.
 
-        Called when a request is submitted (``generated`` 0), and again whenever it has generated as many
-        tokens as were predicted and goes on. ``generated`` is less than ``max_new_tokens``.
+        Called when a request is submitted (``generated`` 0), and again each time its output has reached the
+        predicted length without ending. ``generated`` is less than ``max_new_tokens``.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Latency metrics of a request."""
+"""Latency metrics: TTFT, time per output token, end-to-end and normalised latency, percentiles."""
 
 import math
 from collections.abc import Sequence
@@ -7,46 +7,41 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """Times and counts of one finished request; all times are of one clock."""
+    """Times and counts of one finished request; all times are on one clock."""
 
     request_id: str
-    """The request's id."""
     service: str
-    """The service that answered it."""
     arrival_ns: int
-    """When it arrived."""
     first_token_ns: int
-    """When the observer got its first token."""
+    """When the observer received the first token."""
     finish_ns: int
-    """When the observer got its last token."""
+    """When the observer received the last token."""
     prompt_tokens: int
-    """Length of the prompt."""
     output_tokens: int
-    """Length of the output."""
 
     @property
     def ttft_s(self) -> float:
-        """Time to first token, seconds."""
+        """Time to first token."""
         return (self.first_token_ns - self.arrival_ns) / 1e9
 
     @property
     def e2e_s(self) -> float:
-        """Arrival to last token, seconds."""
+        """Arrival to last token."""
         return (self.finish_ns - self.arrival_ns) / 1e9
 
     @property
     def tpot_s(self) -> float:
-        """Mean time per output token after the first, seconds; 0 where there is only one."""
+        """Mean time per output token after the first; 0 for an output of one token."""
         if self.output_tokens < 2:
             return 0.0
         return (self.finish_ns - self.first_token_ns) / 1e9 / (self.output_tokens - 1)
 
 
 def normalised_latency(record: RequestRecord, execution_s: float) -> float:
-    """Arrival to last token in units of ``execution_s``, the time of the service's mean request alone.
+    """End-to-end latency divided by ``execution_s``, the time that the service's mean request takes alone.
 
-    ``execution_s`` is fixed, and the same in all runs that are compared. SeaLLM's equation 1 is the mean of
-    this over requests.
+    ``execution_s`` must be the same in all runs that are compared. SeaLLM's equation 1 is the mean over
+    requests.
     """
     return record.e2e_s / execution_s
 

@@ -1,7 +1,7 @@
-"""Counter-based random numbers.
+"""Counter-based random numbers: seeds and uniform draws keyed by (seed, counters).
 
-The same (seed, counters) always give the same number, so a draw does not depend on how many draws
-were made before it, or in which order. The mixing function is splitmix64's finaliser (Steele, Lea and Flood,
+A draw does not depend on the number or order of earlier draws. The mixing function is splitmix64's
+finaliser (Steele, Lea and Flood,
 "Fast splittable pseudorandom number generators", OOPSLA 2014), applied once per counter.
 """
 
@@ -24,5 +24,5 @@ def derive_seed(seed: int, *counters: int) -> int:
 
 
 def uniform(seed: int, *counters: int) -> float:
-    """A number in [0, 1) with 53 random bits, keyed by ``seed`` and the counters."""
+    """A number in [0, 1) with 53 random bits."""
     return (derive_seed(seed, *counters) >> 11) * 2.0**-53

@@ -1,4 +1,4 @@
-"""Looking up a policy by name."""
+"""Lookup of a policy by name, with a hint for misspelled names."""
 
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -10,10 +10,9 @@ Policy = TypeVar("Policy")
 
 
 def lookup(axis: str, registry: Mapping[str, Policy], name: str) -> Policy:
-    """The entry of ``registry`` called ``name``.
+    """The entry of ``registry`` called ``name``; raises ConfigError with the nearest name and all names.
 
-    axis: what is chosen, for the error. Raises a ConfigError with the axis, the nearest name and all possible
-    names if there is no such entry.
+    axis: the kind of policy, for the error message.
     """
     if name in registry:
         return registry[name]

@@ -1,4 +1,4 @@
-"""A request for one continuation, and the events that answer it."""
+"""Request, finish reasons, and the token events that answer it; the state of a resumed request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -11,15 +11,14 @@ from shoal.core.service import NO_GOALS, SLO
 
 @dataclass(frozen=True, slots=True)
 class SyntheticPrompt:
-    """A prompt of which only the length matters, for traces and simulation."""
+    """A prompt without token ids, for traces and simulation."""
 
     length: int
-    """Length in tokens."""
+    """In tokens."""
     block_hashes: tuple[int, ...] = ()
     """One hash for each full KV block; equal hashes mean equal prefixes. Empty: nothing is shared."""
 
     def __len__(self) -> int:
-        """Length in tokens."""
         return self.length
 
 
@@ -28,123 +27,115 @@ Prompt = Sequence[int] | SyntheticPrompt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeState:
-    """What earlier engines counted of a request that is resumed.
+    """Counters and times that a resumed request brings from earlier engines.
 
-    Clocks of two hosts have nothing in common, so times are ages: how long ago something was when the request
-    is submitted again. Those of tokens mean nothing before there is one.
+    Clocks of two hosts are unrelated, so times are ages at the time of the new submission. Ages of tokens
+    mean nothing while there is no output.
     """
 
     max_new_tokens: int
-    """Most output tokens, those already made included; fixed when the request was first submitted."""
+    """Limit on the whole output; fixed when the request was first submitted."""
     age_ns: int = 0
-    """Since it arrived."""
+    """Since arrival."""
     first_token_age_ns: int = 0
-    """Since its first output token was known."""
     last_token_age_ns: int = 0
-    """Since its newest output token was known."""
     largest_gap_ns: int = 0
-    """Longest time between two output tokens."""
+    """Longest inter-token latency."""
     service_time_ns: int = 0
-    """Durations of the steps it took part in."""
+    """Total duration of the steps it took part in."""
     num_cached_tokens: int = 0
-    """Prompt tokens found in the prefix index when it was first admitted."""
+    """Prefix cache hit at the first admission."""
     queue_ns: int = 0
-    """From its arrival to its first admission."""
+    """From arrival to the first admission."""
     num_admissions: int = 0
-    """How often it was admitted."""
     num_preemptions: int = 0
-    """How often it lost its blocks to others."""
     num_preempted_by_starvation: int = 0
-    """How often it lost them to a starved request."""
+    """Preemptions in favor of a starved request."""
     num_recomputed_tokens: int = 0
-    """Tokens computed again."""
+    """Tokens computed again after preemptions."""
     num_scored_tokens: int = 0
-    """Leading prompt tokens whose log-probabilities were told."""
+    """Leading prompt tokens whose log-probabilities were reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One accepted request for one continuation of one prompt (``n`` choices are ``n`` requests)."""
+    """A request for one continuation of one prompt (``n`` choices are ``n`` requests)."""
 
     id: str
     """Unique among the requests of an engine."""
     service: str
-    """The service that shall answer."""
     prompt: Prompt
-    """Token ids, or only their number."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    """How its tokens are sampled and when it ends."""
     arrival_ns: int = 0
-    """When it arrived. Of a resumed request its age counts instead (``on_clock``)."""
+    """Ignored for a resumed request, which has an age instead (``on_clock``)."""
     seed: int = 0
-    """Keys every draw of this request; different for the choices of one call."""
+    """Key of every random draw; different for each choice of a call."""
     true_output_tokens: int | None = None
-    """The output length, if it is known beforehand (workloads). Only simulation and policies called
-    ``oracle`` read it."""
+    """The output length of a workload that knows it. Read only by simulation and by policies called
+    ``oracle``."""
     slo: SLO = NO_GOALS
-    """Goals of this request; those left None are its service's."""
+    """Goals left None are those of the service."""
     priority: int = 0
-    """Where the order is ``priority``: lower ones come first."""
+    """For the order ``priority``: the lowest comes first."""
     cache_salt: str | None = None
-    """Only requests with the same salt, or all without, share prefixes."""
+    """Only requests with the same salt, or all without one, share prefixes."""
     output_tokens: tuple[int, ...] | int = ()
-    """Output that was made before this submission, the prompt's continuation so far: token ids, or their
-    number where the prompt is synthetic. No event tells them again."""
+    """Output from before this submission: token ids, or their number for a synthetic prompt. No event
+    repeats them."""
     resume_state: ResumeState | None = None
-    """What was counted of it before this submission; None: it is submitted for the first time."""
+    """None: it is submitted for the first time."""
 
     @property
     def num_output_tokens(self) -> int:
-        """Output tokens made before this submission."""
+        """Number of ``output_tokens``."""
         return self.output_tokens if isinstance(self.output_tokens, int) else len(self.output_tokens)
 
     @property
     def first_token_ns(self) -> int:
-        """When the first of these was known, on the clock of ``arrival_ns``; on arrival if nobody says."""
+        """Time of the first of ``output_tokens``, on the clock of ``arrival_ns``; the arrival if unknown."""
         state = self.resume_state
         return self.arrival_ns + (0 if state is None else state.age_ns - state.first_token_age_ns)
 
     @property
     def last_token_ns(self) -> int:
-        """The same of the newest."""
+        """Time of the last of ``output_tokens``; see ``first_token_ns``."""
         state = self.resume_state
         return self.arrival_ns + (0 if state is None else state.age_ns - state.last_token_age_ns)
 
     def on_clock(self, now_ns: int) -> "Request":
-        """The request with the arrival that its age means on a clock that shows ``now_ns``."""
+        """The request with ``arrival_ns`` computed from its age, on a clock that shows ``now_ns``."""
         return (
             self if self.resume_state is None else replace(self, arrival_ns=now_ns - self.resume_state.age_ns)
         )
 
-    def aged(self, passed_ns: int) -> "Request":
-        """The request when so much time has passed since its ages were taken."""
+    def aged(self, elapsed_ns: int) -> "Request":
+        """The request with ``elapsed_ns`` added to the ages of its resume state."""
         state = self.resume_state
         if state is None:
             return self
         aged = replace(
             state,
-            age_ns=state.age_ns + passed_ns,
-            first_token_age_ns=state.first_token_age_ns + passed_ns,
-            last_token_age_ns=state.last_token_age_ns + passed_ns,
+            age_ns=state.age_ns + elapsed_ns,
+            first_token_age_ns=state.first_token_age_ns + elapsed_ns,
+            last_token_age_ns=state.last_token_age_ns + elapsed_ns,
         )
         return replace(self, resume_state=aged)
 
 
 class FinishReason(StrEnum):
-    """Why a request ended; ``stop`` and ``length`` are OpenAI's words."""
+    """Why a request ended; ``stop`` and ``length`` are OpenAI's values."""
 
     STOP = "stop"
     """An end-of-sequence token, a stop token or a stop string."""
     LENGTH = "length"
-    """As many tokens as allowed."""
+    """``max_tokens``, or the context length."""
     CANCELLED = "cancelled"
     """By the client."""
     ERROR = "error"
-    """It could not be computed."""
     INVALID = "invalid"
-    """What it asks for excludes every token (HTTP 400)."""
+    """Its constraints exclude every token (HTTP 400)."""
     REFUSED = "refused"
-    """It waited until its latency goals were out of reach, and is not wanted any more (HTTP 429)."""
+    """Its latency goals can no longer be met (HTTP 429)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,42 +143,40 @@ class TokenLogprobs:
     """Log-probabilities at one position, from the distribution before temperature and truncation."""
 
     token: int
-    """The sampled token, or that of the prompt."""
+    """The sampled token, or the prompt's."""
     logprob: float
-    """Its log-probability."""
     top: tuple[tuple[int, float], ...] = ()
-    """(token, log-probability) of the likeliest tokens, in falling order."""
+    """(token, log-probability) of the most likely tokens, in falling order."""
     rank: int = 0
-    """Of a prompt's token: its place among all tokens by falling probability, from 1."""
+    """For prompt tokens: rank among all tokens by falling probability, from 1."""
 
 
 class TokenEvent(NamedTuple):
-    """What one step did for one request: new tokens, and whether it finished.
+    """The result of one step for one request: new tokens, and whether it finished.
 
     A named tuple, because there is an event for every token, and a frozen dataclass takes several times as
-    long to make.
+    long to create.
     """
 
     request_id: str
-    """Which request."""
     tokens: tuple[int, ...] = ()
-    """New output tokens, including an end-of-sequence or stop token that ends it."""
+    """New output tokens, including the end-of-sequence or stop token."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
-    """Of each new token, if the request wants them."""
+    """For each new token, if the request wants them."""
     finish: FinishReason | None = None
-    """Why it finished; None if it goes on."""
+    """None: the request goes on."""
     stop_token: int | None = None
     """The end-of-sequence or stop token that ended it, which is not part of the text."""
     error: str | None = None
-    """Explains FinishReason.ERROR, INVALID and REFUSED."""
+    """Message for FinishReason.ERROR, INVALID and REFUSED."""
     cached_tokens: int = 0
-    """Prompt tokens found in the prefix index at the first admission."""
+    """Prefix cache hit at the first admission."""
     queue_ns: int = 0
-    """From arrival to the first admission; told with the first token and at the end, else 0."""
+    """From arrival to the first admission; set with the first token and at the end, else 0."""
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
-    """Of the next prompt tokens, if the request wants them; those of all its events together are of all
-    prompt tokens but the first."""
+    """For the next prompt tokens, if the request wants them; all events together cover all prompt tokens but
+    the first."""
     embedding: bytes | None = None
     """The prompt's embedding as float32, little-endian, if the request wants it; with its first token."""
     position: int = 0
-    """Output tokens that the request had before these, with those that it was resumed with."""
+    """Output tokens before these, including those that the request was resumed with."""

@@ -1,4 +1,4 @@
-"""How a request's tokens are sampled, and when it ends."""
+"""Sampling parameters of a request, their limits and validation, and the defaults of a service."""
 
 import math
 from collections.abc import Mapping
@@ -10,21 +10,16 @@ from shoal.core.errors import InvalidRequest
 from shoal.core.grammar import MAX_GRAMMAR_BYTES, Grammar
 
 MAX_CHOICES = 128
-"""Largest ``n``."""
 MAX_LOGPROBS = 20
-"""Largest ``logprobs``."""
 LARGEST_BIAS = 100.0
-"""Largest bias of a logit, up or down."""
+"""Limit on the absolute bias of a logit."""
 MAX_BIASED_TOKENS = 1024
-"""Most tokens with a bias."""
 MAX_BANNED_SEQUENCES = 256
-"""Most banned token sequences."""
 MAX_STOP_STRINGS = 16
-"""Most stop strings of a request."""
 MAX_STOP_CHARACTERS = 2048
-"""Longest stop string."""
-COLDEST = 1e-5
-"""Lower temperatures are greedy."""
+"""Of one stop string."""
+MIN_TEMPERATURE = 1e-5
+"""Below this, sampling is greedy."""
 _LARGEST_TOP_K = 2**31 - 1
 
 
@@ -33,18 +28,18 @@ class SamplingParams:
     """Sampling parameters of one request, with the names of vLLM and OpenAI."""
 
     max_tokens: int | None = None
-    """At most this many output tokens; None: as many as the model's context and the KV pool allow."""
+    """None: as many as the model's context and the KV pool allow."""
     min_tokens: int = 0
     """End-of-sequence and stop tokens cannot be sampled before this many output tokens, unless a grammar
     allows nothing else."""
     temperature: float = 1.0
-    """0 (or below COLDEST) is greedy."""
+    """0 (or below MIN_TEMPERATURE) is greedy."""
     top_p: float = 1.0
-    """Sample from the smallest set of likeliest tokens with at least this probability."""
+    """Sample from the smallest set of most likely tokens with at least this probability."""
     top_k: int = 0
-    """Sample from the k likeliest tokens; 0 or -1: from all."""
+    """Sample from the k most likely tokens; 0 or -1: from all."""
     min_p: float = 0.0
-    """Sample from tokens at least this many times as likely as the likeliest."""
+    """Sample from tokens with at least this share of the probability of the most likely token."""
     repetition_penalty: float = 1.0
     """Over prompt and output (Keskar et al., CTRL, 2019)."""
     presence_penalty: float = 0.0
@@ -54,35 +49,33 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     """Strings that end the output and are not part of it."""
     stop_token_ids: tuple[int, ...] = ()
-    """Tokens that do so."""
+    """Tokens that end the output and are not part of its text."""
     ignore_eos: bool = False
     """Do not stop at the model's end-of-sequence tokens."""
     logprobs: int | None = None
-    """How many of the likeliest tokens to report with each output token; None: no log-probabilities."""
+    """Number of most likely tokens to report with each output token; None: no log-probabilities."""
     seed: int | None = None
-    """Makes sampling repeatable; None draws one."""
+    """None: a random seed."""
     n: int = 1
-    """How many independent outputs of the same prompt."""
+    """Number of independent outputs of the same prompt."""
     grammar: Grammar | None = None
-    """What the output must look like; None: anything."""
+    """Constrains the output; None: no constraint."""
     prompt_logprobs: int | None = None
-    """How many of the likeliest tokens to report with each prompt token; None: no log-probabilities. Of ``n``
+    """Number of most likely tokens to report with each prompt token; None: no log-probabilities. Of ``n``
     outputs only the first reports them."""
     embed: bool = False
     """Report the prompt's embedding: what the model's last norm gives for its last token, of length 1."""
     logit_bias: tuple[tuple[int, float], ...] = ()
-    """(token, what is added to its logit)."""
+    """(token, bias added to its logit)."""
     allowed_token_ids: tuple[int, ...] = ()
     """Only these tokens can be sampled; empty: all."""
     banned_sequences: tuple[tuple[int, ...], ...] = ()
     """Token sequences that the output cannot contain."""
     skip_special_tokens: bool = True
-    """Special tokens have no text."""
     include_stop_str_in_output: bool = False
-    """The stop string that ends the output is part of it."""
 
     def __post_init__(self) -> None:
-        """Reject values that have no meaning; raises an InvalidRequest that names the parameter."""
+        """Raises InvalidRequest, naming the parameter, for values out of range."""
         if self.max_tokens is not None:
             _require(self.max_tokens >= 1, "max_tokens", f"must be at least 1, got {self.max_tokens}")
             _require(
@@ -146,12 +139,12 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is always taken; also if the temperature is too low for float32."""
-        return self.temperature < COLDEST or self.top_k == 1
+        """Whether the most likely token is always taken; also if the temperature is too low for float32."""
+        return self.temperature < MIN_TEMPERATURE or self.top_k == 1
 
     def may_stop_at(self, output_tokens: int) -> bool:
-        """Whether a token that may end an output does so as its ``output_tokens``-th one."""
-        # Under a grammar it is sampled earlier only where nothing else is allowed.
+        """Whether an end-of-sequence or stop token ends the output as its ``output_tokens``-th token."""
+        # Under a grammar such a token is sampled before min_tokens only if nothing else is allowed.
         return output_tokens >= self.min_tokens or self.grammar is not None
 
     @property
@@ -161,13 +154,13 @@ class SamplingParams:
 
     @property
     def has_bias(self) -> bool:
-        """Whether single tokens are made likelier, less likely or impossible."""
+        """Whether single tokens are biased, allowed or banned."""
         return bool(self.logit_bias or self.allowed_token_ids or self.banned_sequences)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
-    """Parameters of a service's requests that leave them out; None: as the model's makers advise.
+    """Default parameters of a service's requests; None: as the model's generation config says.
 
     Fields and errors are those of SamplingParams.
     """
@@ -179,16 +172,15 @@ class SamplingDefaults:
     repetition_penalty: float | None = None
 
     def __post_init__(self) -> None:
-        """Reject values that have no meaning."""
         SamplingParams(**self._set())
 
     def with_fallback(self, model: Mapping[str, float]) -> "SamplingDefaults":
-        """All fields with the value in effect: set here, else in ``model``, else the default."""
+        """All fields with their effective values: set here, else in ``model``, else the default."""
         effective = sampling_params({**model, **self._set()})
         return SamplingDefaults(**{name: getattr(effective, name) for name in asdict(self)})
 
     def params(self, given: Mapping[str, Any]) -> SamplingParams:
-        """The parameters of a request that gives some by name; raises InvalidRequest."""
+        """The parameters of a request that sets some by name; raises InvalidRequest."""
         return sampling_params({**self._set(), **given})
 
     def _set(self) -> dict[str, Any]:
@@ -198,7 +190,7 @@ class SamplingDefaults:
 def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
     """SamplingParams from fields by name; raises InvalidRequest also for unknown names and wrong types.
 
-    Several values may be a list, token biases a mapping, and one stop string may stand alone.
+    Tuples may be lists, token biases a mapping, and a single stop string need not be in a list.
     """
     known = tuple(SamplingParams.__dataclass_fields__)
     for name in given:
@@ -215,7 +207,7 @@ def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
 
 
 def _as_tuples(name: str, value: Any) -> Any:
-    """A value with tuples in place of what may stand for them."""
+    """A value with its lists, mappings and single stop string converted to tuples."""
     if name == "stop" and isinstance(value, str):
         return (value,)
     if isinstance(value, Mapping):
@@ -229,7 +221,7 @@ def _has_wrong_type(name: str, value: Any) -> bool:
     except TypeError:
         return True
     except InvalidRequest:
-        pass  # it has a meaning only together with others
+        pass  # its type is right; it may be valid only together with other fields
     return False
 
 

@@ -1,4 +1,4 @@
-"""A service: a named deployment of a model with its own traffic and goals."""
+"""Service: a named deployment of a model, with its SLO, sampling defaults and weights."""
 
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -7,12 +7,11 @@ from shoal.core.sampling import SamplingDefaults
 
 Weights = Literal["files", "random"]
 LARGEST_SEED = 2**63 - 1
-"""Largest ``weights_seed``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SLO:
-    """Latency goals of a service or of one request; None means no goal."""
+    """Latency goals of a service or of one request; None: no goal."""
 
     ttft_s: float | None = None
     """Time to first token."""
@@ -29,10 +28,10 @@ NO_GOALS = SLO()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """One named deployment. Two services may name one model; its weights are then loaded once."""
+    """A named deployment. Two services may use one model; its weights are then loaded once."""
 
     name: str
-    """The name by which requests choose it."""
+    """The ``model`` of API requests."""
     model: str
     """An alias, a Hugging Face folder, a hub id or a GGUF file."""
     dtype: str = "auto"
@@ -40,35 +39,35 @@ class Service:
     bfloat16 (KV as ``kv_cache.dtype`` says); on CPUs only. "auto" is the dtype in which the weights are
     stored; for a quantised GGUF file int8 where the kernel for that is fast, else bfloat16."""
     weights: Weights = "files"
-    """"files": those of the model's files. "random": made on the device from its config.json alone, so that
+    """"files": those of the model's files. "random": generated on the device from config.json alone, so that
     the speed of a model can be measured without its files."""
     weights_seed: int = 0
-    """Of random weights: one seed gives the same weights again, on the same kind of device."""
+    """For random weights: the same seed gives the same weights, on the same kind of device."""
     max_model_len: int | None = None
-    """Context limit in tokens; None takes the model's own."""
+    """Context limit in tokens; None: the model's."""
     chat_template: str | None = None
     """Jinja source that replaces the model's own template."""
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
-    """Sampling parameters of requests that leave them out."""
+    """For parameters that a request leaves out."""
     slo: SLO = NO_GOALS
-    """Goals of requests that have none of their own."""
+    """For goals that a request leaves out."""
     execution_s: float | None = None
     """Time that the mean request takes alone on this device: the fixed unit of normalised latency and of
-    ``slo.e2e_scale`` (``shoal profile`` measures it)."""
+    ``slo.e2e_scale`` (measured by ``shoal profile``)."""
     quota: int = 8
-    """Consecutive decode steps that the service may take in a round of the round-robin order."""
+    """Consecutive decode steps of the service in a round of the round-robin order."""
     idle_after_s: float | None = None
-    """It is unloaded when it had no request for so long, and loaded again by the next; None: never. Only
-    servers look at it."""
+    """Time without a request after which it is unloaded; the next request loads it again. None: never. Used
+    only by servers."""
 
     @property
     def random_seed(self) -> int | None:
-        """The seed of its weights where these are random, else None."""
+        """The seed of random weights; None for weights from files."""
         return self.weights_seed if self.weights == "random" else None
 
 
 def weights_problem(service: Service) -> tuple[str, str] | None:
-    """What is wrong with the weights of ``service``, as (key, what is wrong); None if nothing is."""
+    """(key, problem) if the weights options of ``service`` are invalid, else None."""
     if service.weights not in get_args(Weights):
         return "weights", f"must be one of {', '.join(get_args(Weights))}, got {service.weights!r}"
     if not 0 <= service.weights_seed <= LARGEST_SEED:

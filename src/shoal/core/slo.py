@@ -1,4 +1,4 @@
-"""Service-level objectives: which goals a request has, whether they make sense, whether they were met."""
+"""SLOs: validation of latency goals, the effective goals of a request, SLO attainment."""
 
 import math
 from collections.abc import Iterable
@@ -8,11 +8,10 @@ from shoal.core.metrics import RequestRecord
 from shoal.core.service import NO_GOALS, SLO
 
 LONGEST_GOAL_S = 10 * 365 * 86_400.0
-"""Largest goal that is a time."""
+"""Limit on goals that are times."""
 LARGEST_SCALE = 1e6
-"""Largest ``e2e_scale``."""
 
-# By the name that configuration files and HTTP bodies use: the field, its largest value, its unit.
+# By the name in configuration files and HTTP bodies: the field, its largest value, its unit.
 _GOALS = {
     "ttft": ("ttft_s", LONGEST_GOAL_S, " seconds"),
     "tpot": ("tpot_s", LONGEST_GOAL_S, " seconds"),
@@ -26,14 +25,14 @@ _NO_EXECUTION_TIME = (
 
 
 def slo_problem(slo: SLO, execution_s: float | None) -> tuple[str, str] | None:
-    """What is wrong with ``slo``, as (goal, what to write instead); None if nothing is.
+    """(goal, problem) if a goal of ``slo`` is invalid, else None.
 
-    The goal has the name that people write (``ttft``, not ``ttft_s``). execution_s: the execution time of the
-    service, without which ``e2e_scale`` means nothing.
+    The goal has its name in configuration files (``ttft``, not ``ttft_s``). execution_s: execution time of
+    the service, which ``e2e_scale`` needs.
     """
     for goal, (field, largest, unit) in _GOALS.items():
         value = getattr(slo, field)
-        # Written so that NaN, which is neither less nor more than anything, is rejected too.
+        # NaN compares false, so it is rejected too.
         if value is not None and not 0 < value <= largest:
             return goal, f"must be more than 0 and at most {largest:g}{unit}, got {value}"
     return ("e2e_scale", _NO_EXECUTION_TIME) if slo.e2e_scale is not None and execution_s is None else None
@@ -62,19 +61,18 @@ def resolve_slo(own: SLO, service: SLO, execution_s: float | None) -> SLO:
 
 
 def has_goal(slo: SLO) -> bool:
-    """Whether ``slo`` has any goal."""
     return slo != NO_GOALS
 
 
 def met(record: RequestRecord, slo: SLO) -> bool | None:
-    """Whether a finished request met every goal of its resolved ``slo``; None if it has none.
+    """Whether a finished request met every goal of its resolved ``slo``; None if it has no goal.
 
-    A goal is met if the time is at most the goal. ``tpot_s`` does not apply to an output of one token.
+    ``tpot_s`` does not apply to an output of one token.
     """
     if not has_goal(slo):
         return None
     if slo.e2e_scale is not None:
-        raise ValueError("e2e_scale is no time yet; resolve_slo makes it one")
+        raise ValueError("e2e_scale is not resolved; call resolve_slo first")
     times = [(record.ttft_s, slo.ttft_s), (record.e2e_s, slo.e2e_s)]
     if record.output_tokens > 1:
         times.append((record.tpot_s, slo.tpot_s))
@@ -84,7 +82,7 @@ def met(record: RequestRecord, slo: SLO) -> bool | None:
 def attainment(outcomes: Iterable[bool | None]) -> float:
     """SLO attainment: the share of requests with goals that met them; NaN if none has goals.
 
-    outcomes: of each request, as ``met`` returns; False for one that had goals and failed.
+    outcomes: result of ``met`` for each request; False for one that had goals and failed.
     """
     counted = [outcome for outcome in outcomes if outcome is not None]
     return sum(counted) / len(counted) if counted else math.nan

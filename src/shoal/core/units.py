@@ -1,4 +1,4 @@
-"""Sizes, times and fractions as people write them, and back."""
+"""Parsing and formatting of sizes (``2GiB``), byte rates, durations (``200ms``) and fractions (``5%``)."""
 
 import math
 import re
@@ -7,7 +7,7 @@ _NUMBER = r"(\d+(?:\.\d*)?|\.\d+)"
 _QUANTITY = re.compile(rf"^{_NUMBER}\s*([A-Za-z]*)$")
 _PERCENT = re.compile(rf"^{_NUMBER}\s*%$")
 LONGEST_S = 10 * 365 * 86_400.0
-"""The longest time that can be written."""
+"""Limit on durations."""
 
 _PREFIXES = {
     "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40
@@ -31,7 +31,7 @@ _TIME_PART = re.compile(rf"{_NUMBER}\s*([a-z]*)")
 
 
 def parse_size(text: str) -> int:
-    """Bytes in ``2GiB``, ``2Gi``, ``512MB`` or ``4096``; raises ValueError saying what is possible."""
+    """Bytes in ``2GiB``, ``2Gi``, ``512MB`` or ``4096``; raises ValueError with examples."""
     match = _QUANTITY.match(text.strip())
     factor = SIZE_UNITS.get(match[2].lower()) if match else None
     if match is None or factor is None:
@@ -42,7 +42,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_byte_rate(text: str) -> float:
-    """Bytes per second in ``25GB``, ``25GB/s`` or ``16e9``; raises ValueError saying what is possible."""
+    """Bytes per second in ``25GB``, ``25GB/s`` or ``16e9``; raises ValueError with examples."""
     try:
         bytes_per_s = float(text)
     except ValueError:
@@ -56,10 +56,7 @@ def parse_byte_rate(text: str) -> float:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds in ``200ms``, ``1.5m``, ``5 minutes``, ``1h30m`` or plain ``2``.
-
-    Raises ValueError saying what is possible.
-    """
+    """Seconds in ``200ms``, ``1.5m``, ``5 minutes``, ``1h30m`` or ``2``; raises ValueError with examples."""
     written = text.strip().lower()
     parts = _TIME_PART.findall(written) if _TIME.fullmatch(written) else []
     factors = [TIME_UNITS.get(unit or "s", 0.0) for _, unit in parts]
@@ -74,7 +71,7 @@ def parse_duration(text: str) -> float:
 
 
 def parse_number(text: str) -> float:
-    """A finite number, or a percentage as a fraction of one: ``5%`` is 0.05; raises ValueError."""
+    """A finite number, or a percentage as a fraction (``5%`` is 0.05); raises ValueError with examples."""
     percent = _PERCENT.match(text.strip())
     if percent:
         return float(percent[1]) / 100
@@ -88,7 +85,7 @@ def parse_number(text: str) -> float:
 
 
 def format_size(size: int) -> str:
-    """The shortest exact spelling of ``size`` bytes in binary units, else in bytes: ``2GiB``."""
+    """``size`` in the largest exact binary unit, else in bytes: ``2GiB``."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         factor = SIZE_UNITS[unit.lower()]
         if size and size % factor == 0:
@@ -107,7 +104,7 @@ def format_byte_rate(bytes_per_s: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds as people write them: ``60us``, ``200ms``, ``2s``, ``1.5s``."""
+    """Such as ``60us``, ``200ms``, ``2s``, ``1.5s``."""
     for unit, count in (("ms", seconds * 1e3), ("us", seconds * 1e6)):
         if 0 < seconds < 1 and math.isclose(count, round(count)):
             return f"{round(count)}{unit}"

@@ -47,7 +47,7 @@ class BlockAllocator(Protocol):
         """Whether ``compact`` would find moves."""
 
     def compact(self, service: int, count: int) -> list[tuple[int, int, int]]:
-        """Pack live blocks of other services to make room for ``count``: (owner, source, target) of each move.
+        """Pack live blocks to make room for ``count`` more: (owner, source, target) of each move.
 
         Empty, and nothing changes, where that is not needed or not possible. The caller carries references
         and hashes over.
