@@ -31,19 +31,19 @@ def state(pool: Any, service: str = "a") -> Any:
 
 
 def owned(pool: Any, service: int = 0) -> Any:
-    return pool._store._owned[service]
+    return pool._allocator._owned[service]
 
 
 def lose_merged(pool: Any) -> None:
-    pool._store._free_merged.pop()
+    pool._allocator._free_merged.pop()
 
 
 def double_merged(pool: Any) -> None:
-    pool._store._free_merged.append(pool._store._free_merged[0])
+    pool._allocator._free_merged.append(pool._allocator._free_merged[0])
 
 
 def free_a_merged_in_use(pool: Any) -> None:
-    pool._store._free_merged[-1] = next(iter(owned(pool).free_slots))
+    pool._allocator._free_merged[-1] = next(iter(owned(pool).free_slots))
 
 
 def lose_free_slot(pool: Any) -> None:
@@ -147,21 +147,21 @@ def test_spoilt_merged_state_is_found(spoil: Spoil) -> None:
 
 
 def lose_unit(pool: Any) -> None:
-    pool._store._free_count -= 1
+    pool._allocator._free_count -= 1
 
 
 def share_unit(pool: Any) -> None:
-    table = pool._store._tables[0]
+    table = pool._allocator._tables[0]
     live = state(pool).ref_counts.index(1)
     table[live, 0] = table[live, 1]
 
 
 def steal_unit(pool: Any) -> None:
-    pool._store._tables[0][state(pool).ref_counts.index(1), 0] = pool._store._free_units[0]
+    pool._allocator._tables[0][state(pool).ref_counts.index(1), 0] = pool._allocator._free_units[0]
 
 
 def lose_row(pool: Any) -> None:
-    pool._store._free_rows[0].pop()
+    pool._allocator._free_rows[0].pop()
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,7 @@
-"""The KV pool: block extents of several models in one buffer, their allocator and prefix index.
+"""The paged KV cache as numbers: memory layout for several models, block allocator, prefix cache, compaction.
 
-Here belong sizes, offsets, ids, reference counts and hashes: numbers only. Tensors over the buffer
-belong to the executor. Which requests get blocks, wait or are preempted belongs to the scheduler, and so
-do the requests' block tables.
+Tensors over the buffer belong to the executor. Block tables, and which requests get blocks or are preempted,
+belong to the scheduler.
 """
 
 from shoal.kvcache.allocator import IntegrityError

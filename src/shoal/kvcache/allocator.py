@@ -1,18 +1,18 @@
-"""What the pool asks of a layout's allocator, and the error for a pool whose state is inconsistent."""
+"""Interface of block allocators; tracking of the dtype last written to memory; IntegrityError."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 
 class IntegrityError(AssertionError):
-    """The pool's state contradicts itself, or a caller freed or shared a block without a reference."""
+    """The pool's state is inconsistent, or a caller freed or shared a block without a reference."""
 
 
 class BlockAllocator(Protocol):
-    """Owner of the pool's memory: which merged blocks or units belong to which service's blocks.
+    """Owner of the pool's memory: assigns merged blocks or units to the blocks of services.
 
-    Services go by number, in the layout's order. A block is free, live (the pool counts references), or
-    cached (in its service's prefix index without references).
+    Services are identified by their index in the layout. A block is free, live (referenced), or cached (in
+    its service's prefix index without references).
     """
 
     @property
@@ -23,7 +23,7 @@ class BlockAllocator(Protocol):
         """Blocks that ``take`` can give now."""
 
     def available_after_eviction(self, service: int) -> int:
-        """Blocks that ``take`` could give after evicting all cached blocks that may be evicted for it."""
+        """Blocks that ``take`` could give after evicting all cached blocks that may be evicted."""
 
     def take(self, service: int, count: int) -> list[int]:
         """Make ``count`` (at most ``available``) free blocks live."""
@@ -32,15 +32,15 @@ class BlockAllocator(Protocol):
         """Live blocks become free."""
 
     def add_cached(self, service: int, blocks: Sequence[int], tick: int) -> None:
-        """Live blocks become cached, the first at ``tick``, each other one later; ticks only grow."""
+        """Live blocks become cached at successive ticks, starting with ``tick``; ticks only increase."""
 
     def remove_cached(self, service: int, block: int) -> None:
         """A cached block becomes live."""
 
     def evict_lru(self, service: int, missing: int) -> None:
-        """Evict the least recently used cached blocks, so that ``service`` has more available.
+        """Evict the least recently used cached blocks to make up to ``missing`` blocks available.
 
-        May evict fewer than ``missing`` more blocks need; the caller then asks again.
+        May evict fewer than needed; the caller then repeats the call.
         """
 
     def can_compact(self, service: int, count: int) -> bool:
@@ -49,12 +49,12 @@ class BlockAllocator(Protocol):
     def compact(self, service: int, count: int) -> list[tuple[int, int, int]]:
         """Pack live blocks to make room for ``count`` more: (owner, source, target) of each move.
 
-        Empty, and nothing changes, where that is not needed or not possible. The caller carries references
-        and hashes over.
+        Returns no moves, and changes nothing, if that is not needed or not possible. The caller moves
+        references and hashes.
         """
 
     def take_dirty(self) -> tuple[int, ...]:
-        """Merged blocks (split: units) last written with another dtype, since the last call."""
+        """Merged blocks (split: units) whose dtype has changed since the last call."""
 
     def num_merged(self, service: int) -> int:
         """Merged blocks (split: units) that a service holds."""
@@ -67,32 +67,32 @@ class BlockAllocator(Protocol):
 
 
 class DtypeLog:
-    """The dtype that each merged block was last taken for, and which have changed since the last question.
+    """The dtype that each merged block was last used for, and the merged blocks in which it has changed.
 
     A first use never counts as a change: nothing was written there that could be read in the wrong dtype.
     """
 
     def __init__(self, size: int, dtypes: Sequence[str]) -> None:
         self.mixed = len(set(dtypes)) > 1
-        """Whether there are several dtypes, or were."""
+        """Whether there are, or have been, several dtypes."""
         self.dirty: dict[int, None] = {}
-        """Merged blocks (as keys) whose dtype changed since ``take_dirty`` was last called."""
+        """Merged blocks (as keys) whose dtype has changed since the last ``take_dirty``."""
         self._size = size
         self._dtypes = list(dtypes)
         self._last_dtype: list[str | None] = [None] * (size if self.mixed else 0)
 
     def change_services(self, dtypes: Sequence[str]) -> None:
-        """Other services take merged blocks from now on."""
+        """``dtypes``: of the services from now on."""
         former = self._dtypes or list(dtypes)
         if not self.mixed and len({*former, *dtypes}) > 1:
-            # Until now nobody noted which have been used.
+            # Uses were not recorded until now, so all merged blocks count as used.
             self.mixed = True
             self._last_dtype = [former[0]] * self._size
         if dtypes:
             self._dtypes = list(dtypes)
 
     def record(self, service: int, merged_blocks: Sequence[int]) -> None:
-        """Note that ``service`` takes these merged blocks."""
+        """``service`` takes these merged blocks."""
         if not self.mixed:
             return
         dtype = self._dtypes[service]
@@ -103,7 +103,7 @@ class DtypeLog:
                 self._last_dtype[merged] = dtype
 
     def take_dirty(self) -> tuple[int, ...]:
-        """The merged blocks whose dtype changed, once."""
+        """The merged blocks whose dtype has changed since the last call."""
         dirty = tuple(self.dirty)
         self.dirty.clear()
         return dirty

@@ -1,12 +1,12 @@
-"""Compaction: which merged blocks are emptied, and into which others their live blocks move.
+"""Compaction of fragmented KV memory: which merged blocks are emptied, and where their live blocks move.
 
-A service whose own free and cached sub-blocks do not suffice needs merged blocks of others. Those that
-hold no live block are evicted anyway; the others' live sub-blocks can move together:
+A service whose own free and cached sub-blocks do not suffice needs merged blocks of other services. Merged
+blocks without live sub-blocks can simply be evicted; in the rest, live sub-blocks can be packed:
 
     |A A . .| |A . . .| |A A A .|   ->   |A A . .| |. . . .| |A A A A|
                                                     free
 
-Packing the service that asks gains nothing: its free sub-blocks are of use to it where they are.
+The requesting service itself is not packed: it can use its free sub-blocks where they are.
 """
 
 import heapq
@@ -18,20 +18,17 @@ from shoal.kvcache.service_blocks import ServiceBlocks
 
 @dataclass(frozen=True, slots=True)
 class BlockMove:
-    """A live block's content and references go to another block of its service."""
+    """Move a live block's content and references to another block of its service."""
 
     service: str
-    """The service that owns both blocks."""
     source: int
-    """Id of the block that is given up."""
     target: int
-    """Id of the block that takes over."""
 
 
 def num_releasable(owned: ServiceBlocks, num_cached: int, excluded: Collection[int]) -> int:
-    """Merged blocks with live sub-blocks that a service could empty into its others, from counts alone.
+    """Number of merged blocks with live sub-blocks that a service could empty by packing, from counts alone.
 
-    num_cached: cached blocks of the service. excluded: merged blocks that take no part.
+    num_cached: cached blocks of the service. excluded: merged blocks that must not be packed.
     """
     per_merged = owned.blocks_per_merged
     used = owned.num_merged - len(owned.evictable)
@@ -51,11 +48,11 @@ def num_live(owned: ServiceBlocks, merged: int) -> int:
 def choose_sources(
     services: Sequence[ServiceBlocks], requester: int, wanted: int, excluded: Collection[int]
 ) -> dict[int, list[int]] | None:
-    """Merged blocks to empty, by service, so that ``wanted`` come free with the fewest bytes copied.
+    """Merged blocks to empty, by service, so that ``wanted`` become free with the fewest bytes copied.
 
-    Any choice of a service's merged blocks leaves the same room in the rest, so each service but the
-    requester offers as many of its emptiest as it can spare, and the emptiest of all offers are taken. Where
-    two are as empty, the one with fewer cached blocks. None where fewer than ``wanted`` can be emptied.
+    Any choice of a service's merged blocks leaves the same room in the rest. So each service except the
+    requester offers as many of its emptiest as it can spare, and the emptiest of all offers are taken, with
+    fewer cached blocks first among equals. None if fewer than ``wanted`` can be emptied.
     """
     offers: list[tuple[float, int, int, int]] = []
     for service, owned in enumerate(services):
@@ -80,7 +77,7 @@ def choose_sources(
 
 
 def partly_live(owned: ServiceBlocks, excluded: Collection[int]) -> dict[int, int]:
-    """Number of live sub-blocks by merged block, of merged blocks with live and with other sub-blocks."""
+    """Number of live sub-blocks by merged block, for merged blocks that are partly live."""
     not_full = dict.fromkeys((*owned.free_slots, *owned.num_cached))
     return {
         merged: num_live(owned, merged)
@@ -90,7 +87,7 @@ def partly_live(owned: ServiceBlocks, excluded: Collection[int]) -> dict[int, in
 
 
 def choose_targets(owned: ServiceBlocks, live: Mapping[int, int], count: int) -> list[tuple[int, int]]:
-    """(merged, free slots to fill) that take in ``count`` blocks, the fullest of ``live`` first.
+    """(merged, free slots to fill) with room for ``count`` blocks, the fullest first.
 
     live: number of live sub-blocks by merged block.
     """

@@ -1,15 +1,15 @@
-"""How the blocks of several models are laid out in one flat buffer.
+"""Memory layout of the KV cache: the blocks of several models in one flat buffer, merged or split.
 
 The merged layout is SeaLLM's unified KV cache (section on the cache of its local engine): the buffer
-is a slab of equal merged blocks, and a merged block is cut into sub-blocks of one model at a time.
+consists of equal merged blocks, and a merged block is divided into sub-blocks of one model at a time.
 
     |<------------ merged block 0 ------------>|<------------ merged block 1 ------------>| ...
     | A 0     | A 1     | A 2     | A 3     |  | as seen by model A, 4 blocks: stride_A
     | B 0       | B 1       | B 2       |      | as seen by model B, 3 blocks: stride_B
 
-The split layout is the baseline (MuxServe, ICML 2024): the buffer is a slab of units, each holding
-keys and values of ``block_size`` tokens of one KV head of one layer, and a block is scattered over as
-many units as its model has pairs of layer and KV head.
+The split layout is the baseline (MuxServe, ICML 2024): the buffer consists of units, each with the keys
+and values of ``block_size`` tokens for one KV head of one layer. A block is scattered over as many units
+as its model has pairs of layer and KV head.
 """
 
 from collections.abc import Mapping
@@ -25,74 +25,70 @@ ALIGNMENT = 256
 """Every stride is a multiple of this many bytes, so that any kernel can address a block."""
 
 LARGEST_MERGED = 32
-"""A merged block is at most this many times the largest model's block."""
+"""Limit on the size of a merged block, as a multiple of the largest model's block."""
 
 STRANDED_PER_DOUBLING = 0.04
-"""Share of a full pool that is stranded, for every doubling of the sub-blocks in a merged block: about what
-``benchmarks/kvcache_pool.py --sweep`` measures with 4 to 80 sub-blocks, nearly regardless of pool size."""
+"""Share of a full pool that is stranded, for every doubling of the sub-blocks in a merged block; measured
+by ``benchmarks/kvcache_pool.py --sweep`` with 4 to 80 sub-blocks, nearly independent of the pool size."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerExtent:
-    """Where one layer's KV lies.
+    """Position of one layer's KV in a block.
 
-    In the merged layout a sub-block has the layer's keys as ``[block_size, kv_heads, key_dim]`` and right
-    behind them its values as ``[block_size, kv_heads, value_dim]``. In the split layout each unit has one
-    KV head's keys ``[block_size, key_dim]`` and values ``[block_size, value_dim]``. Where they are int8, the
-    scales of keys and of values follow, each ``[kv_heads, scales of one, block_size]``.
+    In the merged layout a sub-block has the layer's keys as ``[block_size, kv_heads, key_dim]``, followed by
+    its values as ``[block_size, kv_heads, value_dim]``. In the split layout each unit has one KV head's keys
+    ``[block_size, key_dim]`` and values ``[block_size, value_dim]``. If they are int8, the scales of keys and
+    of values follow, each as ``[kv_heads, scales per key or value, block_size]``.
+
+    Offsets are in bytes, from the start of a sub-block (merged) or of each unit (split).
     """
 
     key_offset: int
-    """Byte where the keys begin, in a sub-block (merged) or in each unit (split)."""
     value_offset: int
-    """Byte where the values begin, in the same."""
     kv_heads: int
-    """Number of KV heads."""
     key_dim: int
     """Elements of one key."""
     value_dim: int
     """Elements of one value."""
     key_scale_offset: int = 0
-    """Byte where the scales of int8 keys begin."""
+    """For int8 keys."""
     value_scale_offset: int = 0
-    """Byte where the scales of int8 values begin."""
+    """For int8 values."""
     first_unit: int = 0
     """Split layout: column of head 0 among the units of a block; head h is in ``first_unit + h``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceLayout:
-    """How one service sees the buffer."""
+    """One service's view of the buffer."""
 
     service: str
-    """Name of the service."""
     shape: KVShape
-    """KV of its model."""
     stride_bytes: int
-    """Distance between neighbouring sub-blocks (merged), or between units (split)."""
+    """Distance between adjacent sub-blocks (merged) or units (split)."""
     blocks_per_merged: int
     """Sub-blocks in one merged block (split: 1)."""
     layers: tuple[LayerExtent, ...]
-    """Where each layer's KV lies in a block."""
     units_per_block: int = 1
-    """Merged blocks that one block takes up (merged: 1; split: the units of a block)."""
+    """Units of one block (merged: 1)."""
 
     @property
     def held_block_bytes(self) -> int:
-        """Bytes that one block takes from the pool, padding included."""
+        """Bytes that one block takes from the pool, including padding."""
         return self.stride_bytes * self.units_per_block
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLayout:
-    """The whole buffer, and how every service sees it.
+    """Layout of the whole buffer, with every service's view of it.
 
     In a merged layout, block ``id`` of a service starts at byte ``id * stride_bytes``. In a split layout,
     the pool's ``unit_ids`` has a block's units, and a unit starts at byte ``unit * merged_bytes``.
     """
 
     kind: str
-    """Layout name, "merged" or "split"."""
+    """"merged" or "split"."""
     block_size: int
     """Tokens per block."""
     merged_bytes: int
@@ -100,15 +96,14 @@ class PoolLayout:
     merged_blocks: int
     """Number of merged blocks (split: of units)."""
     services: Mapping[str, ServiceLayout]
-    """Every service's view of the buffer, by name."""
 
     @property
     def total_bytes(self) -> int:
-        """Bytes that the buffer must have."""
+        """Size of the buffer."""
         return self.merged_bytes * self.merged_blocks
 
     def resized(self, memory_bytes: int) -> "PoolLayout":
-        """The same blocks in a pool of another size, such as one for swapped KV in host memory.
+        """The same block layout in a pool of another size, such as the host's pool for swapped KV.
 
         Raises:
             ConfigError: one block of some service does not fit.
@@ -124,7 +119,7 @@ class PoolLayout:
         return replace(self, merged_blocks=merged_blocks)
 
     def padding(self, service: str) -> float:
-        """The share of a block's bytes that never holds KV, in [0, 1)."""
+        """Share of a block's bytes that never holds KV, in [0, 1)."""
         view = self.services[service]
         return 1 - view.shape.block_bytes(self.block_size) / view.held_block_bytes
 
@@ -139,7 +134,7 @@ def plan_layout(
 
     Raises:
         ConfigError: not even one merged block (or one block of every service) fits, or an argument
-            makes no sense.
+            is invalid.
     """
     if kind not in ("merged", "split"):
         raise ConfigError(f"kv_cache layout {kind!r} is not known; possible are merged, split")
@@ -166,7 +161,7 @@ def _plan_merged(shapes: Mapping[str, KVShape], memory_bytes: int, block_size: i
 def merged_view(
     service: str, shape: KVShape, merged_bytes: int, blocks_per_merged: int, block_size: int
 ) -> ServiceLayout:
-    """A service whose blocks cut a merged block into so many equal parts."""
+    """View of a service whose blocks divide a merged block into ``blocks_per_merged`` equal parts."""
     return ServiceLayout(
         service=service,
         shape=shape,
@@ -201,19 +196,19 @@ def _plan_split(shapes: Mapping[str, KVShape], memory_bytes: int, block_size: in
 
 
 def choose_merged_bytes(block_bytes: Mapping[str, int], memory_bytes: int) -> tuple[int, dict[str, int]]:
-    """The size of a merged block that wastes least, and how many blocks of each service it holds.
+    """The merged block size that wastes the least memory, and the number of blocks of each service in it.
 
-    Every multiple of 256 bytes from the largest block up to ``LARGEST_MERGED`` times that (and the
-    memory) is tried. For a size B, service s has the largest n_s that divides B into strides that are
-    multiples of 256 bytes and hold its block. Two wastes are weighed against each other, as shares of
-    what a service uses, and averaged over services:
+    Candidates are all multiples of 256 bytes from the largest block up to ``LARGEST_MERGED`` times that (and
+    the memory). For a size B, service s has the largest n_s that divides B into strides that are multiples
+    of 256 bytes and hold its block. Two kinds of waste are added, as shares of a service's memory, and
+    averaged over services:
 
-    - padding, 1 - n_s block_s / B, which larger sizes can make smaller;
-    - stranding, sub-blocks that are free but inside a merged block that their service still holds:
-      ``STRANDED_PER_DOUBLING`` log2 n_s, and, which matters in small pools, half of what one merged block
-      holds beyond one sub-block, where every service uses an equal share of the pool.
+    - padding, 1 - n_s block_s / B, which larger sizes can reduce;
+    - stranding, free sub-blocks inside a merged block that their service still holds:
+      ``STRANDED_PER_DOUBLING`` log2 n_s, and (important in small pools) half of one merged block beyond one
+      sub-block, assuming that every service uses an equal share of the pool.
 
-    Of equal sizes the smallest wins.
+    The smallest of equally good sizes is chosen.
     """
     smallest = max(_aligned(size) for size in block_bytes.values()) // ALIGNMENT
     limit = min(memory_bytes // ALIGNMENT, LARGEST_MERGED * smallest)
@@ -223,7 +218,7 @@ def choose_merged_bytes(block_bytes: Mapping[str, int], memory_bytes: int) -> tu
     waste = np.zeros(limit + 1)
     counts = {}
     for name, size in block_bytes.items():
-        counts[name] = _most_blocks(_aligned(size) // ALIGNMENT, limit)
+        counts[name] = _max_blocks_per_size(_aligned(size) // ALIGNMENT, limit)
         count = np.maximum(counts[name], 1)
         stranded = STRANDED_PER_DOUBLING * np.log2(count) + 0.5 * share * (1 - 1 / count)
         waste += 1 - count * (size / ALIGNMENT) / sizes * (1 - stranded)
@@ -231,7 +226,7 @@ def choose_merged_bytes(block_bytes: Mapping[str, int], memory_bytes: int) -> tu
     return best * ALIGNMENT, {name: int(count[best]) for name, count in counts.items()}
 
 
-def _most_blocks(block: int, limit: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _max_blocks_per_size(block: int, limit: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """For each size up to ``limit``: the largest divisor n with size / n >= block, or 0."""
     most = np.zeros(limit + 1, dtype=np.int64)
     for count in range(1, limit // block + 1):
@@ -261,7 +256,7 @@ def _split_extents(shape: KVShape, block_size: int) -> tuple[LayerExtent, ...]:
 def _extent(
     layer: LayerShape, shape: KVShape, block_size: int, kv_heads: int, offset: int = 0
 ) -> tuple[LayerExtent, int]:
-    """Where ``kv_heads`` heads of a layer lie from ``offset`` on, and how many bytes they take."""
+    """Extent of ``kv_heads`` heads of a layer starting at ``offset``, and its size in bytes."""
     rows = block_size * kv_heads
     ends = list(
         accumulate(

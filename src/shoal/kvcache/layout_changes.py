@@ -1,4 +1,4 @@
-"""A layout whose services change while it is in use: the blocks of those that stay do not move."""
+"""Adding and removing services of a layout in use, without moving the blocks of the remaining services."""
 
 from dataclasses import replace
 
@@ -6,13 +6,13 @@ from shoal.kvcache.layout import ALIGNMENT, PoolLayout, merged_view
 from shoal.kvcache.shape import KVShape
 
 MAX_PADDING = 0.15
-"""A service for whose blocks the merged blocks would have more padding is not squeezed into them."""
+"""Limit on the share of padding in a merged block of an added service."""
 
 
 def extend_layout(layout: PoolLayout, service: str, shape: KVShape) -> PoolLayout | None:
-    """A merged layout with one more service, which gets as many blocks to a merged block as it can.
+    """A merged layout with one more service, with as many of its blocks per merged block as possible.
 
-    None where there is no such number, or more than ``MAX_PADDING`` of the merged block would be padding.
+    None if its block does not fit, or if more than ``MAX_PADDING`` of the merged block would be padding.
     """
     size, block = layout.merged_bytes // ALIGNMENT, shape.block_bytes(layout.block_size)
     most = layout.merged_bytes // block
@@ -24,12 +24,11 @@ def extend_layout(layout: PoolLayout, service: str, shape: KVShape) -> PoolLayou
 
 
 def reduce_layout(layout: PoolLayout, service: str) -> PoolLayout:
-    """The layout without a service."""
-    left = {name: view for name, view in layout.services.items() if name != service}
-    return replace(layout, services=left)
+    services = {name: view for name, view in layout.services.items() if name != service}
+    return replace(layout, services=services)
 
 
 def keeps_blocks(old: PoolLayout, new: PoolLayout) -> bool:
-    """Whether the blocks of services that are in both layouts lie in the same places in both."""
+    """Whether services in both layouts have their blocks at the same addresses."""
     same_blocks = (old.merged_bytes, old.merged_blocks) == (new.merged_bytes, new.merged_blocks)
     return same_blocks and all(new.services.get(name, view) == view for name, view in old.services.items())

@@ -1,4 +1,4 @@
-"""The merged layout's allocator: equal merged blocks, each cut into sub-blocks of one service."""
+"""Block allocation and LRU eviction in the merged layout: each merged block is divided for one service."""
 
 from collections.abc import Collection, Sequence
 from itertools import pairwise
@@ -11,10 +11,10 @@ from shoal.kvcache.service_blocks import ServiceBlocks, check_service_blocks
 
 
 class MergedAllocator:
-    """Hands out sub-blocks: first from the fullest merged block that a service holds, then fresh ones.
+    """Allocates sub-blocks from the fullest merged block of the service, then from free merged blocks.
 
-    A merged block whose last sub-block is freed can be used by every service at once. Filling the fullest
-    first lets sparse ones run empty, which keeps external fragmentation low.
+    A merged block whose last sub-block is freed is available to every service. Filling the fullest first lets
+    sparse ones become empty, which keeps external fragmentation low.
     """
 
     def __init__(self, layout: PoolLayout, indexes: Sequence[PrefixIndex]) -> None:
@@ -22,15 +22,14 @@ class MergedAllocator:
         self._layout = layout
         self._indexes = indexes
         self._free_merged = list(range(layout.merged_blocks - 1, -1, -1))
-        """Merged blocks that no service holds; the last is handed out first."""
+        """Merged blocks that no service holds; the last is allocated first."""
         self._owned = [_new_service_blocks(view, index) for view, index in zip(views, indexes, strict=True)]
-        """What each service holds, by its number."""
         self._dtypes = DtypeLog(layout.merged_blocks, [view.shape.dtype for view in views])
 
     def change_services(self, layout: PoolLayout, indexes: Sequence[PrefixIndex]) -> None:
-        """Services come or go, the latter with no live block; merged blocks stay what they are.
+        """Add services, and remove services without live blocks. The merged blocks do not change.
 
-        indexes: of the new services, in their order.
+        indexes: of all services in ``layout``, in its order.
         """
         held = dict(zip(self._layout.services, self._owned, strict=True))
         for number, name in enumerate(self._layout.services):
@@ -38,7 +37,7 @@ class MergedAllocator:
                 for block in list(self._indexes[number].cached):
                     self._evict_block(number, block)
                 if held[name].num_merged:
-                    raise IntegrityError(f"{name} is to go, but holds merged blocks")
+                    raise IntegrityError(f"{name} is to be removed, but holds merged blocks")
         self._owned = [
             held.get(name) or _new_service_blocks(view, index)
             for (name, view), index in zip(layout.services.items(), indexes, strict=True)
@@ -48,24 +47,20 @@ class MergedAllocator:
 
     @property
     def free_merged(self) -> int:
-        """Merged blocks that no service holds."""
         return len(self._free_merged)
 
     def num_merged(self, service: int) -> int:
-        """Merged blocks that a service holds."""
         return self._owned[service].num_merged
 
     def num_free_slots(self, service: int) -> int:
-        """Free sub-blocks inside merged blocks that a service holds."""
         return self._owned[service].num_free_slots
 
     def available(self, service: int) -> int:
-        """Blocks that ``take`` can give now."""
         owned = self._owned[service]
         return owned.num_free_slots + len(self._free_merged) * owned.blocks_per_merged
 
     def available_after_eviction(self, service: int) -> int:
-        """Blocks available after evicting all own cached blocks and all evictable merged blocks of others."""
+        """Blocks available after evicting own cached blocks and other services' evictable merged blocks."""
         owned = self._owned[service]
         foreign = sum(len(other.evictable) for other in self._owned if other is not owned)
         return (
@@ -73,7 +68,6 @@ class MergedAllocator:
         )
 
     def take(self, service: int, count: int) -> list[int]:
-        """Make ``count`` (at most ``available``) free blocks live."""
         owned = self._owned[service]
         blocks = (
             self._take_free_slots(owned, min(count, owned.num_free_slots)) if owned.num_free_slots else []
@@ -130,7 +124,7 @@ class MergedAllocator:
         return blocks
 
     def release(self, service: int, blocks: Sequence[int]) -> None:
-        """Live blocks become free, and merged blocks that run empty become free for every service."""
+        """Live blocks become free, and empty merged blocks become free for every service."""
         owned = self._owned[service]
         per_merged = owned.blocks_per_merged
         if per_merged == 1:
@@ -156,7 +150,7 @@ class MergedAllocator:
             self._update_freed(owned, merged)
 
     def _update_freed(self, owned: ServiceBlocks, merged: int) -> None:
-        """Enter a merged block whose number of free sub-blocks grew, or release it where all are free."""
+        """Update a merged block in which sub-blocks were freed; release it if all are free."""
         count = len(owned.free_slots[merged])
         if count == owned.blocks_per_merged:
             self._release_merged(owned, merged)
@@ -166,13 +160,12 @@ class MergedAllocator:
             owned.update_evictable(merged)
 
     def _release_merged(self, owned: ServiceBlocks, merged: int) -> None:
-        """Take a merged block away from its service; all of its sub-blocks are free."""
+        """Return a merged block whose sub-blocks are all free."""
         owned.num_free_slots -= len(owned.free_slots.pop(merged))
         owned.num_merged -= 1
         self._free_merged.append(merged)
 
     def add_cached(self, service: int, blocks: Sequence[int], tick: int) -> None:
-        """Live blocks become cached."""
         owned = self._owned[service]
         if owned.blocks_per_merged == 1:
             return
@@ -183,7 +176,7 @@ class MergedAllocator:
             owned.update_evictable(merged)
 
     def remove_cached(self, service: int, block: int) -> None:
-        """A cached block becomes live or is evicted, so its merged block may not be evicted as a whole."""
+        """A cached block becomes live or is evicted, so its merged block is no longer evictable."""
         owned = self._owned[service]
         if owned.blocks_per_merged == 1:
             return
@@ -196,7 +189,7 @@ class MergedAllocator:
             del owned.last_used[merged]
 
     def evict_lru(self, service: int, missing: int) -> None:
-        """Evict the service's own oldest cached blocks, or a whole merged block of another, if older."""
+        """Evict the service's own oldest cached blocks, or an older merged block of another service."""
         index = self._indexes[service]
         foreign = [
             (oldest[0], owner, oldest[1])
@@ -230,8 +223,7 @@ class MergedAllocator:
         self.release(service, cached)
 
     def can_compact(self, service: int, count: int) -> bool:
-        """See BlockAllocator."""
-        missing = self._missing(service, count)
+        missing = self._missing_merged(service, count)
         if missing <= 0:
             return False
         spare = sum(
@@ -242,20 +234,19 @@ class MergedAllocator:
         return spare >= missing
 
     def compact(self, service: int, count: int) -> list[tuple[int, int, int]]:
-        """See BlockAllocator."""
-        missing = self._missing(service, count)
+        missing = self._missing_merged(service, count)
         emptied = choose_sources(self._owned, service, missing, self._dtypes.dirty) if missing > 0 else None
         moves = []
         for owner, merged_blocks in (emptied or {}).items():
             moves += [(owner, source, target) for source, target in self._pack(owner, set(merged_blocks))]
         return moves
 
-    def _missing(self, service: int, count: int) -> int:
-        """Merged blocks that ``count`` blocks need beyond those that are free or may be evicted."""
+    def _missing_merged(self, service: int, count: int) -> int:
+        """Merged blocks needed for ``count`` blocks beyond those that are free or evictable."""
         return -(-(count - self.available_after_eviction(service)) // self._owned[service].blocks_per_merged)
 
     def _pack(self, service: int, emptied: Collection[int]) -> list[tuple[int, int]]:
-        """Move the live blocks of the merged blocks ``emptied`` into others; (source, target) of each."""
+        """Empty merged blocks into others of the service; returns (source, target) of each live block."""
         owned, cached = self._owned[service], self._indexes[service].cached
         kept = partly_live(owned, self._dtypes.dirty)
         sources: list[int] = []
@@ -275,12 +266,10 @@ class MergedAllocator:
         return list(zip(sources, targets, strict=True))
 
     def take_dirty(self) -> tuple[int, ...]:
-        """Merged blocks last written with another dtype, since the last call."""
         return self._dtypes.take_dirty()
 
     def check(self, live: Sequence[Sequence[int]]) -> None:
-        """Compare the state with each service's live blocks; raises IntegrityError."""
-        owners = dict.fromkeys(self._free_merged, "nobody")
+        owners = dict.fromkeys(self._free_merged, "the free ones")
         if len(owners) != len(self._free_merged):
             raise IntegrityError("a merged block is twice among the free ones")
         for name, owned, index, blocks in zip(

@@ -1,4 +1,4 @@
-"""The merged blocks that one service holds, and a check that their state is consistent."""
+"""Merged blocks held by one service: free slots, cached blocks, LRU order; consistency check."""
 
 import heapq
 from collections import Counter
@@ -12,32 +12,31 @@ from shoal.kvcache.allocator import IntegrityError
 class ServiceBlocks:
     """The merged blocks that one service holds, and the state of the blocks in them.
 
-    ``merged`` stands for the number of a merged block. Where a merged block is one block
-    (``blocks_per_merged`` 1), ``evictable`` is the prefix index's own mapping of cached blocks, oldest
-    first, and ``num_cached``, ``last_used`` and ``lru_heap`` stay empty.
+    ``merged`` is the id of a merged block. If a merged block is a single block (``blocks_per_merged`` 1),
+    ``evictable`` is the prefix index's own mapping of cached blocks, oldest first, and ``num_cached``,
+    ``last_used`` and ``lru_heap`` stay empty.
     """
 
     blocks_per_merged: int
-    """Blocks in one merged block."""
     num_merged: int = 0
-    """Merged blocks that the service holds."""
     num_free_slots: int = 0
-    """Free blocks in them."""
+    """Free blocks in these merged blocks."""
     free_slots: dict[int, list[int]] = field(default_factory=dict)
-    """Ids of free blocks by merged block, of merged blocks with at least one."""
+    """Ids of free blocks by merged block, for merged blocks with at least one."""
     by_num_free: dict[int, dict[int, None]] = field(default_factory=dict)
-    """Merged blocks (a set in order) by their number of free blocks."""
+    """Merged blocks (an ordered set) by their number of free blocks."""
     num_cached: dict[int, int] = field(default_factory=dict)
-    """Number of cached blocks by merged block, of merged blocks with at least one."""
+    """Number of cached blocks by merged block, for merged blocks with at least one."""
     last_used: dict[int, int] = field(default_factory=dict)
     """Tick of the most recently used cached block by merged block."""
     evictable: MutableMapping[int, int] = field(default_factory=dict)
-    """Merged blocks without a live block, with their ``last_used``: they may be evicted for others."""
+    """Merged blocks without a live block, with their ``last_used``: they may be evicted for other
+    services."""
     lru_heap: list[tuple[int, int]] = field(default_factory=list)
     """Heap of (tick, merged) over ``evictable``; some entries are outdated."""
 
     def add_partly_free(self, merged: int, num_free: int) -> None:
-        """Enter a merged block with ``num_free`` free blocks into ``by_num_free``."""
+        """Add a merged block with ``num_free`` free blocks to ``by_num_free``."""
         equally_free = self.by_num_free.get(num_free)
         if equally_free is None:
             self.by_num_free[num_free] = {merged: None}
@@ -52,7 +51,7 @@ class ServiceBlocks:
             del self.by_num_free[num_free]
 
     def take_slots(self, merged: int, count: int) -> list[int]:
-        """Take ``count`` free blocks of one merged block, which has as many and stays in use."""
+        """Take ``count`` free blocks of one merged block, which has at least as many and stays in use."""
         free_slots = self.free_slots[merged]
         self.remove_partly_free(merged, len(free_slots))
         taken = free_slots[-count:]
@@ -74,7 +73,7 @@ class ServiceBlocks:
                 heapq.heapify(self.lru_heap)
 
     def least_recently_used(self) -> tuple[int, int] | None:
-        """(tick, merged) of the evictable merged block whose last use is longest ago."""
+        """(tick, merged) of the least recently used evictable merged block."""
         if self.blocks_per_merged == 1:
             merged, tick = next(iter(self.evictable.items()), (-1, -1))
             return (tick, merged) if self.evictable else None
@@ -90,7 +89,7 @@ def check_service_blocks(
     """Recompute ``owned`` from live blocks and (cached block, tick) pairs; returns the merged blocks in use.
 
     Raises:
-        IntegrityError: a block is missing or in two states, or a derived count is off.
+        IntegrityError: a block is missing or in two states, or a derived count is wrong.
     """
     per_merged = owned.blocks_per_merged
     free_blocks = [block for blocks in owned.free_slots.values() for block in blocks]
@@ -109,7 +108,7 @@ def check_service_blocks(
             raise IntegrityError(f"{name}: free blocks {blocks} are not in merged block {merged}")
     by_num_free = {merged: count for count, group in owned.by_num_free.items() for merged in group}
     if by_num_free != {merged: len(blocks) for merged, blocks in owned.free_slots.items()}:
-        raise IntegrityError(f"{name}: merged blocks are kept under a wrong number of free blocks")
+        raise IntegrityError(f"{name}: merged blocks are listed under a wrong number of free blocks")
     if not all(owned.by_num_free.values()):
         raise IntegrityError(f"{name}: an empty group of merged blocks was kept")
     _check_cached(name, owned, live, cached, size.keys())
@@ -123,7 +122,7 @@ def _check_cached(
     cached: Sequence[tuple[int, int]],
     used: Collection[int],
 ) -> None:
-    """Check what is derived from the cached blocks; ``used`` has all merged blocks in use."""
+    """Check the state derived from the cached blocks; ``used``: all merged blocks in use."""
     per_merged = owned.blocks_per_merged
     num_cached: dict[int, int] = {}
     last_used: dict[int, int] = {}

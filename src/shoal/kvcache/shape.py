@@ -1,4 +1,4 @@
-"""The shape of a model's KV: how many bytes its tokens and blocks take."""
+"""KV shape of a model: layers, KV heads, dtype, and the bytes of a token or block."""
 
 from dataclasses import dataclass
 
@@ -6,13 +6,12 @@ from shoal.core.errors import ConfigError
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 SCALED = 64
-"""Numbers of a key or value that share a scale where they are stored as int8."""
+"""Elements of an int8 key or value that share a scale."""
 SCALE_BYTES = 2
-"""Bytes of a scale."""
 
 
 def scales_of(dim: int) -> int:
-    """Scales of an int8 key or value of ``dim`` elements."""
+    """Number of scales of an int8 key or value of ``dim`` elements."""
     return -(-dim // SCALED)
 
 
@@ -21,14 +20,12 @@ class LayerShape:
     """KV of one attention layer."""
 
     kv_heads: int
-    """Heads whose keys and values are stored."""
     key_dim: int
     """Elements of one key."""
     value_dim: int
     """Elements of one value."""
 
     def __post_init__(self) -> None:
-        """Refuse shapes that hold nothing; raises ConfigError."""
         if min(self.kv_heads, self.key_dim, self.value_dim) < 1:
             raise ConfigError(f"a layer's kv_heads, key_dim and value_dim must be at least 1, got {self}")
 
@@ -43,14 +40,13 @@ class KVShape:
     """KV of one model."""
 
     dtype: str
-    """Element type of the model's keys and values: "float32", "bfloat16" or "float16"."""
+    """Of the model's keys and values: "float32", "bfloat16" or "float16"."""
     layers: tuple[LayerShape, ...]
-    """Its attention layers, in order."""
+    """Attention layers, in order."""
     int8: bool = False
-    """They are stored as int8, with a scale for every ``SCALED`` numbers of a key or value."""
+    """They are stored as int8, with a scale for every ``SCALED`` elements of a key or value."""
 
     def __post_init__(self) -> None:
-        """Refuse unknown element types and models without layers; raises ConfigError."""
         if self.dtype not in ITEM_BYTES:
             raise ConfigError(f"KV dtype {self.dtype!r} is not known; possible are {', '.join(ITEM_BYTES)}")
         if not self.layers:
@@ -58,11 +54,11 @@ class KVShape:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element as it is stored."""
+        """Stored bytes of one element."""
         return 1 if self.int8 else ITEM_BYTES[self.dtype]
 
     def scale_bytes(self, dim: int) -> int:
-        """Bytes of the scales that are stored beside a key or value of ``dim`` elements."""
+        """Bytes of the scales of a key or value of ``dim`` elements."""
         return scales_of(dim) * SCALE_BYTES if self.int8 else 0
 
     def token_bytes(self) -> int:

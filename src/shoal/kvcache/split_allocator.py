@@ -1,4 +1,4 @@
-"""The split layout's allocator: every block is scattered over units of one layer and one KV head."""
+"""Block allocator of the split layout: every block is scattered over units of one layer and one KV head."""
 
 from collections.abc import Sequence
 
@@ -13,9 +13,9 @@ Units = npt.NDArray[np.int32]
 
 
 class SplitAllocator:
-    """Hands out blocks that are rows of a service's table, each row naming the units of the block.
+    """Allocates blocks as rows of a service's table; each row has the units of the block.
 
-    Any unit serves any service, so nothing is stranded; the price is a table with layers x KV heads
+    Any service can use any unit, so nothing is stranded. The cost is a table with layers x KV heads
     entries for every block, and as many scattered reads.
     """
 
@@ -33,9 +33,9 @@ class SplitAllocator:
         ]
         self._free_rows = [list(range(count - 1, -1, -1)) for count in num_rows]
         self._overwritten: list[dict[int, Units]] = [{} for _ in num_rows]
-        """By service: blocks whose rows were overwritten in this step, with their units until then."""
+        """By service: blocks whose rows were overwritten in this step, with their former units."""
         self._overwritten_before: list[dict[int, Units]] = [{} for _ in num_rows]
-        """The same of the step before."""
+        """As ``_overwritten``, for the previous step."""
         self._dtypes = DtypeLog(layout.merged_blocks, [view.shape.dtype for view in views])
 
     @property
@@ -49,7 +49,7 @@ class SplitAllocator:
         return used * self._units_per_block[service]
 
     def num_free_slots(self, service: int) -> int:
-        """Free blocks in held units: there are none."""
+        """Always 0: a unit belongs to one block."""
         return 0
 
     def unit_ids(self, service: int, blocks: Sequence[int], before: bool = False) -> Units:
@@ -63,11 +63,10 @@ class SplitAllocator:
         return units
 
     def available(self, service: int) -> int:
-        """Blocks that ``take`` can give now."""
         return self._free_count // self._units_per_block[service]
 
     def available_after_eviction(self, service: int) -> int:
-        """Blocks to be had if every cached block of every service went."""
+        """Blocks available after evicting the cached blocks of all services."""
         cached = sum(
             len(index.cached) * per_block
             for index, per_block in zip(self._indexes, self._units_per_block, strict=True)
@@ -75,7 +74,6 @@ class SplitAllocator:
         return (self._free_count + cached) // self._units_per_block[service]
 
     def take(self, service: int, count: int) -> list[int]:
-        """Make ``count`` (at most ``available``) free blocks live."""
         if not count:
             return []
         free_rows = self._free_rows[service]
@@ -95,17 +93,16 @@ class SplitAllocator:
         return rows
 
     def release(self, service: int, blocks: Sequence[int]) -> None:
-        """Live blocks become free."""
         units = self._tables[service][np.asarray(blocks, dtype=np.int64)].ravel()
         self._free_units[self._free_count : self._free_count + len(units)] = units
         self._free_count += len(units)
         self._free_rows[service] += blocks
 
     def add_cached(self, service: int, blocks: Sequence[int], tick: int) -> None:
-        """Live blocks become cached; their units stay where they are."""
+        """Nothing to do: cached blocks keep their units."""
 
     def remove_cached(self, service: int, block: int) -> None:
-        """A cached block becomes live; its units stay where they are."""
+        """Nothing to do: cached blocks keep their units."""
 
     def evict_lru(self, service: int, missing: int) -> None:
         """Evict the least recently used cached block of any service; all services can use its units."""
@@ -118,21 +115,20 @@ class SplitAllocator:
         self.release(owner, (block,))
 
     def can_compact(self, service: int, count: int) -> bool:
-        """Never: all services can use every unit."""
+        """Always False: every service can use every unit."""
         return False
 
     def compact(self, service: int, count: int) -> list[tuple[int, int, int]]:
-        """No moves: all services can use every unit."""
+        """Never moves blocks: every service can use every unit."""
         return []
 
     def take_dirty(self) -> tuple[int, ...]:
-        """Units last written with another dtype, since the last call; this ends a step."""
+        """Units whose dtype has changed since the last call; this ends a step."""
         self._overwritten_before = self._overwritten
         self._overwritten = [{} for _ in self._tables]
         return self._dtypes.take_dirty()
 
     def check(self, live: Sequence[Sequence[int]]) -> None:
-        """Compare the state with each service's live blocks; raises IntegrityError."""
         num_owners = np.zeros(self._layout.merged_blocks, dtype=np.int64)
         np.add.at(num_owners, self._free_units[: self._free_count], 1)
         for name, index, table, free_rows, blocks in zip(

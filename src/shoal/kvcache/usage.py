@@ -1,4 +1,4 @@
-"""What the pool's memory is used for, and how much of it is wasted."""
+"""KV memory usage: live, cached and free blocks by service; internal and external fragmentation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,41 +6,40 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ServiceUsage:
-    """The pool's memory that one service uses."""
+    """KV memory of one service."""
 
     live_blocks: int
     """Blocks with references."""
     cached_blocks: int
     """Published blocks without references."""
     free_blocks: int
-    """Unused sub-blocks inside merged blocks that the service holds (split: none)."""
+    """Free sub-blocks inside merged blocks that the service holds (split: none)."""
     merged_blocks: int
     """Merged blocks (split: units) that the service holds."""
     block_bytes: int
-    """Bytes that a block takes from the pool, padding included."""
+    """Bytes that a block takes from the pool, including padding."""
     token_bytes: int
     """Bytes of one token's KV."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolUsage:
-    """A snapshot of the pool."""
+    """Snapshot of the pool's memory usage."""
 
     capacity: int
-    """All merged blocks (split: units)."""
+    """Total merged blocks (split: units)."""
     free_merged: int
     """Merged blocks (split: units) that no service holds."""
     services: Mapping[str, ServiceUsage]
-    """What each service uses, by name."""
     total_bytes: int
     """Size of the pool."""
     live_bytes: int
-    """Bytes of live blocks, padding included."""
+    """Bytes of live blocks, including padding."""
 
     def internal_bytes(self, tokens: Mapping[str, int]) -> int:
-        """Bytes of live blocks that hold no KV: token slots not yet filled, and padding.
+        """Bytes of live blocks that hold no KV: empty token slots and padding.
 
-        tokens: by service, the tokens whose KV lies in live blocks, those of a shared block once.
+        tokens: by service, tokens with KV in live blocks, counting shared blocks once.
         """
         return sum(
             used.live_blocks * used.block_bytes - tokens.get(name, 0) * used.token_bytes
@@ -48,7 +47,7 @@ class PoolUsage:
         )
 
     def external_bytes(self) -> int:
-        """Bytes of free sub-blocks that only the service holding their merged block can use."""
+        """Bytes of free sub-blocks that only the service with their merged block can use."""
         return sum(used.free_blocks * used.block_bytes for used in self.services.values())
 
     def internal(self, tokens: Mapping[str, int]) -> float:
