@@ -23,7 +23,7 @@ def test_ttft_tpot_and_e2e() -> None:
     assert record.tpot_s == 0.5
 
 
-def test_a_single_token_has_no_time_per_further_token() -> None:
+def test_a_single_token_has_no_time_per_output_token() -> None:
     assert make_record(output_tokens=1).tpot_s == 0.0
 
 

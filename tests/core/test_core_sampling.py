@@ -43,7 +43,7 @@ from shoal.core import InvalidRequest, SamplingDefaults, SamplingParams
         ("n", 10**9),
     ],
 )
-def test_a_value_without_meaning_is_refused_by_name(param: str, value: object) -> None:
+def test_an_invalid_value_is_refused_by_name(param: str, value: object) -> None:
     with pytest.raises(InvalidRequest) as caught:
         SamplingParams(**{param: value})
     assert caught.value.param == param
@@ -56,7 +56,7 @@ def test_min_tokens_must_not_exceed_max_tokens() -> None:
         SamplingParams(min_tokens=5, max_tokens=4)
 
 
-def test_greedy_and_penalised_say_what_they_mean() -> None:
+def test_greedy_and_has_penalties() -> None:
     assert SamplingParams(temperature=0.0).greedy
     assert SamplingParams(temperature=1e-39).greedy
     assert SamplingParams(top_k=1).greedy
@@ -66,7 +66,7 @@ def test_greedy_and_penalised_say_what_they_mean() -> None:
         assert SamplingParams(**{penalty: 0.5}).has_penalties
 
 
-def test_a_request_goes_over_its_service_and_that_over_its_model() -> None:
+def test_a_request_overrides_its_service_and_a_service_its_model() -> None:
     service = SamplingDefaults(temperature=0.7, top_k=20)
     effective = service.with_fallback({"temperature": 0.2, "top_p": 0.9})
     assert effective == SamplingDefaults(temperature=0.7, top_p=0.9, top_k=20, min_p=0, repetition_penalty=1)

@@ -12,7 +12,7 @@ def service(**fields):
     ("fields", "seed"),
     [({}, None), ({"weights": "random"}, 0), ({"weights": "random", "weights_seed": 2**63 - 1}, 2**63 - 1)],
 )
-def test_weights_that_there_are(fields, seed):
+def test_valid_weights(fields, seed):
     assert weights_problem(service(**fields)) is None
     assert service(**fields).random_seed == seed
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(service(**fields)), type=Service) == service(
@@ -29,7 +29,7 @@ def test_weights_that_there_are(fields, seed):
         ({"weights_seed": 1}, "weights_seed", "is of random weights only: write weights: random"),
     ],
 )
-def test_weights_that_there_are_not(fields, key, wrong):
+def test_invalid_weights(fields, key, wrong):
     found = weights_problem(service(**fields))
     assert found is not None
     assert found[0] == key

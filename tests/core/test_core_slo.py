@@ -49,7 +49,7 @@ def make_record(ttft: float = 0.5, e2e: float = 2.5, tokens: int = 5) -> Request
         ({"tpot_s": 0.2}, SCALE, {"tpot_s": 0.2, "e2e_s": 10}),
     ],
 )
-def test_own_goals_go_before_those_of_the_service(
+def test_goals_of_the_request_override_those_of_the_service(
     own: dict[str, Any], service: dict[str, Any], resolved: dict[str, Any]
 ) -> None:
     """With an execution time of 2 s."""
@@ -63,7 +63,7 @@ def test_a_scale_needs_the_execution_time(own: SLO, service: SLO) -> None:
     assert error.value.param == "slo.e2e_scale"
 
 
-def test_a_time_of_its_own_needs_no_execution_time() -> None:
+def test_a_goal_given_as_a_time_needs_no_execution_time() -> None:
     assert resolve_slo(SLO(e2e_s=3), SLO(e2e_scale=5), None) == SLO(e2e_s=3)
 
 
@@ -89,7 +89,7 @@ def test_every_goal_must_be_met(slo: dict[str, float], expected: bool | None) ->
     assert has_goal(SLO(**slo)) is (expected is not None)
 
 
-def test_an_answer_of_one_token_has_no_time_per_further_token() -> None:
+def test_an_output_of_one_token_has_no_time_per_output_token() -> None:
     assert met(make_record(tokens=1), SLO(tpot_s=1e-6)) is True
     assert met(make_record(tokens=1), SLO(tpot_s=1e-6, ttft_s=0.1)) is False
 
@@ -104,7 +104,7 @@ slos = st.builds(SLO, ttft_s=goals, tpot_s=goals, e2e_s=goals, e2e_scale=goals)
 
 
 @given(slos, slos, st.floats(0.1, 10), st.floats(0, 5), st.floats(0, 20), st.integers(1, 50))
-def test_what_counts_is_what_the_request_asks_else_its_service(
+def test_effective_goals_are_those_of_the_request_else_of_the_service(
     own: SLO, service: SLO, execution_s: float, ttft: float, decoding: float, tokens: int
 ) -> None:
     record = make_record(ttft, ttft + decoding, tokens)
@@ -129,7 +129,7 @@ def test_goals_are_positive_and_finite(goal: str, value: float) -> None:
     assert str(value) in found[1]
 
 
-def test_goals_that_make_sense_are_no_problem() -> None:
+def test_valid_goals_are_accepted() -> None:
     assert slo_problem(SLO(), None) is None
     assert slo_problem(SLO(ttft_s=1e-9, tpot_s=0.2, e2e_s=3600), None) is None
     assert slo_problem(SLO(e2e_scale=5), 1.0) is None

@@ -36,7 +36,7 @@ def test_sizes(text, size):
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "2 gigs", "-1GiB", "1e9", "2GiB extra", "nan", "٣GiB x"])
-def test_what_is_no_size_is_refused_with_examples(text):
+def test_an_invalid_size_is_refused_with_examples(text):
     with pytest.raises(ValueError, match=r"2GiB.*got") as error:
         parse_size(text)
     assert repr(text) in str(error.value)
@@ -45,7 +45,7 @@ def test_what_is_no_size_is_refused_with_examples(text):
 @given(st.integers(0, 2**60))
 @example(0)
 @example(2**40)
-def test_a_size_survives_being_written(size):
+def test_a_size_round_trips(size):
     assert parse_size(format_size(size)) == size
 
 
@@ -64,7 +64,7 @@ def test_bytes_per_second(text, bytes_per_s):
 
 
 @pytest.mark.parametrize("text", ["", "fast", "5%", "nan", "inf", "2GB/min", "/s"])
-def test_what_are_no_bytes_per_second_is_refused_with_examples(text):
+def test_an_invalid_byte_rate_is_refused_with_examples(text):
     with pytest.raises(ValueError, match=r"25GB or 16e9, got") as error:
         parse_byte_rate(text)
     assert repr(text) in str(error.value)
@@ -73,7 +73,7 @@ def test_what_are_no_bytes_per_second_is_refused_with_examples(text):
 @given(st.integers(0, 2**50))
 @example(25 * 10**9)
 @example(1_234_567_000)
-def test_bytes_per_second_survive_being_written(bytes_per_s):
+def test_a_byte_rate_round_trips(bytes_per_s):
     assert round(parse_byte_rate(format_byte_rate(bytes_per_s))) == bytes_per_s
 
 
@@ -107,7 +107,7 @@ def test_bytes_per_second_survive_being_written(bytes_per_s):
         ("2s500ms", 2.5),
     ],
 )
-def test_times(text, seconds):
+def test_durations(text, seconds):
     assert parse_duration(text) == pytest.approx(seconds, rel=1e-12)
 
 
@@ -118,19 +118,19 @@ def test_times(text, seconds):
         "30 1h", "1m1minute", "1h, 30m", "5 minutess", "1e3s",
     ],
 )  # fmt: skip
-def test_what_is_no_time_is_refused(text):
+def test_an_invalid_duration_is_refused(text):
     with pytest.raises(ValueError, match="expected a time"):
         parse_duration(text)
 
 
 @given(st.integers(0, 10**8))
-def test_a_time_in_milliseconds_survives_being_written(milliseconds):
+def test_a_duration_in_milliseconds_round_trips(milliseconds):
     seconds = milliseconds / 1e3
     assert math.isclose(parse_duration(format_duration(seconds)), seconds, rel_tol=1e-5)
 
 
 @given(st.floats(0, 1e6, allow_nan=False))
-def test_a_number_survives_being_written(value):
+def test_a_number_round_trips(value):
     assert parse_number(repr(value)) == value
 
 
@@ -140,6 +140,6 @@ def test_percent_is_a_hundredth(percent):
 
 
 @pytest.mark.parametrize("text", ["", "%", "five", "5%%", "nan", "inf", "1,5"])
-def test_what_is_no_number_is_refused(text):
+def test_an_invalid_number_is_refused(text):
     with pytest.raises(ValueError, match="5%"):
         parse_number(text)

@@ -1,4 +1,4 @@
-"""Small shapes, layouts and pools, and a buffer that remembers who wrote each byte."""
+"""Small shapes, layouts and pools, and a buffer that records the content of each byte."""
 
 from collections.abc import Mapping, Sequence
 
@@ -25,7 +25,7 @@ def make_shape(layers: int = 1, kv_heads: int = 1, dim: int = 32, dtype: str = "
 def make_merged_layout(
     per_merged: Mapping[str, int], merged_blocks: int, dtypes: Mapping[str, str] | None = None
 ) -> PoolLayout:
-    """A merged layout with as many sub-blocks of 2 tokens per merged block as asked, for each service."""
+    """A merged layout with ``per_merged`` sub-blocks of 2 tokens in a merged block, by service."""
     merged_bytes = 256 * int(np.lcm.reduce(list(per_merged.values())))
     services = {}
     for name, count in per_merged.items():
@@ -55,7 +55,7 @@ def make_hash(number: int) -> bytes:
 
 
 def block_extents(pool: BlockPool, service: str, block: int) -> list[tuple[int, int]]:
-    """The byte ranges [start, end) that a block takes from the buffer, padding left out."""
+    """The byte ranges [start, end) of a block, without padding."""
     layout = pool.layout
     view = layout.services[service]
     if layout.kind == "merged":
@@ -72,7 +72,7 @@ def block_extents(pool: BlockPool, service: str, block: int) -> list[tuple[int, 
 
 
 class StampedBuffer:
-    """A pretend buffer: each byte remembers the content last written over it."""
+    """A fake buffer: each byte records the content last written to it."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
@@ -92,8 +92,8 @@ class StampedBuffer:
         return all(bool((self._stamps[start:end] == stamp).all()) for start, end in ranges)
 
 
-def findable(pool: BlockPool, service: str, hashes: Sequence[bytes]) -> set[bytes]:
-    """Which of these hashes have a block; the pool is left as it was, but for the order of last use."""
+def cached_hashes(pool: BlockPool, service: str, hashes: Sequence[bytes]) -> set[bytes]:
+    """The hashes that have a block; changes only the order of last use."""
     found = set()
     for block_hash in hashes:
         blocks = pool.match_prefix(service, [block_hash])

@@ -1,4 +1,4 @@
-"""Compaction: what packs is made to fit, with nothing lost and few blocks copied."""
+"""Compaction: everything that fits when packed is made to fit; nothing is lost, few blocks are copied."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kvcache_builders import (
     StampedBuffer,
-    findable,
+    cached_hashes,
     make_hash,
     make_merged_layout,
     make_pool,
@@ -25,8 +25,8 @@ PER_MERGED = [{"a": 4, "b": 3}, {"a": 2, "b": 8, "c": 1}, {"a": 6, "b": 4, "c": 
 
 
 @dataclass
-class Tenants:
-    """Block tables over a pool, with a content and maybe a hash for every block."""
+class PoolUser:
+    """Block tables over a pool, with a content and an optional hash for every block."""
 
     pool: BlockPool
     tables: list[tuple[str, list[int]]] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Tenants:
         return Counter((service, block) for service, table in self.tables for block in table)
 
     def demand(self, extra: Mapping[str, int]) -> int:
-        """Merged blocks that all live blocks and ``extra`` take up when packed."""
+        """Merged blocks that all live blocks and ``extra`` occupy when packed."""
         counts = Counter(service for service, _ in self.live()) + Counter(extra)
         return sum(self.pool.merged_demand(service, count) for service, count in counts.items())
 
@@ -108,27 +108,27 @@ acts = st.lists(
 )
 
 
-def act(tenants: Tenants, what: str, which: int, size: int) -> None:
-    names = list(tenants.pool.layout.services)
+def act(user: PoolUser, what: str, which: int, size: int) -> None:
+    names = list(user.pool.layout.services)
     if what == "take":
-        tenants.take(names[which % len(names)], size)
+        user.take(names[which % len(names)], size)
     elif what == "zeroed":
-        tenants.pool.take_dirty()
-    elif tenants.tables:
-        service, table = tenants.tables[which % len(tenants.tables)]
+        user.pool.take_dirty()
+    elif user.tables:
+        service, table = user.tables[which % len(user.tables)]
         if what == "end":
-            tenants.tables.pop(which % len(tenants.tables))
-            tenants.pool.free(service, table)
+            user.tables.pop(which % len(user.tables))
+            user.pool.free(service, table)
         elif what == "fork":
-            tenants.pool.share(service, table)
-            tenants.tables.append((service, list(table)))
+            user.pool.share(service, table)
+            user.tables.append((service, list(table)))
         elif what == "thin":
             gone = table[size % 2 :: 2]
             del table[size % 2 :: 2]
-            tenants.pool.free(service, gone)
+            user.pool.free(service, gone)
         else:
             for block in table[: size // 2]:
-                tenants.publish(service, block)
+                user.publish(service, block)
 
 
 @settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -139,22 +139,22 @@ def act(tenants: Tenants, what: str, which: int, size: int) -> None:
     history=acts,
     requester=st.integers(0, 2),
 )
-def test_what_packs_fits_after_a_compaction(
+def test_blocks_that_fit_when_packed_fit_after_a_compaction(
     per_merged: Mapping[str, int], merged_blocks: int, mixed: bool, history: list[Act], requester: int
 ) -> None:
     dtypes = {"b": "bfloat16"} if mixed else None
-    tenants = Tenants(BlockPool(make_merged_layout(per_merged, merged_blocks, dtypes)))
+    user = PoolUser(BlockPool(make_merged_layout(per_merged, merged_blocks, dtypes)))
     for action in history:
-        act(tenants, *action)
-    tenants.check()
-    pool = tenants.pool
+        act(user, *action)
+    user.check()
+    pool = user.pool
     pool.take_dirty()
     service = list(per_merged)[requester % len(per_merged)]
     most = max(n for n in range(pool.max_blocks(service) + 1) if pool.can_allocate(service, n))
     assert pool.compact(service, most) is None
     assert not pool.can_compact(service, most)
     for count in range(most + 1, pool.max_blocks(service) + 2):
-        trial = deepcopy(tenants)
+        trial = deepcopy(user)
         before = trial.pool.usage(), trial.live()
         moves = trial.pool.compact(service, count)
         assert (moves is not None) == pool.can_compact(service, count)
@@ -229,7 +229,7 @@ def test_where_free_slots_do_not_suffice_the_oldest_cached_blocks_are_evicted_an
     pool.free("a", blocks[5:])
     assert pool.compact("b", 1) == [BlockMove("a", blocks[4], oldest_first[0])]
     hashes = [make_hash(block) for block in oldest_first]
-    assert findable(pool, "a", hashes) == set(hashes[1:])
+    assert cached_hashes(pool, "a", hashes) == set(hashes[1:])
     pool.check_integrity({"a": [[first, oldest_first[0]]]})
 
 
@@ -244,7 +244,7 @@ def test_free_slots_are_filled_before_cached_blocks_are_evicted() -> None:
     pool.free("a", [block for block in blocks if block // 4 != full][1:])
     moves = pool.compact("b", 1)
     assert moves == [BlockMove("a", next(b for b in blocks if b // 4 != full), 4 * full + 1)]
-    assert findable(pool, "a", [make_hash(1)]) == {make_hash(1)}
+    assert cached_hashes(pool, "a", [make_hash(1)]) == {make_hash(1)}
 
 
 def test_a_shared_and_published_block_moves_once_with_all_its_references() -> None:
@@ -261,7 +261,7 @@ def test_a_shared_and_published_block_moves_once_with_all_its_references() -> No
     assert pool.match_prefix("a", [make_hash(move.source)]) == [move.target]
 
 
-def test_merged_blocks_yet_to_be_zeroed_take_no_part() -> None:
+def test_merged_blocks_still_to_be_zeroed_are_not_packed() -> None:
     layout = make_merged_layout({"a": 4, "b": 1, "c": 4}, 2, {"b": "bfloat16", "c": "bfloat16"})
     pool = BlockPool(layout)
     everything = pool.allocate("b", 2)

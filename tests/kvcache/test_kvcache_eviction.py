@@ -1,4 +1,4 @@
-"""Which cached blocks an allocation evicts, against a naive reading of the rule."""
+"""Eviction order of cached blocks, against a naive implementation."""
 
 import random
 from collections import defaultdict
@@ -14,7 +14,7 @@ MERGED = 6
 
 
 class NaiveEviction:
-    """Every live and cached block in plain dicts; everything else is counted anew when needed."""
+    """Every live and cached block in plain dicts; everything else is counted when needed."""
 
     def __init__(self) -> None:
         self.live: dict[tuple[str, int], bool] = {}
@@ -35,7 +35,7 @@ class NaiveEviction:
         return free * per_merged + sum(per_merged - len(used) for used in held[service].values())
 
     def evictable(self, service: str) -> list[tuple[int, list[tuple[str, int]]]]:
-        """(tick of last use, blocks that go together) of all that may be evicted for ``service``."""
+        """(tick of last use, blocks evicted together) of everything that may be evicted for ``service``."""
         choices = [(tick, [key]) for key, tick in self.cached.items() if key[0] == service]
         for name in PER_MERGED:
             if name != service:
@@ -64,7 +64,7 @@ class NaiveEviction:
 
 
 def still_cached(pool: BlockPool, hashes: dict[tuple[str, int], bytes]) -> set[tuple[str, int]]:
-    """Which blocks their last hash still finds; changes the order of last use."""
+    """Blocks that are still found by their last hash; changes the order of last use."""
     found = set()
     for (service, block), block_hash in hashes.items():
         matched = pool.match_prefix(service, [block_hash])

@@ -1,4 +1,4 @@
-"""check_integrity finds state that has been spoilt."""
+"""check_integrity finds corrupted state."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ from kvcache_builders import make_hash, make_pool, make_split_pool
 
 from shoal.kvcache import BlockPool, IntegrityError
 
-Spoil = Callable[[Any], object]
+Corrupt = Callable[[Any], object]
 
 
 def busy_pool(pool: BlockPool) -> tuple[BlockPool, dict[str, list[list[int]]]]:
@@ -112,7 +112,7 @@ def miscount_free_slots(pool: Any) -> None:
     owned(pool).num_free_slots += 1
 
 
-EVERY_LAYOUT: list[Spoil] = [
+EVERY_LAYOUT: list[Corrupt] = [
     drop_reference,
     negative_reference,
     miscount_live,
@@ -121,7 +121,7 @@ EVERY_LAYOUT: list[Spoil] = [
     lose_cached,
     disorder_cached,
 ]
-MERGED: list[Spoil] = [
+MERGED: list[Corrupt] = [
     lose_merged,
     double_merged,
     free_a_merged_in_use,
@@ -136,12 +136,12 @@ MERGED: list[Spoil] = [
 ]
 
 
-@pytest.mark.parametrize("spoil", EVERY_LAYOUT + MERGED, ids=lambda spoil: spoil.__name__)
-def test_spoilt_merged_state_is_found(spoil: Spoil) -> None:
+@pytest.mark.parametrize("corrupt", EVERY_LAYOUT + MERGED, ids=lambda corrupt: corrupt.__name__)
+def test_corrupted_merged_state_is_found(corrupt: Corrupt) -> None:
     pool, _ = busy_pool(make_pool({"a": 4, "b": 2}, 6))
     # The last merged block of "a" holds nothing but cached and free blocks, so it may be evicted.
     assert owned(pool).evictable
-    spoil(pool)
+    corrupt(pool)
     with pytest.raises(IntegrityError):
         pool.check_integrity()
 
@@ -165,13 +165,13 @@ def lose_row(pool: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    "corrupt",
     [*EVERY_LAYOUT, lose_unit, share_unit, steal_unit, lose_row],
-    ids=lambda spoil: spoil.__name__,
+    ids=lambda corrupt: corrupt.__name__,
 )
-def test_spoilt_split_state_is_found(spoil: Spoil) -> None:
+def test_corrupted_split_state_is_found(corrupt: Corrupt) -> None:
     pool, _ = busy_pool(make_split_pool(30))
-    spoil(pool)
+    corrupt(pool)
     with pytest.raises(IntegrityError):
         pool.check_integrity()
 

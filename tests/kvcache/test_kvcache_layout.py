@@ -66,14 +66,14 @@ def test_small_pools_take_padding_over_large_merged_blocks() -> None:
     assert layout.padding("complete") == pytest.approx(0.2)
 
 
-def test_prime_sizes_do_not_multiply_into_silly_merged_blocks() -> None:
+def test_prime_sizes_do_not_multiply_into_huge_merged_blocks() -> None:
     shapes = {"a": make_shape(dim=1009 * 8), "b": make_shape(dim=1013 * 8)}
     layout = plan_layout(shapes, memory_bytes=1 << 34, block_size=16)
     assert layout.merged_bytes <= 2 * shapes["b"].block_bytes(16)
     assert max(layout.padding("a"), layout.padding("b")) < 0.01
 
 
-def test_a_sliver_of_padding_is_not_worth_much_larger_merged_blocks() -> None:
+def test_a_little_padding_is_not_worth_much_larger_merged_blocks() -> None:
     # Llama 2 7B and 13B: 8 MiB and 12.5 MiB per block; three and two leave 4% of padding to one of them.
     shapes = {
         "7b": make_shape(layers=32, kv_heads=32, dim=128, dtype="float16"),
@@ -85,7 +85,7 @@ def test_a_sliver_of_padding_is_not_worth_much_larger_merged_blocks() -> None:
     assert layout.padding("13b") == pytest.approx(0, abs=1e-3)
 
 
-def test_a_much_smaller_model_is_packed_even_where_hardly_anything_fits() -> None:
+def test_a_much_smaller_model_is_packed_even_in_a_tiny_pool() -> None:
     shapes = {"large": make_shape(layers=8, dim=1024), "small": make_shape(dim=8)}
     size = shapes["large"].block_bytes(16)
     layout = plan_layout(shapes, memory_bytes=size + size // 2, block_size=16)
@@ -187,7 +187,7 @@ def test_too_little_memory_says_how_much_is_needed(kind: str) -> None:
         plan_layout(shapes, memory_bytes=needed - 1, block_size=16, kind=kind)
 
 
-def test_senseless_arguments_are_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(ConfigError, match="merged, split"):
         plan_layout({"chat": SMOLLM2}, memory_bytes=1 << 30, block_size=16, kind="paged")
     with pytest.raises(ConfigError, match="block_size"):
@@ -203,7 +203,7 @@ def test_senseless_arguments_are_refused() -> None:
 
 
 @given(shape_sets, kv_shapes, st.integers(1, 4), st.integers(10_000, 200_000))
-def test_an_extension_is_the_largest_that_fits_and_moves_nobody(
+def test_an_extension_is_the_largest_that_fits_and_moves_no_block(
     shapes: dict[str, KVShape], coming: KVShape, block_size: int, memory_bytes: int
 ) -> None:
     try:

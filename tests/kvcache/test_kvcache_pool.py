@@ -1,4 +1,4 @@
-"""The pool's promises, one worked example each."""
+"""BlockPool: allocation, sharing, prefix cache, eviction, fragmentation; a worked example each."""
 
 import pickle
 from itertools import pairwise
@@ -8,7 +8,7 @@ from kvcache_builders import (
     GEMMA3,
     SMOLLM2,
     block_extents,
-    findable,
+    cached_hashes,
     make_hash,
     make_merged_layout,
     make_pool,
@@ -70,12 +70,12 @@ def test_allocation_is_all_or_nothing_and_keeps_the_cache_when_it_fails() -> Non
     live = allocate(pool, "a", 3)
     pool.free("a", cached)
     assert pool.allocate("a", 6) is None
-    assert findable(pool, "a", hashes) == set(hashes)
+    assert cached_hashes(pool, "a", hashes) == set(hashes)
     assert pool.live_blocks("a") == 3
     assert pool.allocate("a", 0) == []
     assert pool.can_allocate("a", 5)
     rest = allocate(pool, "a", 5)
-    assert findable(pool, "a", hashes) == set()
+    assert cached_hashes(pool, "a", hashes) == set()
     pool.check_integrity({"a": [live, rest]})
 
 
@@ -114,7 +114,7 @@ def test_the_end_of_a_prefix_is_evicted_before_its_beginning() -> None:
     hashes = publish(pool, "a", table, 0)
     pool.free("a", table)
     allocate(pool, "a", 2)
-    assert findable(pool, "a", hashes) == set(hashes[:2])
+    assert cached_hashes(pool, "a", hashes) == set(hashes[:2])
 
 
 def test_a_hit_becomes_most_recently_used() -> None:
@@ -125,7 +125,7 @@ def test_a_hit_becomes_most_recently_used() -> None:
         pool.free("a", [block])
     pool.free("a", pool.match_prefix("a", hashes[:1]))
     allocate(pool, "a", 2)
-    assert findable(pool, "a", hashes) == {hashes[0]}
+    assert cached_hashes(pool, "a", hashes) == {hashes[0]}
 
 
 def test_prefixes_are_shared_inside_a_service_only() -> None:
@@ -158,11 +158,11 @@ def test_a_hash_stays_with_its_first_block() -> None:
         pool.publish("a", [first], [make_hash(2)])
 
 
-def test_publishing_says_how_many_leading_blocks_others_can_find() -> None:
+def test_publishing_returns_how_many_leading_blocks_other_requests_can_find() -> None:
     pool = make_pool({"a": 4}, 3)
     first, second, third, fourth = allocate(pool, "a", 4)
     assert pool.publish("a", [first], [make_hash(1)]) == 1
-    # The second would be found under its hash, but the first has it; what comes after hangs on that one.
+    # The second block's hash belongs to the first block; so blocks behind the second cannot be found.
     assert pool.publish("a", [second, third], [make_hash(1), make_hash(2)]) == 0
     pool.share("a", [fourth])
     assert pool.publish("a", [third, fourth], [make_hash(2), make_hash(1)]) == 2
@@ -188,15 +188,15 @@ def test_a_merged_block_with_a_live_block_is_never_evicted() -> None:
     pool.free("a", table[1:])
     assert not pool.can_allocate("b", 1)
     assert pool.allocate("b", 1) is None
-    assert findable(pool, "a", hashes) == set(hashes)
+    assert cached_hashes(pool, "a", hashes) == set(hashes)
     pool.free("a", table[:1])
     assert pool.can_allocate("b", 3)
     b = allocate(pool, "b", 3)
-    assert findable(pool, "a", hashes) == set()
+    assert cached_hashes(pool, "a", hashes) == set()
     pool.check_integrity({"b": [b]})
 
 
-def test_other_services_evict_the_merged_block_whose_last_use_is_longest_ago() -> None:
+def test_other_services_evict_the_least_recently_used_merged_block() -> None:
     pool = make_pool({"a": 2, "b": 1}, 2)
     first, second = allocate(pool, "a", 2), allocate(pool, "a", 2)
     hashes = publish(pool, "a", first + second, 0)
@@ -204,10 +204,10 @@ def test_other_services_evict_the_merged_block_whose_last_use_is_longest_ago() -
     for block in (first[0], second[0], second[1], first[1]):
         pool.free("a", [block])
     allocate(pool, "b", 1)
-    assert findable(pool, "a", hashes) == set(hashes[:2])
+    assert cached_hashes(pool, "a", hashes) == set(hashes[:2])
 
 
-def test_the_older_of_own_block_and_foreign_merged_block_goes() -> None:
+def test_the_older_of_own_block_and_foreign_merged_block_is_evicted() -> None:
     for own_first in (True, False):
         pool = make_pool({"a": 2, "b": 2}, 2)
         a, b = allocate(pool, "a", 2), allocate(pool, "b", 2)
@@ -216,11 +216,11 @@ def test_the_older_of_own_block_and_foreign_merged_block_goes() -> None:
             pool.free(service, blocks)
         taken = allocate(pool, "a", 1)
         if own_first:
-            assert findable(pool, "a", a_hashes) == {a_hashes[0]}
-            assert findable(pool, "b", b_hashes) == set(b_hashes)
+            assert cached_hashes(pool, "a", a_hashes) == {a_hashes[0]}
+            assert cached_hashes(pool, "b", b_hashes) == set(b_hashes)
         else:
-            assert findable(pool, "a", a_hashes) == set(a_hashes)
-            assert findable(pool, "b", b_hashes) == set()
+            assert cached_hashes(pool, "a", a_hashes) == set(a_hashes)
+            assert cached_hashes(pool, "b", b_hashes) == set()
         pool.check_integrity({"a": [taken]})
 
 
@@ -232,7 +232,7 @@ def test_split_evicts_the_least_recently_used_block_of_any_service(older: str) -
     for service in (older, "b" if older == "a" else "a"):
         pool.free(service, a if service == "a" else b)
     allocate(pool, "a", 1)
-    assert {name for name in "ab" if findable(pool, name, hashes[name])} == {"a", "b"} - {older}
+    assert {name for name in "ab" if cached_hashes(pool, name, hashes[name])} == {"a", "b"} - {older}
 
 
 def test_state_does_not_grow_with_use() -> None:

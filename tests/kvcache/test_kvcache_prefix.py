@@ -5,7 +5,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kvcache_builders import findable, make_hash, make_pool, make_split_pool
+from kvcache_builders import cached_hashes, make_hash, make_pool, make_split_pool
 
 from shoal.kvcache import PrefixIndex, hash_blocks, hash_next, hash_synthetic
 
@@ -147,4 +147,4 @@ def test_one_service_behaves_like_a_naive_prefix_cache(layout: str, seed: int) -
     everything = [
         hash_blocks([n >> i & 1 for i in range(size)], 1)[-1] for size in range(1, 7) for n in range(64)
     ]
-    assert findable(pool, "a", everything) == set(live) | set(naive.cached)
+    assert cached_hashes(pool, "a", everything) == set(live) | set(naive.cached)

@@ -1,4 +1,4 @@
-"""Random sequences of everything the pool offers, against a buffer that sees every overlap."""
+"""Random sequences of pool operations, against a buffer that detects every overlap."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -74,12 +74,12 @@ class PoolMachine(RuleBasedStateMachine):
         self.names = sorted(self.layout.services)
         self.buffer = StampedBuffer(self.pool)
         self.running: list[Table] = []
-        self.stays = 0
-        """Counts up when a service goes or all prefixes are forgotten: nothing from before may be found."""
+        self.generation = 0
+        """Increases when a service is removed or all prefixes are dropped: earlier prefixes must not be found."""
         self.forgotten: dict[str, int] = {}
 
     def allocate(self, service: str, count: int) -> list[int] | None:
-        """Allocate; ``can_allocate`` must have said the truth, and a refusal must change nothing."""
+        """Allocate; checks that ``can_allocate`` agrees, and that a failure changes nothing."""
         possible = self.pool.can_allocate(service, count)
         before = self.pool.usage()
         blocks = self.pool.allocate(service, count)
@@ -161,7 +161,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 3))
     def fill(self, number: int) -> None:
-        """The most that can be allocated is where allocation starts to fail."""
+        """Allocation succeeds up to a limit, and fails above it."""
         service = self.names[number % len(self.names)]
         limit = self.pool.max_blocks(service)
         possible = [self.pool.can_allocate(service, count) for count in range(limit + 2)]
@@ -178,8 +178,8 @@ class PoolMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.kind == "merged")
     @rule(number=st.integers(0, 3), tokens=st.lists(st.integers(0, 1), min_size=2, max_size=9))
-    def come(self, number: int, tokens: list[int]) -> None:
-        """One more service, in the merged blocks that there are; nobody else's blocks change."""
+    def add_service(self, number: int, tokens: list[int]) -> None:
+        """Add a service within the existing merged blocks; other services' blocks do not change."""
         name = sorted(SHAPES)[number]
         extended = None
         if name not in self.names:
@@ -194,8 +194,8 @@ class PoolMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.kind == "merged")
     @rule(number=st.integers(0, 3))
-    def go(self, number: int) -> None:
-        """A service without live blocks goes, and what it had cached."""
+    def remove_service(self, number: int) -> None:
+        """Remove a service without live blocks, and its cached blocks."""
         name = self.names[number % len(self.names)]
         if len(self.names) == 1:
             return
@@ -208,8 +208,8 @@ class PoolMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.kind == "merged")
     @rule(memory=st.integers(7_000, 40_000))
-    def cut_anew(self, memory: int) -> None:
-        """Another layout over at most the same bytes, when everybody has given up their blocks."""
+    def replace_layout(self, memory: int) -> None:
+        """Another layout over at most the same bytes, after all blocks were freed."""
         for table in list(self.running):
             self.end(table)
         shapes = {name: self.layout.services[name].shape for name in self.names}
@@ -220,8 +220,8 @@ class PoolMachine(RuleBasedStateMachine):
             self.lay_out(layout)
 
     def forget(self, names: list[str]) -> None:
-        self.stays += 1
-        self.forgotten |= dict.fromkeys(names, self.stays)
+        self.generation += 1
+        self.forgotten |= dict.fromkeys(names, self.generation)
         for name in names:
             assert not [table for table in self.running if table.service == name]
 

@@ -1,4 +1,4 @@
-"""What a pool refuses or has to clear when services come and go; random sequences are in ..._random.py."""
+"""Adding and removing services of a pool: refusals and zeroing; random sequences are in ..._random.py."""
 
 import pytest
 from kvcache_builders import make_hash, make_merged_layout, make_pool, make_shape, make_split_pool
@@ -6,7 +6,7 @@ from kvcache_builders import make_hash, make_merged_layout, make_pool, make_shap
 from shoal.kvcache import BlockPool, IntegrityError, extend_layout, reduce_layout
 
 
-def test_memory_that_a_newcomer_of_another_dtype_takes_is_cleared() -> None:
+def test_memory_taken_by_a_new_service_of_another_dtype_is_zeroed() -> None:
     pool = make_pool({"a": 2}, 3)
     blocks = pool.allocate("a", 4)
     assert blocks is not None
@@ -26,7 +26,7 @@ def test_memory_that_a_newcomer_of_another_dtype_takes_is_cleared() -> None:
     assert {block // 2 for block in taken} & set(pool.take_dirty()), "b's bits are cleared after b has gone"
 
 
-def test_a_service_that_comes_back_finds_no_prefix_of_its_former_self() -> None:
+def test_a_service_added_again_finds_no_earlier_prefix() -> None:
     pool = make_pool({"a": 2, "b": 1}, 3)
     both = pool.layout
     blocks = pool.allocate("a", 2)
@@ -42,7 +42,7 @@ def test_a_service_that_comes_back_finds_no_prefix_of_its_former_self() -> None:
     pool.check_integrity({})
 
 
-def test_nobody_loses_live_blocks() -> None:
+def test_layouts_that_would_drop_live_blocks_are_refused() -> None:
     pool = make_pool({"a": 2, "b": 1}, 3)
     assert pool.allocate("a", 1) == [0]
     for layout in (reduce_layout(pool.layout, "a"), make_merged_layout({"a": 3, "b": 1}, 2)):

@@ -1,4 +1,4 @@
-"""What swapping KV to the host asks of layouts and pools."""
+"""Layouts and pools for KV swapped to the host."""
 
 import pytest
 from kvcache_builders import GEMMA3, SMOLLM2, make_merged_layout, make_split_pool
@@ -31,11 +31,11 @@ def test_a_host_pool_must_hold_a_block() -> None:
         split.resized(3 * split.merged_bytes - 1)
 
 
-def test_as_much_swap_as_pool_unless_told() -> None:
+def test_the_engine_chooses_the_swap_size_by_default() -> None:
     assert KVCacheOptions().swap_bytes is None
 
 
-def test_units_before_the_step_are_found_although_blocks_were_handed_out_again() -> None:
+def test_units_before_the_step_are_found_although_blocks_were_allocated_again() -> None:
     pool = make_split_pool(12)
     blocks = pool.allocate("a", 4)
     assert blocks is not None
@@ -59,7 +59,7 @@ def test_units_before_the_step_are_found_although_blocks_were_handed_out_again()
     assert (pool.unit_ids("a", blocks, before=True) == now).all()
 
 
-def test_blocks_given_up_and_not_handed_out_keep_their_units() -> None:
+def test_freed_blocks_keep_their_units() -> None:
     pool = make_split_pool(12)
     blocks = pool.allocate("a", 3)
     assert blocks is not None
