@@ -25,12 +25,12 @@ from rich.table import Table
 
 from interrupted import printed_at_end
 from shoal.engine.build import default_threads
-from shoal.execute.attention.backends import choose_backend
-from shoal.execute.attention.kv_store import KVStore
-from shoal.execute.attention.paged import PagedAttention
-from shoal.execute.attention.service_cache import TORCH_DTYPES, ServiceCache
+from shoal.execute.attention.kv_buffers import KVStore
+from shoal.execute.attention.kv_views import TORCH_DTYPES, ServiceCache
+from shoal.execute.attention.selector import choose_backend
+from shoal.execute.attention.torch_backends import PagedAttention
 from shoal.execute.batch import StepBatch
-from shoal.execute.heap import keep_freed_memory
+from shoal.execute.malloc import keep_freed_memory
 from shoal.kvcache import KVShape, LayerShape, plan_layout
 
 BLOCK = 16

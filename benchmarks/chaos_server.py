@@ -22,7 +22,7 @@ END_S = 60.0
 MODULES = {
     "engine": "shoal.engine",
     "grammar": "shoal.execute.grammar.process",
-    "tokenizer": "shoal.models.tokenizer_process",
+    "tokenizer": "shoal.models.tokenizer.process",
 }
 """What processes do, by the module that they run."""
 

@@ -13,7 +13,7 @@ import torch
 from gpu_check_cases import Cases, Figures, LeftOut
 from gpu_check_pool import Heads, Pool, Row, pool_bytes
 from gpu_check_timing import free_bytes, wait
-from shoal.execute.attention.paged import ReferenceStep
+from shoal.execute.attention.torch_backends import ReferenceStep
 from shoal.execute.attention.triton_backend import TritonStep
 
 DTYPES = ("bfloat16", "float16", "float32")

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from shoal.execute.attention.kv_store import KVStore
-from shoal.execute.attention.paged import PagedAttention
-from shoal.execute.attention.service_cache import TORCH_DTYPES
+from shoal.execute.attention.kv_buffers import KVStore
+from shoal.execute.attention.kv_views import TORCH_DTYPES
+from shoal.execute.attention.torch_backends import PagedAttention
 from shoal.execute.batch import StepBatch
 from shoal.kvcache import BlockPool, KVShape, LayerShape, plan_layout
 

@@ -27,8 +27,8 @@ from transformers import AutoModelForCausalLM
 
 from interrupted import printed_at_end
 from shoal.execute.huge_pages import HugePages
-from shoal.execute.linear.bf16 import Bf16Packing
-from shoal.execute.linear.int8 import Int8Linear
+from shoal.execute.linear.bf16_linear import Bf16Packing
+from shoal.execute.linear.int8_linear import Int8Linear
 from shoal.execute.linear.int8_weights import GROUP, pack, quantise_channels
 from shoal.execute.linear.prepack import PackedLinear, can_prepack
 from shoal.execute.model.checkpoint import read_model_config

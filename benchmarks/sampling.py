@@ -20,7 +20,7 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from shoal.core import SamplingParams
-from shoal.execute.sampling.native import NativeSampler
+from shoal.execute.sampling.native_sampler import NativeSampler
 from shoal.execute.sampling.sampler import sample
 from shoal.execute.sequences import RunningSequence
 from shoal.models import resolve_model

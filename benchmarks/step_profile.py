@@ -47,8 +47,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from shoal.core import NewSequence, SamplingParams, Service, StepPlan
 from shoal.engine.build import default_threads
-from shoal.execute.attention.backends import ATTENTION_BACKENDS
-from shoal.execute.attention.service_cache import MergedCache
+from shoal.execute.attention.kv_views import MergedCache
+from shoal.execute.attention.selector import ATTENTION_BACKENDS
 from shoal.execute.linear.native_product import NativeProduct
 from shoal.execute.model.loading import ModelSet, load_models
 from shoal.execute.torch_executor import TorchExecutor

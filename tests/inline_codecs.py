@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from shoal.models.encoding import encode_texts, tokenize
-from shoal.models.tokenizer_messages import Encoded, Tokenized
+from shoal.models.tokenizer.encoding import encode_texts, tokenize
+from shoal.models.tokenizer.messages import Encoded, Tokenized
 
 
 class InlineCodec:

@@ -17,7 +17,7 @@ from shoal.core import SLO, FinishReason, RequestRecord, Service
 from shoal.engine import EngineStats, ServiceStats
 from shoal.engine.info import EngineInfo
 from shoal.engine.stats import PoolStats, StepTotals
-from shoal.execute.attention.backends import ATTENTION_BACKENDS
+from shoal.execute.attention.selector import ATTENTION_BACKENDS
 from shoal.forecast import PREDICTORS, Accuracy, Spread, Traffic
 from shoal.schedule import ADMISSIONS, ORDERS, VICTIMS, Observed
 from shoal.serve import ServerOptions

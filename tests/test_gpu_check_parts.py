@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_check_builders import BENCHMARKS
-from shoal.execute.attention.paged import BatchedStep
+from shoal.execute.attention.torch_backends import BatchedStep
 
 sys.path.append(str(BENCHMARKS))
 

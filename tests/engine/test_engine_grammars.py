@@ -10,8 +10,8 @@ from test_engine_process import Frames, Over, serve
 from shoal.core import FinishReason, Grammar, GrammarKind, InvalidRequest, ResumeState, SamplingParams
 from shoal.engine import wire
 from shoal.execute.grammar import pool as grammar_pool
+from shoal.execute.grammar.fork_server import GrammarModel
 from shoal.execute.grammar.pool import MAX_PROCESSES, GrammarPool
-from shoal.execute.grammar.template import GrammarModel
 from shoal.frontend.choices import expand_choices
 
 MODEL = GrammarModel("folder", 256, (0,))

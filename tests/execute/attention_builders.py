@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 from at_hand import DEVICE
-from shoal.execute.attention.kv_store import KVStore
-from shoal.execute.attention.paged import GatheringStep, PagedAttention
-from shoal.execute.attention.service_cache import TORCH_DTYPES, ServiceCache
+from shoal.execute.attention.kv_buffers import KVStore
+from shoal.execute.attention.kv_views import TORCH_DTYPES, ServiceCache
+from shoal.execute.attention.torch_backends import GatheringStep, PagedAttention
 from shoal.execute.batch import StepBatch
 from shoal.kvcache import BlockPool, KVShape, LayerShape, plan_layout
 

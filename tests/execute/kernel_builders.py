@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from at_hand import DEVICE
-from shoal.execute.attention.service_cache import TORCH_DTYPES, LayerKV
+from shoal.execute.attention.kv_views import TORCH_DTYPES, LayerKV
 
 TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
 """Largest error of attention by dtype; keys, values and queries are normally distributed."""

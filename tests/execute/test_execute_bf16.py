@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from native_variants import each_variant
 from shoal.execute.huge_pages import HugePages
-from shoal.execute.linear.bf16 import Bf16Weights, bf16_product, pack_bf16
+from shoal.execute.linear.bf16_linear import Bf16Weights, bf16_product, pack_bf16
 from shoal.execute.linear.native_product import Activation
 from shoal.native import NativeLibrary, native_variants
 

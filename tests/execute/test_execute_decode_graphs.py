@@ -11,9 +11,9 @@ from graph_builders import FakeRecorder
 from strict_interpreter import strict_interpreter
 
 from at_hand import on_cpu
-from shoal.execute.attention.interface import AttentionStep
-from shoal.execute.attention.paged import ReferenceStep
-from shoal.execute.attention.service_cache import MergedCache
+from shoal.execute.attention.kv_views import MergedCache
+from shoal.execute.attention.torch_backends import ReferenceStep
+from shoal.execute.attention.transformers_hook import AttentionStep
 from shoal.execute.batch import StepBatch
 
 if TYPE_CHECKING:

@@ -31,15 +31,16 @@ from transformers import (
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel
 
 from shoal.core import Service
-from shoal.execute.attention.interface import ATTENTION_NAME, TransformersForward
-from shoal.execute.attention.native import NativeStep
+from shoal.execute.attention.native_backend import NativeStep
+from shoal.execute.attention.transformers_hook import ATTENTION_NAME
 from shoal.execute.model.decoder_layer import DecoderLayer
-from shoal.execute.model.forward import FusedForward
-from shoal.execute.model.fuse_layers import fuse_layers, recognise_layers
+from shoal.execute.model.fuse_decoder_layers import fuse_layers, recognise_layers
+from shoal.execute.model.fused_forward import FusedForward
 from shoal.execute.model.loading import LoadedModel, load_models
 from shoal.execute.model.probe import PROMPT_LENGTHS, Probed, probe
-from shoal.execute.model.recording import RecordingStep, packed_logits
+from shoal.execute.model.record_attention import RecordingStep, packed_logits
 from shoal.execute.model.replacements import Replacements
+from shoal.execute.model.transformers_forward import TransformersForward
 
 pytestmark = needs_native
 

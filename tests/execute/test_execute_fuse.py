@@ -11,10 +11,10 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from transformers.pytorch_utils import Conv1D
 
 from shoal.core import Service
-from shoal.execute.linear.bf16 import Bf16Linear, Bf16Packing
+from shoal.execute.linear.bf16_linear import Bf16Linear, Bf16Packing
 from shoal.execute.linear.prepack import PackedGatedMLP, PackedLinear, can_prepack, prepack
 from shoal.execute.model import fuse_layers
-from shoal.execute.model.fuse import FusedRMSNorm, NativeGatedMLP, fuse
+from shoal.execute.model.fuse_norms_mlps import FusedRMSNorm, NativeGatedMLP, fuse
 from shoal.execute.model.int8_model import use_int8
 from shoal.execute.model.loading import load_models
 

@@ -34,13 +34,13 @@ from shoal.execute.grammar import health as grammar_health
 from shoal.execute.grammar import masks as grammar_masks
 from shoal.execute.grammar import pool as grammar_pool
 from shoal.execute.grammar import worker as grammar_worker
+from shoal.execute.grammar.fork_server import GrammarModel, GrammarTemplates
 from shoal.execute.grammar.masks import GrammarMasks, RowMasks
 from shoal.execute.grammar.messages import Step, Told
 from shoal.execute.grammar.pool import GrammarLease, GrammarPool
 from shoal.execute.grammar.process import Masks, compile_grammar, read_tokenizer
-from shoal.execute.grammar.template import GrammarModel, GrammarTemplates
 from shoal.execute.grammar.worker import GrammarWorker
-from shoal.execute.sampling.native import NativeSampler
+from shoal.execute.sampling.native_sampler import NativeSampler
 from shoal.execute.sampling.sampler import sample as sample_rows
 from shoal.execute.sequences import RunningSequence
 from shoal.native import load_native

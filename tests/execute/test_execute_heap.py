@@ -8,7 +8,7 @@ import pytest
 
 PROGRAM = """
 import resource, torch
-from shoal.execute.heap import keep_freed_memory
+from shoal.execute.malloc import keep_freed_memory
 torch.set_num_threads(1)
 assert keep_freed_memory()
 x = torch.randn(2048, 576)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from shoal.execute.linear.int8 import Int8Linear
+from shoal.execute.linear.int8_linear import Int8Linear
 from shoal.execute.linear.int8_product import Activation, Int8Product
 from shoal.execute.linear.int8_reference import ACTIVATIONS, multiply_add
 from shoal.execute.linear.int8_weights import pack, quantise_channels, unpack

@@ -13,8 +13,8 @@ from at_hand import on_cpu
 from hypothesis_profiles import examples
 from native_variants import each_variant
 from shoal.execute.attention.int8_kv import as_bytes, dequantise, quantise
-from shoal.execute.attention.native import NativeStep
-from shoal.execute.attention.paged import BatchedStep, PagedAttention, ReferenceStep
+from shoal.execute.attention.native_backend import NativeStep
+from shoal.execute.attention.torch_backends import BatchedStep, PagedAttention, ReferenceStep
 from shoal.native import NativeLibrary
 
 TOLERANCE = {"float32": 5e-6, "bfloat16": 4e-3}

@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shoal.execute.memory import free_memory_bytes
+from shoal.execute.free_memory import free_memory_bytes
 
 MIB = 1 << 20
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from shoal.core import ConfigError
-from shoal.execute.attention.paged import BatchedStep, PagedAttention
-from shoal.execute.memory_plan import EngineMemory, pool_bytes, recorded_bytes
+from shoal.execute.attention.torch_backends import BatchedStep, PagedAttention
+from shoal.execute.kv_pool_size import EngineMemory, pool_bytes, recorded_bytes
 from shoal.execute.model import loading
 from shoal.execute.model.loading import ModelLoader, ModelSet
 from shoal.kvcache import KVShape, LayerShape

@@ -16,10 +16,10 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as app
 from hypothesis_profiles import examples
 from native_variants import each_variant
 from shoal.core import ConfigError
-from shoal.execute.attention.backends import check_backend, choose_backend
-from shoal.execute.attention.native import NativeStep
-from shoal.execute.attention.paged import BatchedStep, ReferenceStep
-from shoal.execute.attention.service_cache import TORCH_DTYPES
+from shoal.execute.attention.kv_views import TORCH_DTYPES
+from shoal.execute.attention.native_backend import NativeStep
+from shoal.execute.attention.selector import check_backend, choose_backend
+from shoal.execute.attention.torch_backends import BatchedStep, ReferenceStep
 from shoal.kvcache import KVShape, LayerShape
 from shoal.native import NativeLibrary, load_native
 
@@ -224,13 +224,13 @@ def test_gpus_get_kernels_of_their_own_where_triton_is_there(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     gpu, shape = torch.device("cuda"), kv_shape("float32", 16)
-    monkeypatch.setattr("shoal.execute.attention.backends.find_spec", lambda name: None)
+    monkeypatch.setattr("shoal.execute.attention.selector.find_spec", lambda name: None)
     assert choose_backend("auto", gpu, shape) is BatchedStep
     with pytest.raises(ConfigError, match="needs the package triton"):
         check_backend("triton", gpu)
     with pytest.raises(ConfigError, match="for GPUs"):
         check_backend("triton", CPU)
-    monkeypatch.setattr("shoal.execute.attention.backends.find_spec", lambda name: name)
+    monkeypatch.setattr("shoal.execute.attention.selector.find_spec", lambda name: name)
     check_backend("triton", gpu)
     best = type("TritonStep", (BatchedStep,), {})
     module = SimpleNamespace(
@@ -252,7 +252,7 @@ def test_a_backend_that_does_not_exist_here_is_refused(monkeypatch: pytest.Monke
         check_backend("flash", CPU)
     with pytest.raises(ConfigError, match="for CPUs"):
         check_backend("native", torch.device("cuda:0"))
-    monkeypatch.setattr("shoal.execute.attention.backends.load_native", lambda: None)
+    monkeypatch.setattr("shoal.execute.attention.selector.load_native", lambda: None)
     with pytest.raises(ConfigError, match="not built"):
         check_backend("native", CPU)
     check_backend("auto", CPU)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from transformers.models.glm.modeling_glm import apply_rotary_pos_emb as rotate_neighbours
 from transformers.models.phi3.modeling_phi3 import apply_rotary_pos_emb as rotate_halves
 
-from shoal.execute.model.recording import RecordingStep
+from shoal.execute.model.record_attention import RecordingStep
 
 LENGTHS, HEADS, KV_HEADS, KEY_DIM, VALUE_DIM = (4, 3), 6, 2, 16, 12
 

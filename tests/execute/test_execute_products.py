@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from execute_builders import needs_native
 from torch import nn
 
-from shoal.execute.linear.forms import SeparateLinears
-from shoal.execute.linear.int8 import Int8Linear
+from shoal.execute.linear.int8_linear import Int8Linear
 from shoal.execute.linear.int8_weights import pack
+from shoal.execute.linear.layers import SeparateLinears
+from shoal.execute.linear.merged_products import FastProducts
 from shoal.execute.linear.native_product import Activation
-from shoal.execute.linear.products import FastProducts
 from shoal.execute.model.layer_kernels import LayerKernels
 from shoal.native import load_native
 

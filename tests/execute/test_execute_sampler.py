@@ -14,8 +14,8 @@ from scipy import stats
 
 from hypothesis_profiles import examples
 from shoal.core import NO_TOKEN, SamplingParams, TokenLogprobs, uniform
-from shoal.execute.sampling.native import NativeSampler
-from shoal.execute.sampling.penalties import adjust
+from shoal.execute.sampling.adjust_logits import adjust
+from shoal.execute.sampling.native_sampler import NativeSampler
 from shoal.execute.sampling.sampler import sample as sample_rows
 from shoal.execute.sequences import RunningSequence
 from shoal.native import native_variants

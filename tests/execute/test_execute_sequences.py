@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from hypothesis_profiles import examples
 from shoal.core import NewSequence, SamplingParams, StepPlan
-from shoal.execute.attention.kv_store import KVStore
-from shoal.execute.attention.service_cache import ServiceCache
+from shoal.execute.attention.kv_buffers import KVStore
+from shoal.execute.attention.kv_views import ServiceCache
 from shoal.execute.batch import StepBatch, build_batch
 from shoal.execute.sequences import SequenceTable
 from shoal.kvcache import KVShape, LayerShape, plan_layout

@@ -10,7 +10,7 @@ from execute_builders import GREEDY, HandScheduler, make_model, make_prompt, ref
 
 from at_hand import DEVICE
 from shoal.core import BlockCopy, NewSequence, Service, StepPlan
-from shoal.execute.attention.kv_store import KVStore
+from shoal.execute.attention.kv_buffers import KVStore
 from shoal.execute.model.loading import ModelSet, load_models
 from shoal.execute.torch_executor import TorchExecutor
 from shoal.kvcache import BlockPool, KVShape, LayerShape, Move, PoolLayout, plan_layout

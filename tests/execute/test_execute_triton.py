@@ -23,7 +23,7 @@ from strict_interpreter import strict_interpreter
 
 from at_hand import DEVICE, on_cpu, on_gpu
 from hypothesis_profiles import examples
-from shoal.execute.attention.paged import ReferenceStep
+from shoal.execute.attention.torch_backends import ReferenceStep
 from shoal.kvcache import KVShape, LayerShape
 
 if TYPE_CHECKING:

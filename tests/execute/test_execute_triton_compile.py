@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from shoal.execute.attention.service_cache import TORCH_DTYPES, LayerKV
+from shoal.execute.attention.kv_views import TORCH_DTYPES, LayerKV
 
 pytestmark = pytest.mark.skipif(
     find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1",

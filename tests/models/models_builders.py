@@ -16,7 +16,7 @@ import tokenizers
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
-from shoal.models.catalog import BundledModel, Wheel
+from shoal.models.download.catalog import BundledModel, Wheel
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] }}"

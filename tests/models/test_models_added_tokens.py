@@ -9,7 +9,7 @@ from models_builders import byte_level_backend, make_folder, pieces_backend
 
 from shoal.core import ModelUnavailable
 from shoal.models import Tokenizer, read_facts
-from shoal.models.conversion import tokenizer_folder
+from shoal.models.conversion.run_conversion import tokenizer_folder
 from shoal.models.progress import silent
 
 CONFIG = {
@@ -129,7 +129,7 @@ def test_tokens_are_added_in_another_process(
     def read_here(file: Path) -> None:
         raise AssertionError(f"{file} is read in this process")
 
-    monkeypatch.setattr("shoal.models.added_tokens.read_backend", read_here)
+    monkeypatch.setattr("shoal.models.tokenizer.added_tokens.read_backend", read_here)
     own = {"eos_token": "<|end|>"}
     folder = make_folder(tmp_path / "model", byte_level_backend(), tokenizer_config=own)
     assert "<|end|>" in (tokenizer_folder(folder, silent) / "tokenizer.json").read_text()

@@ -10,9 +10,9 @@ from safetensors.numpy import save_file
 
 from shoal.core import ModelUnavailable, ModelUnsupported
 from shoal.models import pull_model, read_facts, resolve_model
-from shoal.models.catalog import BUNDLED
-from shoal.models.folder_config import read_json
-from shoal.models.pull import bundled_folder
+from shoal.models.download.catalog import BUNDLED
+from shoal.models.download.pull import bundled_folder
+from shoal.models.folder.json_files import read_json
 
 CODE = {"AutoConfig": "configuration_mine.MineConfig", "AutoModelForCausalLM": "modeling_mine.Mine"}
 GPTQ = {"quant_method": "gptq", "bits": 4}

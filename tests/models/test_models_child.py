@@ -9,7 +9,7 @@ def test_a_child_ends_with_a_parent_that_has_not_read_what_it_said():
     ours, its = socket.socketpair()
     program = """
 import os, time
-from shoal.models.child import end_with_parent
+from shoal.models.child_process import end_with_parent
 os.write(0, b".")
 end_with_parent(0)
 time.sleep(300)

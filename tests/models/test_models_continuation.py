@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from models_builders import CHATML
 
 from shoal.core import InvalidRequest
-from shoal.models.chat_template import ChatTemplate, Layout
+from shoal.models.chat_template.template import ChatTemplate, Layout
 
 # What each template writes behind the content of the last message.
 REASONING = """\

@@ -11,10 +11,10 @@ from at_hand import bundled_model
 from gguf_files import write_tiny_llama
 from shoal.core import ModelUnavailable, ModelUnsupported
 from shoal.models import Tokenizer, conversion, is_quantised, list_models, read_facts, resolve_model
-from shoal.models.catalog import BUNDLED
+from shoal.models.download.catalog import BUNDLED
+from shoal.models.download.pull import bundled_folder
+from shoal.models.folder.weights import GROUPS_FILE
 from shoal.models.progress import silent
-from shoal.models.pull import bundled_folder
-from shoal.models.weights import GROUPS_FILE
 
 HIDDEN, HEADS = 16, 4
 

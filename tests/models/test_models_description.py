@@ -11,8 +11,8 @@ from models_builders import make_folder
 from safetensors.numpy import save_file
 
 from shoal.models import describe_model
-from shoal.models.conversion import SOURCE_FILE
-from shoal.models.gguf_header import gguf_quantisation
+from shoal.models.conversion.run_conversion import SOURCE_FILE
+from shoal.models.gguf.header import gguf_quantisation
 
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],

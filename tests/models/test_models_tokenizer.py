@@ -11,7 +11,7 @@ from tokenizers import models, normalizers
 
 from shoal.core import ConfigError, InvalidRequest, ModelUnavailable
 from shoal.models import Tokenizer
-from shoal.models.chat_template import ChatTemplate
+from shoal.models.chat_template.template import ChatTemplate
 
 BYTE_LEVEL = byte_level_backend()
 PIECES = pieces_backend()

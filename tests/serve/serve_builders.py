@@ -35,7 +35,7 @@ from shoal.frontend.choices import expand_choices
 from shoal.frontend.reader import ChoiceReader
 from shoal.frontend.stream import Stream
 from shoal.frontend.validation import check_priority, check_request
-from shoal.models.chat_template import ChatTemplate
+from shoal.models.chat_template.template import ChatTemplate
 from shoal.serve import ServerOptions, StopSignal, create_app, serve_until_stopped
 from shoal.serve.generation import Generation, GenerationRequest, submit_request
 from shoal.serve.metrics.page import ServerMetrics

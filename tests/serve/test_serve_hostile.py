@@ -19,7 +19,7 @@ from serve_builders import (
 )
 
 from shoal.core import InvalidRequest
-from shoal.models.chat_template import ChatTemplate
+from shoal.models.chat_template.template import ChatTemplate
 from shoal.serve import create_app
 from shoal.serve.openai.bodies import MAX_MESSAGES, MAX_PARTS, ChatBody, CompletionBody
 from shoal.serve.openai.inert_fields import MAX_FIELDS

@@ -18,7 +18,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from shoal.core import InvalidRequest, ModelUnavailable, ServiceUnavailable
 from shoal.models import Tokenizer
-from shoal.models.tokenizer_messages import (
+from shoal.models.tokenizer.messages import (
     HEADER,
     SHORT_BYTES,
     Encode,
@@ -26,7 +26,7 @@ from shoal.models.tokenizer_messages import (
     decode_answer,
     encode,
 )
-from shoal.models.tokenizer_process import _Process
+from shoal.models.tokenizer.process import _Process
 from shoal.serve import tokenizer_link
 from shoal.serve.tokenizers import Tokenizers
 
@@ -319,6 +319,6 @@ def test_no_process_outlives_a_server_that_is_killed(tmp_path):
 
 
 def test_the_process_imports_little():
-    code = "import sys, shoal.models.tokenizer_process; print(*sys.modules)"
+    code = "import sys, shoal.models.tokenizer.process; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "transformers", "fastapi", "numpy"} & set(done.stdout.split())

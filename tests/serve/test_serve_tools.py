@@ -21,7 +21,7 @@ from serve_builders import (
 from tool_templates import CALLS, GEMMA, GEMMA_FUNCTIONS, HERMES, MISTRAL, PLAIN, TEMPLATES
 
 from shoal.core import Grammar, GrammarKind, InvalidRequest, SamplingParams
-from shoal.models.chat_template import ChatTemplate
+from shoal.models.chat_template.template import ChatTemplate
 from shoal.serve import create_app
 from shoal.serve.openai.chats import lay_out
 from shoal.serve.openai.messages import Message, messages_for_template

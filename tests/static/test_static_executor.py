@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from shoal.core import ConfigError, ModelUnsupported, Service
 from shoal.execute.model.loading import load_models
 from shoal.models import is_quantised
-from shoal.models.weights import COMPLETE, GROUPS_FILE
+from shoal.models.folder.weights import COMPLETE, GROUPS_FILE
 from shoal.static.serving import torch_executor
 from shoal.static.serving.torch_executor import StaticBatchExecutor, StaticModel, load_static_model
 

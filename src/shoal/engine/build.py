@@ -13,7 +13,7 @@ from shoal.engine.info import EngineInfo, ServiceInfo
 from shoal.engine.migration.kv_format import kv_format
 from shoal.engine.options import EngineOptions
 from shoal.engine.service_changes import ServiceChanges
-from shoal.execute.memory import free_memory_bytes
+from shoal.execute.free_memory import free_memory_bytes
 from shoal.execute.protocol import Executor
 from shoal.kvcache.layout import PoolLayout, plan_layout
 from shoal.kvcache.pool import BlockPool
@@ -70,8 +70,8 @@ def assemble_engine(
 
     threads: the CPU threads they were loaded with. wrap: as in ``build_engine``. Raises ConfigError.
     """
-    from shoal.execute.services import TorchServices
     from shoal.execute.torch_executor import TorchExecutor
+    from shoal.execute.torch_services import TorchServices
 
     layout = _plan_pool(options, models)
     pool = BlockPool(layout, prefix_caching=options.kv_cache.prefix_caching)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from shoal.execute.attention.service_cache import ServiceCache
+from shoal.execute.attention.kv_views import ServiceCache
 from shoal.execute.sequences import RunningSequence, SequenceTable
 
 

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from shoal.execute.attention.interface import Forward
+from shoal.execute.attention.kv_views import MergedCache
 from shoal.execute.attention.packed_qkv import PackedQKV
-from shoal.execute.attention.service_cache import MergedCache
 from shoal.execute.attention.triton_kernels import attend_decodes, store_decodes
 from shoal.execute.batch import StepBatch
 from shoal.execute.cuda_graphs import Recorded, Recorder
-from shoal.execute.memory_plan import MOST_RECORDED_ROWS
+from shoal.execute.kv_pool_size import MOST_RECORDED_ROWS
+from shoal.execute.model.transformers_forward import Forward
 
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, MOST_RECORDED_ROWS)
 """Numbers of rows for which steps are recorded; larger ones run without."""

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING
 import torch
 
 from shoal.core import NO_TOKEN, Service, StepPlan, StepResult, StepTimings, TokenLogprobs
-from shoal.execute.attention.kv_store import KVStore, Transfer
-from shoal.execute.attention.service_cache import MergedCache, UnitIds
+from shoal.execute.attention.kv_buffers import KVStore, Transfer
+from shoal.execute.attention.kv_views import MergedCache, UnitIds
 from shoal.execute.batch import StepBatch, build_batch
 from shoal.execute.cuda_graphs import CudaRecorder, Recorder
+from shoal.execute.current_device import on_device
+from shoal.execute.grammar.fork_server import GrammarModel
 from shoal.execute.grammar.masks import GrammarMasks, RowMasks
 from shoal.execute.grammar.pool import GrammarPool
-from shoal.execute.grammar.template import GrammarModel
 from shoal.execute.model.loading import LoadedModel, ModelSet
-from shoal.execute.on_device import on_device
 from shoal.execute.protocol import Interrupted, StepFailed, never
-from shoal.execute.sampling.native import NativeSampler
-from shoal.execute.sampling.prompt_scores import PromptOutputRequest, PromptOutputs
+from shoal.execute.sampling.native_sampler import NativeSampler
+from shoal.execute.sampling.prompt_outputs import PromptOutputRequest, PromptOutputs
 from shoal.execute.sampling.sampler import Sampled, report, sample
 from shoal.execute.sequences import RunningSequence, SequenceTable
 from shoal.kvcache import PoolLayout

@@ -7,22 +7,14 @@ tensors and the forward pass do not: they live in ``execute``. Importing this pa
 torch nor transformers; where these are needed (a conversion), a subprocess uses them.
 """
 
-from shoal.models.backends import digest_of
 from shoal.models.cache import cache_dir
-from shoal.models.checks import check_config, check_weights
-from shoal.models.context_length import context_tokens
-from shoal.models.conversion import has_tokenizer
-from shoal.models.description import ModelDescription, describe_model, describe_random_model
-from shoal.models.facts import LayerFacts, ModelFacts, read_facts
-from shoal.models.generation_config import advised_sampling, read_sampling_defaults
-from shoal.models.listing import ModelInfo, list_models
-from shoal.models.no_tokenizer import NoTokenizer
-from shoal.models.progress import Progress, in_words
-from shoal.models.resolve import check_model, pull_model, resolve_model
-from shoal.models.services import check_service, resolve_service
-from shoal.models.tokenizer import NO_CHAT_TEMPLATE, Tokenizer, TokenizerDescription
-from shoal.models.vocabulary import Vocabulary
-from shoal.models.weights import (
+from shoal.models.conversion.run_conversion import has_tokenizer
+from shoal.models.folder.checks import check_config, check_weights
+from shoal.models.folder.context_length import context_tokens
+from shoal.models.folder.description import ModelDescription, describe_model, describe_random_model
+from shoal.models.folder.facts import LayerFacts, ModelFacts, read_facts
+from shoal.models.folder.generation_config import advised_sampling, read_sampling_defaults
+from shoal.models.folder.weights import (
     derived_folder,
     groups_file,
     is_quantised,
@@ -31,6 +23,14 @@ from shoal.models.weights import (
     refuse_incomplete,
     some_of,
 )
+from shoal.models.listing import ModelInfo, list_models
+from shoal.models.progress import Progress, in_words
+from shoal.models.resolve import check_model, pull_model, resolve_model
+from shoal.models.services import check_service, resolve_service
+from shoal.models.tokenizer.load import digest_of
+from shoal.models.tokenizer.no_tokenizer import NoTokenizer
+from shoal.models.tokenizer.tokenizer import NO_CHAT_TEMPLATE, Tokenizer, TokenizerDescription
+from shoal.models.tokenizer.vocabulary import Vocabulary
 
 __all__ = [
     "NO_CHAT_TEMPLATE",

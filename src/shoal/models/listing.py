@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.models.cache import cache_dir, folder_bytes
-from shoal.models.catalog import BUNDLED, BundledModel
-from shoal.models.conversion import SOURCE_FILE
-from shoal.models.pull import bundled_folder
+from shoal.models.conversion.run_conversion import SOURCE_FILE
+from shoal.models.download.catalog import BUNDLED, BundledModel
+from shoal.models.download.pull import bundled_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shoal.core import ModelUnavailable
-from shoal.models import hub
 from shoal.models.cache import OTHER_DISK_HINT, cache_dir
-from shoal.models.catalog import BUNDLED
-from shoal.models.checks import check_config, check_model_folder
-from shoal.models.conversion import converted_gguf, has_tokenizer, tokenizer_folder
-from shoal.models.disk import disk_full, is_disk_full
+from shoal.models.conversion.run_conversion import converted_gguf, has_tokenizer, tokenizer_folder
+from shoal.models.download import hub
+from shoal.models.download.catalog import BUNDLED
+from shoal.models.download.disk_full import disk_full, is_disk_full
+from shoal.models.download.pull import pull_bundled
+from shoal.models.folder.checks import check_config, check_model_folder
 from shoal.models.progress import Progress, silent
-from shoal.models.pull import pull_bundled
 
 
 def check_model(name: str) -> None:

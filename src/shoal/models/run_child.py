@@ -7,7 +7,7 @@ import os
 import runpy
 import sys
 
-from shoal.models.child import end_with_parent
+from shoal.models.child_process import end_with_parent
 
 
 def main() -> None:

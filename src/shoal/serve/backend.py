@@ -13,8 +13,8 @@ from shoal.cluster.status import ClusterInfo, EngineStatus, ServiceStatus
 from shoal.core import SLO, SamplingParams, Service
 from shoal.core.service import NO_GOALS
 from shoal.frontend.reader import Delta
-from shoal.models.chat_template import ChatTemplate
-from shoal.models.tokenizer_messages import Encoded, Tokenized
+from shoal.models.chat_template.template import ChatTemplate
+from shoal.models.tokenizer.messages import Encoded, Tokenized
 
 
 class DeltaStream(Protocol):

@@ -9,7 +9,7 @@ from anyio import to_thread
 from shoal.core import InvalidRequest, ModelUnsupported, Service
 from shoal.frontend.sampling import with_sampling_defaults
 from shoal.models import Progress, has_tokenizer, resolve_service
-from shoal.models.chat_template import ChatTemplate
+from shoal.models.chat_template.template import ChatTemplate
 from shoal.serve.backend import TextCodec
 from shoal.serve.tokenizers import Tokenizers
 from shoal.serve.workers import Workers

@@ -11,7 +11,7 @@ from typing import Self
 import psutil
 
 from shoal.engine.process.children import interrupts_held_back, kill_child
-from shoal.models.tokenizer_messages import HEADER
+from shoal.models.tokenizer.messages import HEADER
 
 # A process that has no CPU time for so long does not run any more: somebody stopped it.
 _PATIENCE_S = 3.0
@@ -50,7 +50,7 @@ class TokenizerLink:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
                     "-m",
-                    "shoal.models.tokenizer_process",
+                    "shoal.models.tokenizer.process",
                     str(its_end.fileno()),
                     stdin=asyncio.subprocess.DEVNULL,
                     pass_fds=[its_end.fileno()],

@@ -16,9 +16,8 @@ from anyio import to_thread
 
 from shoal.core import InvalidRequest, ModelUnavailable, ServiceUnavailable
 from shoal.models import TokenizerDescription, Vocabulary, digest_of
-from shoal.models.chat_template import ChatTemplate
-from shoal.models.tokenizer import WithChatTemplate, check_utf8
-from shoal.models.tokenizer_messages import (
+from shoal.models.chat_template.template import ChatTemplate
+from shoal.models.tokenizer.messages import (
     SHORT_BYTES,
     Decode,
     Decoded,
@@ -33,6 +32,7 @@ from shoal.models.tokenizer_messages import (
     decode_answer,
     encode,
 )
+from shoal.models.tokenizer.tokenizer import WithChatTemplate, check_utf8
 from shoal.serve.errors import MODEL_NOT_FOUND
 from shoal.serve.tokenizer_link import ProcessGone, TokenizerLink
 

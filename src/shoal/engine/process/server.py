@@ -36,7 +36,7 @@ from shoal.engine.process.heartbeat import start_heartbeat
 from shoal.engine.process.journal import Journal
 from shoal.engine.process.lifeline import Lifeline
 from shoal.engine.process.step_watch import StepWatch
-from shoal.models.child import end_with_parent
+from shoal.models.child_process import end_with_parent
 
 Builder = Callable[..., tuple[Engine, EngineInfo]]
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 if TYPE_CHECKING:
-    from shoal.execute.attention.interface import AttentionStep
+    from shoal.execute.attention.transformers_hook import AttentionStep
 
 
 class PackedQKV:

@@ -3,11 +3,11 @@
 import numpy as np
 import torch
 
-from shoal.execute.attention.paged import BatchedStep
-from shoal.execute.attention.service_cache import TORCH_DTYPES, LayerKV, ServiceCache
+from shoal.execute.attention.kv_views import TORCH_DTYPES, LayerKV, ServiceCache
+from shoal.execute.attention.torch_backends import BatchedStep
 from shoal.execute.attention.triton_kernels import attend_decodes
 from shoal.execute.batch import StepBatch
-from shoal.execute.on_device import on_device
+from shoal.execute.current_device import on_device
 from shoal.kvcache import KVShape
 
 LARGEST_HEAD = 256

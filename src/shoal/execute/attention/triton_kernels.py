@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from shoal.execute.attention.service_cache import LayerKV
+from shoal.execute.attention.kv_views import LayerKV
 
 MOST_KEYS = 64
 """Keys that a block of threads attends at once."""

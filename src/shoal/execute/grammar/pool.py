@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from shoal.core import Grammar, InvalidRequest, QueueFull
-from shoal.execute.grammar.template import GrammarModel, GrammarTemplates
+from shoal.execute.grammar.fork_server import GrammarModel, GrammarTemplates
 from shoal.execute.grammar.worker import GrammarWorker, StartGates
 
 MAX_PROCESSES = 64

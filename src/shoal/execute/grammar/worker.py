@@ -18,8 +18,8 @@ import numpy as np
 
 from shoal.core import Failure, FinishReason, Grammar, InvalidRequest, QueueFull
 from shoal.execute.grammar.channel import Channel, Look
-from shoal.execute.grammar.health import Health, Stalled, TooSlow
 from shoal.execute.grammar.messages import COMPILE_CPU_S, MEMORY_BYTES, Compiled, Masked, Start, Step, Told
+from shoal.execute.grammar.watchdog import Health, Stalled, TooSlow
 
 _log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from shoal.execute.linear.bf16 import Bf16Packing
+from shoal.execute.linear.bf16_linear import Bf16Packing
 from shoal.execute.model.replacements import Replacements, children
 
 

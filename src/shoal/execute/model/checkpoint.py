@@ -13,7 +13,7 @@ from transformers import AutoConfig
 from transformers import __version__ as transformers_version
 
 from shoal.core import ModelUnsupported, ShoalError
-from shoal.execute.model.default_dtype import keep_dtypes_local
+from shoal.execute.model.thread_local_dtype import keep_dtypes_local
 from shoal.models import check_config, check_weights, read_weight_headers, refuse_incomplete, some_of
 
 _log = logging.getLogger(__name__)

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoal.execute.attention.interface import AttentionStep
-from shoal.execute.linear.forms import Linear, Products
+from shoal.execute.attention.transformers_hook import AttentionStep
+from shoal.execute.linear.layers import Linear, Products
 from shoal.execute.linear.native_product import Activation
 from shoal.execute.model.layer_kernels import LayerKernels
-from shoal.execute.model.recording import RecordedCall
+from shoal.execute.model.record_attention import RecordedCall
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from shoal.core import ModelUnavailable
 from shoal.execute.huge_pages import HugePages
-from shoal.execute.linear.int8 import Int8Linear
+from shoal.execute.linear.int8_linear import Int8Linear
 from shoal.execute.linear.int8_weights import GROUP, Int8Weights, pack, quantise_channels
 from shoal.models import derived_folder, groups_file, opened_weights
 from shoal.native import load_native

@@ -13,20 +13,21 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from shoal.core import ConfigError, ModelUnsupported, Service
-from shoal.execute.attention.backends import check_backend, choose_backend
-from shoal.execute.attention.interface import ATTENTION_NAME, Forward, TransformersForward
-from shoal.execute.attention.paged import PagedAttention
-from shoal.execute.heap import keep_freed_memory
-from shoal.execute.memory import free_memory_bytes
-from shoal.execute.memory_plan import GATHER_COPIES, EngineMemory, pool_bytes, recorded_bytes
+from shoal.execute.attention.selector import check_backend, choose_backend
+from shoal.execute.attention.torch_backends import PagedAttention
+from shoal.execute.attention.transformers_hook import ATTENTION_NAME
+from shoal.execute.free_memory import free_memory_bytes
+from shoal.execute.kv_pool_size import GATHER_COPIES, EngineMemory, pool_bytes, recorded_bytes
+from shoal.execute.malloc import keep_freed_memory
+from shoal.execute.model.apply_fusions import speed_up
 from shoal.execute.model.checkpoint import load_module, read_model_config, refused_if_it_fails
-from shoal.execute.model.fuse_layers import recognise_layers
+from shoal.execute.model.choose_dtype import prefers_int8, resolve_dtype
+from shoal.execute.model.fuse_decoder_layers import recognise_layers
 from shoal.execute.model.int8_model import int8_bytes, use_int8
-from shoal.execute.model.precision import prefers_int8, resolve_dtype
 from shoal.execute.model.probe import INT8_TOLERANCE, Probed, probe, refuse_by_config
 from shoal.execute.model.random_weights import build_empty, count_parameters, fill, weights_name
-from shoal.execute.model.recording import RecordingStep, packed_logits
-from shoal.execute.model.speed_up import speed_up
+from shoal.execute.model.record_attention import RecordingStep, packed_logits
+from shoal.execute.model.transformers_forward import Forward, TransformersForward
 from shoal.kvcache import KVShape
 from shoal.models import (
     ModelDescription,

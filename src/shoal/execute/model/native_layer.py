@@ -6,8 +6,8 @@ from typing import Self
 
 import torch
 
-from shoal.execute.linear.forms import Linear
 from shoal.execute.linear.int8_product import Int8Product
+from shoal.execute.linear.layers import Linear
 from shoal.execute.linear.native_product import NativeProduct
 from shoal.execute.model.decoder_layer import DecoderLayer
 

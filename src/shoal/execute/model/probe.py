@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from shoal.core import ModelUnsupported
-from shoal.execute.attention.interface import ATTENTION_NAME, Forward, TransformersForward
-from shoal.execute.model.recording import RecordingStep, packed_logits
+from shoal.execute.attention.transformers_hook import ATTENTION_NAME
+from shoal.execute.model.record_attention import RecordingStep, packed_logits
+from shoal.execute.model.transformers_forward import Forward, TransformersForward
 from shoal.kvcache import LayerShape
 
 PROMPT_LENGTHS = (7, 5)

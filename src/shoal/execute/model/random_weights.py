@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from shoal.execute.model.checkpoint import refused_if_it_fails
-from shoal.execute.model.default_dtype import keep_dtypes_local
+from shoal.execute.model.thread_local_dtype import keep_dtypes_local
 
 DEFAULT_STD = 0.02
 """Of matrices of a model whose configuration names no ``initializer_range``."""

@@ -16,8 +16,8 @@ import torch
 
 from shoal.core import NO_TOKEN, Failure, FinishReason, SamplingParams, TokenLogprobs, uniform
 from shoal.execute.grammar.masks import RowMasks
-from shoal.execute.sampling.native import NativeSampler
-from shoal.execute.sampling.penalties import adjust, ban_early_ends, is_adjusted
+from shoal.execute.sampling.adjust_logits import adjust, ban_early_ends, is_adjusted
+from shoal.execute.sampling.native_sampler import NativeSampler
 from shoal.execute.sequences import RunningSequence
 
 CANDIDATES = 256

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from shoal.core import InvalidRequest, SamplingParams
-from shoal.models.chat_template import ChatTemplate, Layout
+from shoal.models.chat_template.template import ChatTemplate, Layout
 from shoal.serve.api import Api
 from shoal.serve.openai.chat_format import ChatReading
 from shoal.serve.openai.field_names import GRAMMAR, FieldNames, errors_named

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shoal.models.template_messages import Message
+from shoal.models.chat_template.messages import Message
 
 _HOW_TO_CALL = """\
 You have tools. To call one, answer with nothing but the call, in this form:

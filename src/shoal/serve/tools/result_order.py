@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from shoal.models.template_messages import Message
+from shoal.models.chat_template.messages import Message
 
 
 def with_results_in_order(messages: Sequence[Message]) -> list[Message]:

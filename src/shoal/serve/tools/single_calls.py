@@ -7,8 +7,8 @@ from itertools import islice, takewhile
 from typing import Any
 
 from shoal.core import InvalidRequest
-from shoal.models.chat_template import ChatTemplate
-from shoal.models.template_messages import Message
+from shoal.models.chat_template.messages import Message
+from shoal.models.chat_template.template import ChatTemplate
 
 
 def with_calls_it_takes(template: ChatTemplate, messages: Sequence[Message]) -> Sequence[Message]:

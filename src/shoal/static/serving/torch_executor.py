@@ -16,12 +16,12 @@ from transformers import AutoModelForCausalLM, GenerationConfig, StoppingCriteri
 from transformers.utils import logging as transformers_logging
 
 from shoal.core import ConfigError, ModelUnsupported, Service
-from shoal.execute.heap import keep_freed_memory
-from shoal.execute.memory import free_memory_bytes
-from shoal.execute.memory_plan import CUDA_MEMORY_SHARE
+from shoal.execute.free_memory import free_memory_bytes
+from shoal.execute.kv_pool_size import CUDA_MEMORY_SHARE
+from shoal.execute.malloc import keep_freed_memory
 from shoal.execute.model.checkpoint import load_module, read_model_config, refused_if_it_fails
+from shoal.execute.model.choose_dtype import resolve_dtype
 from shoal.execute.model.loading import DEFAULT_CPU_KV_BYTES, resolve_device
-from shoal.execute.model.precision import resolve_dtype
 from shoal.execute.model.probe import TOLERANCE
 from shoal.execute.model.random_weights import build_empty, fill
 from shoal.models import read_facts

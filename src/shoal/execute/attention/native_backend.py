@@ -1,0 +1,249 @@
+"""Attention in the KV pool with native kernels: no gathers, no masks, one call a layer for all rows."""
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, byref, c_int64, c_void_p
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from shoal.execute.attention.kv_views import ServiceCache
+from shoal.execute.attention.native_structs import (
+    DTYPES,
+    SPLIT_FIELDS,
+    TASK_FIELDS,
+    AttentionCall,
+    RotaryCall,
+    StepAddresses,
+)
+from shoal.execute.attention.torch_backends import PagedAttention
+from shoal.execute.batch import StepBatch
+from shoal.execute.model.native_layer import LayerCall, NativeLayer
+from shoal.kvcache import KVShape
+from shoal.native import NativeLibrary, load_native
+
+LARGEST_HEAD = 256
+"""Elements of the largest key or value that the kernels take."""
+
+
+def can_attend(shape: KVShape) -> bool:
+    """Whether the kernels take keys and values of this shape."""
+    sizes = [size for layer in shape.layers for size in (layer.key_dim, layer.value_dim)]
+    return shape.dtype in DTYPES and max(sizes) <= LARGEST_HEAD
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """How the work of layers of one shape is shared; the arrays that the kernels read."""
+
+    tasks: np.ndarray
+    splits: np.ndarray
+    partials: torch.Tensor
+
+
+class NativeStep(PagedAttention):
+    """Attends keys and values where they lie. A row's result does not depend on what else is in the step.
+
+    library: the kernels to use; None for those of this CPU.
+    """
+
+    def __init__(self, batch: StepBatch, cache: ServiceCache, library: NativeLibrary | None = None) -> None:
+        super().__init__(batch, cache)
+        library = library or load_native()
+        if library is None:
+            raise RuntimeError("the native library was not built, or is switched off")
+        call = POINTER(AttentionCall)
+        self._attend = library.kernel("shoal_attend", call)
+        self._attend_rotated = library.kernel("shoal_attend_rotated", call, POINTER(RotaryCall))
+        self._list_tasks = library.kernel("shoal_attention_tasks", call, POINTER(c_int64))
+        self._partial_floats = library.kernel("shoal_attention_partial", call, result=c_int64)
+        self._run_layer = library.kernel("shoal_decoder_layer", c_void_p, POINTER(LayerCall), result=c_int64)
+        self._table = np.ascontiguousarray(cache.entries(batch.tables))
+        self._step = StepAddresses(
+            len(batch.firsts),
+            cache.block_size,
+            batch.starts.ctypes.data,
+            batch.firsts.ctypes.data,
+            self._table.ctypes.data,
+            self._table.shape[1] * self._table.shape[2],
+            self._table.shape[2],
+        )
+        self._call = AttentionCall(step=ctypes.addressof(self._step))
+        self._rotary = RotaryCall()
+        self._shared: dict[tuple[int, int, int, int], _Shared] = {}
+        self._angles: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}
+        """Cosines and sines as given (held, so that nothing else gets their ids), and both in float32."""
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scaling: float | None,
+        window: int | None,
+        softcap: float | None,
+        extra: dict[str, Any],
+    ) -> torch.Tensor:
+        """See AttentionStep."""
+        del extra
+        query, key, value = self._usable(query), self._usable(key), self._usable(value)
+        out = self._prepare(layer, len(query), query.shape[1], scaling, window, softcap)
+        call, size = self._call, query.element_size()
+        call.query, call.key, call.value = query.data_ptr(), key.data_ptr(), value.data_ptr()
+        call.query_token, call.query_head = query.stride(0) * size, query.stride(1) * size
+        call.new_key_token, call.new_key_head = key.stride(0) * size, key.stride(1) * size
+        call.new_value_token, call.new_value_head = value.stride(0) * size, value.stride(1) * size
+        self._attend(byref(call))
+        return out
+
+    def attend_packed(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        *,
+        heads: int,
+        kv_heads: int,
+        key_dim: int,
+        value_dim: int,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        rotary_interleaved: bool,
+        q_scale: torch.Tensor | None,
+        k_scale: torch.Tensor | None,
+        norm_eps: float,
+        scaling: float | None,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """Norm, rotate, store and attend: [tokens, heads * value_dim] from a layer's packed projections.
+
+        qkv [tokens, heads * key_dim + kv_heads * (key_dim + value_dim)]: all queries, keys and values of a
+        token beside each other. cos, sin [tokens, rotary_dim]: factors of a head's first elements, of which i
+        turns with i + rotary_dim / 2, or with its neighbour (rotary_interleaved); the rest of a head stays as
+        it is. q_scale, k_scale [key_dim], float32, contiguous: all of the factors of a root-mean-square norm
+        (with norm_eps) of each query and key head before that; None: no norm. scaling, window, softcap: see
+        AttentionStep. Between its input and what is stored nothing is rounded to the model's dtype.
+        """
+        qkv = self._usable(qkv)
+        out = self._prepare(layer, len(qkv), heads, scaling, window, softcap)
+        call, size = self._call, qkv.element_size()
+        call.query_head = call.new_key_head = key_dim * size
+        call.new_value_head = value_dim * size
+        call.query_token = call.new_key_token = call.new_value_token = qkv.stride(0) * size
+        call.query = qkv.data_ptr()
+        call.key = call.query + heads * key_dim * size
+        call.value = call.key + kv_heads * key_dim * size
+        cos, sin = self._float_angles(cos, sin)
+        rotated = torch.empty((len(qkv), heads, key_dim), dtype=qkv.dtype)
+        rotary = self._rotary
+        rotary.cos, rotary.sin = cos.data_ptr(), sin.data_ptr()
+        rotary.dim, rotary.interleaved = cos.shape[1], rotary_interleaved
+        rotary.query_scale = None if q_scale is None else q_scale.data_ptr()
+        rotary.key_scale = None if k_scale is None else k_scale.data_ptr()
+        rotary.eps, rotary.queries = norm_eps, rotated.data_ptr()
+        self._attend_rotated(byref(self._call), byref(rotary))
+        return out.flatten(1)
+
+    def run_layers(
+        self,
+        layers: Sequence[NativeLayer],
+        x: torch.Tensor,
+        normed: torch.Tensor,
+        angles: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        next_scales: Sequence[torch.Tensor | None],
+    ) -> None:
+        """The first layers of a model, each in one native call; the same bits as one operation after the
+        other.
+
+        x [tokens, hidden], contiguous: the residual stream, which changes in place. normed: its norm for the
+        first layer, which becomes that for the layer after these. angles: cos and sin for each layer, as
+        ``attend_packed`` gets them. next_scales: of the norm after each layer; None for the model's last.
+        """
+        x = self._usable(x)
+        tokens = len(x)
+        size = max([layer.workspace_bytes(tokens, x.element_size()) for layer in layers], default=0)
+        workspace = torch.empty(size, dtype=torch.uint8)
+        call = LayerCall(step=ctypes.addressof(self._step))
+        call.x, call.normed, call.workspace = x.data_ptr(), normed.data_ptr(), workspace.data_ptr()
+        for layer, (cos, sin), scale in zip(layers, angles, next_scales, strict=True):
+            cos, sin = self._float_angles(cos, sin)
+            shared = self._work(layer.index, layer.heads, layer.window)
+            call.cache = ctypes.addressof(self.cache.addresses[layer.index])
+            call.task_count = len(shared.tasks)
+            call.tasks, call.splits = shared.tasks.ctypes.data, shared.splits.ctypes.data
+            call.partials = shared.partials.data_ptr()
+            call.cos, call.sin, call.rotary_dim = cos.data_ptr(), sin.data_ptr(), cos.shape[1]
+            call.scale = None if scale is None else scale.data_ptr()
+            if not self._run_layer(layer.address, byref(call)):
+                raise MemoryError("no memory for the inputs of a linear layer")
+
+    def _prepare(
+        self,
+        layer: int,
+        tokens: int,
+        heads: int,
+        scaling: float | None,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """Fill in the call but for its inputs; returns its output [tokens, heads, value_dim], still empty."""
+        call, extent = self._call, self.cache.layers[layer]
+        call.layer = ctypes.addressof(self.cache.addresses[layer])
+        call.heads, call.window = heads, window or 0
+        call.scale = extent.key_dim**-0.5 if scaling is None else scaling
+        call.softcap = softcap or 0.0
+        shared = self._work(layer, heads, call.window)
+        call.task_count = len(shared.tasks)
+        call.tasks, call.splits = shared.tasks.ctypes.data, shared.splits.ctypes.data
+        call.partials = shared.partials.data_ptr()
+        out = torch.empty((tokens, heads, extent.value_dim), dtype=self.cache.dtype)
+        call.out = out.data_ptr()
+        return out
+
+    def _float_angles(self, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both in float32 and contiguous; most layers of a step have the same."""
+        known = self._angles.get((id(cos), id(sin)))
+        if known is None:
+            known = self._angles[id(cos), id(sin)] = (
+                cos,
+                sin,
+                cos.float().contiguous(),
+                sin.float().contiguous(),
+            )
+        return known[2], known[3]
+
+    def _usable(self, x: torch.Tensor) -> torch.Tensor:
+        """``x``, whose rows the kernels can read."""
+        if x.dtype != self.cache.dtype:
+            raise ValueError(f"attention in {x.dtype}, but the service's KV is {self.cache.dtype}")
+        return x if x.stride(-1) == 1 else x.contiguous()
+
+    def _work(self, layer: int, heads: int, window: int) -> _Shared:
+        """How the work of a layer is shared."""
+        extent = self.cache.layers[layer]
+        shape = (heads, extent.kv_heads, extent.value_dim, window)
+        shared = self._shared.get(shape)
+        if shared is None:
+            self._call.layer = ctypes.addressof(self.cache.addresses[layer])
+            self._call.heads, self._call.window = heads, window
+            shared = self._shared[shape] = self._share()
+        return shared
+
+    def _share(self) -> _Shared:
+        """Share the work of the call, and of all layers of its shape."""
+        counts = (c_int64 * 3)()
+        self._call.tasks = None
+        self._list_tasks(byref(self._call), counts)
+        tasks, splits, partials = counts
+        shared = _Shared(
+            np.empty((tasks, TASK_FIELDS), dtype=np.int64),
+            np.empty((splits, SPLIT_FIELDS), dtype=np.int64),
+            torch.empty(partials * self._partial_floats(byref(self._call))),
+        )
+        self._call.tasks, self._call.splits = shared.tasks.ctypes.data, shared.splits.ctypes.data
+        self._list_tasks(byref(self._call), counts)
+        return shared

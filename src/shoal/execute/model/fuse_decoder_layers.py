@@ -1,0 +1,260 @@
+"""Recognising decoder layers that are built like Llama's, and replacing them by ``DecoderLayer``.
+
+A layer is recognised by the names and shapes of its parts. What they do not show (the activation, how rotary
+embeddings pair dimensions, whether there is anything else) is found by computing: one of the possible
+replacements must make of the probe's prompts what the layer itself makes of them, both in float32.
+"""
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, TypeGuard
+
+import torch
+from torch import nn
+
+from shoal.execute.attention.transformers_hook import STEP_KEYWORD
+from shoal.execute.linear.int8_linear import Int8Linear
+from shoal.execute.linear.merged_products import FastProducts, SeparateProducts
+from shoal.execute.linear.native_product import Activation
+from shoal.execute.model.decoder_layer import DecoderLayer, LayerParts, LayerStyle
+from shoal.execute.model.fuse_norms_mlps import FusedRMSNorm, fused_norm
+from shoal.execute.model.fused_forward import FusedForward, RotaryTable
+from shoal.execute.model.layer_kernels import LAYER_DTYPES, LayerKernels
+from shoal.execute.model.probe import RUN_ERRORS, Probed
+from shoal.execute.model.record_attention import RecordedCall, RecordingStep, packed_logits
+from shoal.execute.model.replacements import Replacements, children
+from shoal.execute.model.transformers_forward import TransformersForward
+from shoal.native import load_native
+
+TOLERANCE = 1e-4
+"""Largest relative difference (norm over norm) of what a layer adds to its input: sums in another order."""
+
+_QKV = ("q_proj", "k_proj", "v_proj")
+_HEAD_NORMS = ("q_norm", "k_norm")
+_NORMS = ("input_layernorm", "post_attention_layernorm")
+_FOUR_NORMS = (*_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
+
+
+@dataclass(frozen=True, slots=True)
+class RecognisedLayer:
+    """A decoder layer that a DecoderLayer can stand for, also after its linear layers were replaced."""
+
+    parent: nn.Module
+    """What it is a child of."""
+    name: str
+    """As what."""
+    attention: RecordedCall
+    """How it calls attention."""
+    style: LayerStyle
+    """What its parts do not show."""
+    rotary: RotaryTable | None
+    """Where its cosines and sines come from; None if that was not seen."""
+
+
+@torch.inference_mode()
+def recognise_layers(model: nn.Module, probed: Probed) -> list[RecognisedLayer]:
+    """The layers of ``model`` that can be replaced, while its linear layers are dense; [] without kernels."""
+    native = load_native()
+    if native is None or probed.dtype not in LAYER_DTYPES:
+        return []
+    kernels = LayerKernels(native)
+    styles = [LayerStyle(*pair) for pair in product(list(Activation)[1:], (False, True))]
+    layers = []
+    for seen in _watch_layers(model, probed):
+        style = _best_style(seen, styles, kernels)
+        if style is not None:
+            styles = [style]  # all layers of a model are alike in this
+            layers.append(RecognisedLayer(seen.parent, seen.name, seen.attention, style, seen.rotary))
+    return layers
+
+
+@torch.inference_mode()
+def fuse_layers(layers: Sequence[RecognisedLayer]) -> Replacements:
+    """Replace recognised layers."""
+    replacements, native = Replacements(), load_native()
+    if native is None:
+        return replacements
+    kernels = LayerKernels(native)
+    products = FastProducts(kernels)
+    for layer in layers:
+        original = layer.parent.get_submodule(layer.name)
+        parts = _parts(original, layer.attention)
+        if parts is not None:
+            fused = DecoderLayer(parts, layer.style, products, kernels)
+            replacements.put(layer.parent, layer.name, original, fused)
+    return replacements
+
+
+def fused_forward(model: Any, layers: Sequence[RecognisedLayer]) -> FusedForward | None:
+    """Runs ``model`` without the code around its layers; None if not all are fused, or it is built otherwise.
+
+    Whether that code did anything else is for the caller to find out.
+    """
+    found = [(layer.parent.get_submodule(layer.name), layer.rotary) for layer in layers]
+    fused = [(part, table) for part, table in found if isinstance(part, DecoderLayer) and table is not None]
+    norm = getattr(model.base_model, "norm", None)
+    if len(fused) != model.config.get_text_config().num_hidden_layers or not isinstance(norm, nn.Module):
+        return None
+    if len({layer.eps for layer, _ in fused}) != 1:
+        return None
+    return FusedForward(model.get_input_embeddings(), fused, norm, model.get_output_embeddings())
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A layer's call while the model ran the probe's prompts."""
+
+    parent: nn.Module
+    name: str
+    module: nn.Module
+    attention: RecordedCall
+    lengths: tuple[int, ...]
+    """Of the prompts."""
+    hidden_states: torch.Tensor
+    keywords: dict[str, Any]
+    """All other arguments."""
+    rotary: RotaryTable | None
+
+    def run(self, layer: Callable[..., torch.Tensor]) -> torch.Tensor | None:
+        """What ``layer`` adds to the hidden states if it is called in the same way, in float32.
+
+        None if it cannot be called so, such as one that is given further tensors in the model's dtype.
+        """
+        given = self.hidden_states.float()
+        keywords = self.keywords | {STEP_KEYWORD: RecordingStep(self.lengths)}
+        keywords["position_embeddings"] = tuple(part.float() for part in keywords["position_embeddings"])
+        try:
+            return layer(given, **keywords) - given
+        except RUN_ERRORS:
+            return None
+
+
+def _watch_layers(model: nn.Module, probed: Probed) -> list[_Seen]:
+    """All calls of modules with attention and MLP inside that have the calling convention of Llama's."""
+    step = RecordingStep(tuple(ids.shape[1] for ids in probed.prompts))
+    places = {child: (parent, name) for parent, name, child in children(model) if _is_layer(child)}
+    tables: list[tuple[torch.Tensor, RotaryTable]] = []
+    seen: list[_Seen] = []
+
+    def table_hook(module: nn.Module, args: Any, keywords: dict[str, Any], made: Any) -> None:
+        if _is_cos_sin(made) and len(args) + ("position_ids" in keywords) >= 2:
+            others = {name: value for name, value in keywords.items() if name != "position_ids"}
+            tables.append((made[0], RotaryTable(module, args[2:], others)))
+
+    def layer_hook(module: nn.Module, args: Any, keywords: dict[str, Any], made: Any) -> None:
+        angles = keywords.get("position_embeddings")
+        if len(args) == 1 and isinstance(made, torch.Tensor) and _is_cos_sin(angles):
+            table = next((table for cos, table in tables if cos is angles[0]), None)
+            place, call = places[module], step.calls[-1]
+            seen.append(_Seen(*place, module, call, step.lengths, args[0], keywords, table))
+
+    watched = dict.fromkeys(places, layer_hook)
+    watched |= {part: table_hook for part in model.modules() if "Rotary" in type(part).__name__}
+    hooks = [module.register_forward_hook(hook, with_kwargs=True) for module, hook in watched.items()]
+    try:
+        packed_logits(TransformersForward(model), probed.prompts, step)
+    finally:
+        for handle in hooks:
+            handle.remove()
+    return seen
+
+
+def _is_cos_sin(angles: Any) -> TypeGuard[tuple[torch.Tensor, torch.Tensor]]:
+    """Whether these position embeddings are cosines and sines; DeepSeek-V2's are one complex tensor."""
+    if not isinstance(angles, tuple) or len(angles) != 2:
+        return False
+    return all(isinstance(part, torch.Tensor) and part.is_floating_point() for part in angles)
+
+
+def _is_layer(module: nn.Module) -> bool:
+    return hasattr(module, "self_attn") and hasattr(module, "mlp")
+
+
+def _best_style(seen: _Seen, styles: Sequence[LayerStyle], kernels: LayerKernels) -> LayerStyle | None:
+    """The style whose layer computes most nearly what the seen one does; None if none comes near."""
+    if _parts(seen.module, seen.attention) is None:
+        return None
+    original = deepcopy(seen.module, _in_float32(seen.module)).float()
+    parts = _parts(original, seen.attention)
+    assert parts is not None
+    theirs = seen.run(original)
+    if theirs is None:
+        return None
+    best, least = None, TOLERANCE
+    for style in styles:
+        ours = seen.run(DecoderLayer(parts, style, SeparateProducts(kernels), kernels))
+        if ours is None:
+            return None
+        difference = float((ours - theirs).norm() / theirs.norm().clamp_min(1e-30))
+        if difference <= least:
+            best, least = style, difference
+    return best
+
+
+def _in_float32(module: nn.Module) -> dict[int, Any]:
+    """What a copy of a module is to have for its parameters, as ``deepcopy`` wants it."""
+    copies = {id(p): p.to(torch.float32, copy=True) for p in module.parameters()}
+    return {name: nn.Parameter(copy, requires_grad=False) for name, copy in copies.items()}
+
+
+def _parts(layer: nn.Module, call: RecordedCall) -> LayerParts | None:
+    """The parts of a layer; None if it has others than those we know."""
+    own = _weighted(layer)
+    attention, mlp = (_weighted(own.pop(name, nn.Identity())) for name in ("self_attn", "mlp"))
+    head_norms = {name: attention.pop(name) for name in _HEAD_NORMS if name in attention}
+    if not (
+        own.keys() in (set(_NORMS), set(_FOUR_NORMS))
+        and attention.keys() == {*_QKV, "o_proj"}
+        and mlp.keys() == {"gate_proj", "up_proj", "down_proj"}
+    ):
+        return None
+    norms = {name: fused_norm(module) for name, module in (own | head_norms).items()}
+    return _assemble(attention | mlp, norms, call)
+
+
+def _assemble(
+    modules: dict[str, nn.Module], norms: dict[str, FusedRMSNorm | None], call: RecordedCall
+) -> LayerParts | None:
+    """The same from its linear layers and norms, by name; None if they are of another kind or shape."""
+    found = {name: norm for name, norm in norms.items() if norm is not None}
+    eps = {norm.eps for norm in found.values()}
+    linears = {name: m for name, m in modules.items() if isinstance(m, nn.Linear | Int8Linear)}
+    if len(found) != len(norms) or len(eps) != 1 or len(linears) != len(modules):
+        return None
+    shape = call.shape
+    widths = (call.heads * shape.key_dim, shape.kv_heads * shape.key_dim, shape.kv_heads * shape.value_dim)
+    if tuple(linears[name].out_features for name in _QKV) != widths:
+        return None
+    if any(name in found and found[name].size != (shape.key_dim,) for name in _HEAD_NORMS):
+        return None
+    scales = {name: norm.scale.float() for name, norm in found.items()}
+    four = len(scales.keys() & set(_FOUR_NORMS)) == 4
+    return LayerParts(
+        attention=call,
+        qkv=tuple(linears[name] for name in _QKV),
+        o=linears["o_proj"],
+        gate=linears["gate_proj"],
+        up=linears["up_proj"],
+        down=linears["down_proj"],
+        before_attention=scales["input_layernorm"],
+        after_attention=scales["post_attention_layernorm"] if four else None,
+        before_mlp=scales["pre_feedforward_layernorm" if four else "post_attention_layernorm"],
+        after_mlp=scales.get("post_feedforward_layernorm"),
+        q_norm=scales.get("q_norm"),
+        k_norm=scales.get("k_norm"),
+        eps=eps.pop(),
+    )
+
+
+def _weighted(module: nn.Module) -> dict[str, nn.Module]:
+    """The children of ``module`` that have weights, by name; the module as "" if it has some itself."""
+    own = {"": module} if next(module.parameters(recurse=False), None) is not None else {}
+    return own | {name: child for name, child in module.named_children() if _has_weights(child)}
+
+
+def _has_weights(module: nn.Module) -> bool:
+    return any(isinstance(part, Int8Linear) for part in module.modules()) or any(
+        True for _ in module.parameters()
+    )

@@ -1,0 +1,134 @@
+"""Replacing parts of a model by fewer, larger operations that compute the same.
+
+A part is recognised by its shape (a norm with one weight; gate, up and down projections) and replaced
+only if the replacement gives the same output on random input, so an architecture that means something
+else by the same names keeps its own code.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from shoal.execute.linear.bf16_linear import Bf16Linear
+from shoal.execute.linear.int8_linear import Int8Linear
+from shoal.execute.linear.int8_product import Int8Product
+from shoal.execute.linear.native_product import Activation, NativeProduct
+from shoal.execute.linear.prepack import GATE_ACTIVATIONS, PackedGatedMLP, PackedLinear
+from shoal.execute.model.replacements import Replacements, children
+
+NORM_TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
+"""Largest relative difference (norm over norm) of a fused norm: a unit in the last place, where one large
+element is nearly all of the output."""
+
+MLP_TOLERANCE = 2e-2
+"""The same for a gated MLP in bfloat16 or int8, whose inner sums are rounded in other places."""
+
+
+class FusedRMSNorm(nn.Module):
+    """Root-mean-square norm in one operation.
+
+    A scale of higher precision than the input is kept: for models that scale by 1 + weight, bfloat16 has no
+    digits for a small weight.
+    """
+
+    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+        super().__init__()
+        self.scale = weight
+        self.eps = eps
+        self.size = tuple(weight.shape)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., size] -> [..., size]; without module hooks, which are not used here."""
+        return F.rms_norm(x.to(self.scale.dtype), self.size, self.scale, self.eps).to(x.dtype)
+
+
+class NativeGatedMLP(nn.Module):
+    """down(gated(x)); gated: activation(gate(x)) * up(x) in one kernel."""
+
+    def __init__(self, gated: Callable[[torch.Tensor], torch.Tensor], down: nn.Module) -> None:
+        super().__init__()
+        self.gated, self.down = gated, down
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., hidden] -> [..., hidden]; without module hooks, which are not used here."""
+        result: torch.Tensor = self.down(self.gated(x))
+        return result
+
+
+ACTIVATIONS = (Activation.SILU, Activation.GELU_TANH, Activation.GELU_ERF)
+
+
+@torch.inference_mode()
+def fuse(model: nn.Module) -> Replacements:
+    """Replace norms, and gated MLPs of prepacked and int8 layers, in ``model``."""
+    replacements = Replacements()
+    for parent, name, child in children(model):
+        candidate = fused_norm(child) or _fused_mlp(child)
+        if candidate is not None:
+            replacements.put(parent, name, child, candidate)
+    return replacements
+
+
+def fused_norm(module: Any) -> FusedRMSNorm | None:
+    """A norm that computes what ``module`` does; None if that is another module, or another kind of norm."""
+    if "RMSNorm" not in type(module).__name__:
+        return None
+    weight = getattr(module, "weight", None)
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if not isinstance(weight, torch.Tensor) or weight.ndim != 1 or not isinstance(eps, float):
+        return None
+    weight = weight.detach()
+    candidates = [FusedRMSNorm(scale, eps) for scale in (weight, weight.float() + 1)]
+    return _nearest(module, candidates, len(weight), weight.dtype, NORM_TOLERANCE[weight.dtype])
+
+
+def _fused_mlp(module: Any) -> PackedGatedMLP | NativeGatedMLP | None:
+    gate, up, down = (getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj"))
+    candidates: list[PackedGatedMLP | NativeGatedMLP] = []
+    if isinstance(gate, PackedLinear) and isinstance(up, PackedLinear) and isinstance(down, PackedLinear):
+        candidates += [PackedGatedMLP(gate, up, down, activation) for activation in GATE_ACTIVATIONS]
+    elif isinstance(down, Int8Linear | Bf16Linear):
+        candidates += [NativeGatedMLP(gated, down) for gated in _gated_products(gate, up)]
+    if gate is None or not candidates:
+        return None
+    return _nearest(module, candidates, gate.in_features, torch.bfloat16, MLP_TOLERANCE)
+
+
+def _gated_products(gate: Any, up: Any) -> list[Int8Product | NativeProduct]:
+    """activation(gate) * up for every activation, where both have a native kernel."""
+    if isinstance(gate, Int8Linear) and isinstance(up, Int8Linear):
+        return [gate.gated(up, activation) for activation in ACTIVATIONS]
+    if isinstance(gate, Bf16Linear) and isinstance(up, Bf16Linear):
+        return [gate.gated(up, activation) for activation in ACTIVATIONS]
+    return []
+
+
+Candidate = TypeVar("Candidate", bound=nn.Module)
+
+
+def _nearest(
+    original: nn.Module, candidates: Sequence[Candidate], features: int, dtype: torch.dtype, tolerance: float
+) -> Candidate | None:
+    """The candidate that is nearest to ``original`` on random input; None if none is within ``tolerance``."""
+    differences = [_difference(original, candidate, features, dtype) for candidate in candidates]
+    least = min(differences)
+    return candidates[differences.index(least)] if least <= tolerance else None
+
+
+def _difference(
+    original: Callable[..., Any], candidate: nn.Module, features: int, dtype: torch.dtype
+) -> float:
+    """Relative difference of the outputs on random input; infinite if they cannot be compared."""
+    generator = torch.Generator().manual_seed(0)
+    device = next((p.device for p in getattr(original, "parameters", list)()), torch.device("cpu"))
+    x = torch.randn((3, features), generator=generator).to(device, dtype)
+    try:
+        theirs, ours = original(x), candidate(x)
+    except (TypeError, ValueError, RuntimeError):
+        return float("inf")
+    if not isinstance(theirs, torch.Tensor) or theirs.shape != ours.shape or theirs.dtype != ours.dtype:
+        return float("inf")
+    return float((theirs.float() - ours.float()).norm() / theirs.float().norm().clamp_min(1e-30))

@@ -1,0 +1,93 @@
+"""Running a model whose layers all are fused, without the code of `transformers` around them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from shoal.execute.attention.native_backend import NativeStep
+from shoal.execute.attention.transformers_hook import AttentionStep
+from shoal.execute.model.decoder_layer import DecoderLayer
+from shoal.execute.model.native_layer import NativeLayer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RotaryTable:
+    """How a model computes the cosines and sines of some of its layers."""
+
+    module: nn.Module
+    """Makes them from hidden states and positions."""
+    arguments: tuple[Any, ...]
+    """Further ones, by position."""
+    keywords: dict[str, Any]
+    """Further ones, by name."""
+
+    def compute(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines [1, tokens, n]; x only gives them its dtype."""
+        cos, sin = self.module(x, positions, *self.arguments, **self.keywords)
+        return cos, sin
+
+
+class FusedForward:
+    """A Forward. Gives the same bits as that of `transformers` with the same layers.
+
+    layers: with the table that each one takes; they have one ``eps``. norm, head: what follows the layers.
+    """
+
+    def __init__(
+        self,
+        embed: nn.Module,
+        layers: Sequence[tuple[DecoderLayer, RotaryTable]],
+        norm: nn.Module,
+        head: nn.Module,
+    ) -> None:
+        self._embed, self._norm, self._head = embed, norm, head
+        self._layers = [layer for layer, _ in layers]
+        self._tables = list(dict.fromkeys(table for _, table in layers))
+        self._table_of = [self._tables.index(table) for _, table in layers]
+        self._next_scale = [layer.before_attention for layer in self._layers[1:]] + [None]
+        native = [NativeLayer.of(layer) for layer in self._layers]
+        self.native_layers = [layer for layer in native if layer is not None]
+        """For steps with native attention, if these are all layers. Without them layers are computed one
+        operation after the other, with the same bits."""
+
+    def __call__(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, step: AttentionStep
+    ) -> torch.Tensor:
+        """See Forward."""
+        return self.logits(self.hidden(input_ids, positions, rows, step))
+
+    def hidden(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, step: AttentionStep
+    ) -> torch.Tensor:
+        """See Forward."""
+        embedded = self._embed(input_ids)
+        x = embedded[0].contiguous()
+        first = self._layers[0]
+        tables = [table.compute(embedded, positions) for table in self._tables]
+        angles = [(first.angles(cos), first.angles(sin)) for cos, sin in tables]
+        normed = first.kernels.norm(x, first.before_attention, first.eps)
+        # Of the last layer nobody needs more than these rows: most of a prompt's tokens sample nothing.
+        fewer = len(rows) < len(x)
+        done = 0
+        if len(self.native_layers) == len(self._layers) and isinstance(step, NativeStep):
+            done = len(self._layers) - (1 if fewer else 0)
+            by_layer = [angles[table] for table in self._table_of]
+            step.run_layers(self.native_layers[:done], x, normed, by_layer[:done], self._next_scale[:done])
+        for i in range(done, len(self._layers)):
+            layer, (cos, sin) = self._layers[i], angles[self._table_of[i]]
+            last = i == len(self._layers) - 1
+            x, made = layer.compute(x, normed, cos, sin, step, rows if last and fewer else None)
+            x, normed = layer.kernels.residual_norm(made, layer.after_mlp, x, self._next_scale[i], layer.eps)
+        return self._last_norm(x if fewer else x[rows])
+
+    def _last_norm(self, x: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self._norm(x)
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See Forward."""
+        logits: torch.Tensor = self._head(hidden)
+        return logits

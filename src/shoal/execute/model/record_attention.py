@@ -1,0 +1,81 @@
+"""Running a model over whole packed prompts without a KV pool, and recording how it calls attention."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from shoal.execute.attention.packed_qkv import PackedQKV
+from shoal.execute.attention.sdpa import additive_mask, prefill_attention, visible_keys
+from shoal.execute.model.transformers_forward import Forward
+from shoal.kvcache import LayerShape
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """How a layer calls attention."""
+
+    layer: int
+    """Its number."""
+    heads: int
+    """Of its queries."""
+    shape: LayerShape
+    """Of its keys and values."""
+    scaling: float | None
+    """Factor on the scores; None for key_dim**-0.5."""
+    window: int | None
+    """Sliding window; None for all tokens."""
+    softcap: float | None
+    """Bound of the scores; None for none."""
+
+
+@dataclass(slots=True)
+class RecordingStep(PackedQKV):
+    """Causal attention over packed whole prompts; records every call."""
+
+    lengths: tuple[int, ...]
+    """Lengths of the prompts."""
+    calls: list[RecordedCall] = field(default_factory=list)
+    """In their order."""
+    keywords: dict[str, Any] = field(default_factory=dict)
+    """Further keywords that were passed with a value."""
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scaling: float | None,
+        window: int | None,
+        softcap: float | None,
+        extra: dict[str, Any],
+    ) -> torch.Tensor:
+        """See AttentionStep."""
+        shape = LayerShape(key.shape[1], key.shape[2], value.shape[2])
+        self.calls.append(RecordedCall(layer, query.shape[1], shape, scaling, window, softcap))
+        self.keywords.update({name: v for name, v in extra.items() if v is not None})
+        outputs, start = [], 0
+        for length in self.lengths:
+            part = slice(start, start + length)
+            mask = _window_mask(length, window, query)
+            outputs.append(prefill_attention(query[part], key[part], value[part], mask, scaling, softcap))
+            start += length
+        return torch.cat(outputs)
+
+
+def _window_mask(length: int, window: int | None, query: torch.Tensor) -> torch.Tensor | None:
+    if window is None or length <= window:
+        return None
+    positions = torch.arange(length, device=query.device)
+    return additive_mask(visible_keys(positions, positions, window), query.dtype)
+
+
+def packed_logits(forward: Forward, prompts: Sequence[torch.Tensor], step: RecordingStep) -> torch.Tensor:
+    """Logits [tokens, vocab] of whole prompts [1, length], packed into one step as ``step.lengths`` says."""
+    input_ids = torch.cat(list(prompts), dim=1)
+    positions = torch.cat([torch.arange(n) for n in step.lengths]).unsqueeze(0).to(input_ids.device)
+    rows = torch.arange(input_ids.shape[1], device=input_ids.device)
+    return forward(input_ids, positions, rows, step)

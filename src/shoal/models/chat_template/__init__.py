@@ -1,0 +1,1 @@
+"""Chat templates: Jinja sources that turn a conversation into one prompt."""

@@ -1,0 +1,98 @@
+"""Checks of a model folder's files that need neither torch nor transformers."""
+
+import importlib.util
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from shoal.core import ModelUnsupported
+from shoal.models.folder.json_files import read_json
+from shoal.models.folder.weights import StoredTensor, read_weight_headers
+
+_BUILT = re.compile(r"(num|n)_(\w+_)?(layers?|experts)")
+"""Names in config.json for how many modules are built before the weights are read."""
+
+_LISTED = re.compile(rf"{_BUILT.pattern}|num_labels")
+"""Names in config.json for the lengths of lists that transformers makes when it reads the file."""
+
+_LONGEST_LIST = 100_000
+
+
+def check_model_folder(folder: Path) -> None:
+    """Raise ModelUnsupported or ModelUnavailable where the files in ``folder`` show that it cannot be served.
+
+    Neither torch nor transformers is imported, so this takes milliseconds.
+    """
+    check_config(folder)
+    check_weights(folder)
+
+
+def check_config(folder: Path) -> None:
+    """Raise ModelUnsupported where the model is code in its folder, or stored in a way that is not read."""
+    config = read_json(folder / "config.json")
+    if config.get("auto_map") and not _known_to_transformers(config.get("model_type")):
+        raise ModelUnsupported(
+            f"{folder} brings its own code (auto_map in config.json), which is never run here, and"
+            f" transformers has no model_type {config.get('model_type')!r:.80} of its own"
+        )
+    for part in _sections(config):
+        if part.get("attribute_map"):
+            raise ModelUnsupported(
+                f"{folder / 'config.json'} has an attribute_map, which would make its names mean others"
+            )
+        _refuse_counts(folder, part, _LISTED, _LONGEST_LIST, "are read here")
+        quantisation = part.get("quantization_config") or part.get("compression_config")
+        if quantisation:
+            method = quantisation.get("quant_method") if isinstance(quantisation, Mapping) else quantisation
+            raise ModelUnsupported(
+                f"{folder} is quantised ({method!s:.40}), which is not read here; possible are weights"
+                " in float32, bfloat16 or float16, and GGUF files"
+            )
+    if (folder / "adapter_config.json").exists():
+        raise ModelUnsupported(
+            f"{folder} holds an adapter (adapter_config.json), which is not read here: merge it into the"
+            " model and save that, or remove the file where that is done"
+        )
+
+
+def check_weights(folder: Path) -> None:
+    """Raise ModelUnavailable or ModelUnsupported where the weight files cannot be those of config.json."""
+    most = _most_modules(read_weight_headers(folder))
+    for section in _sections(read_json(folder / "config.json")):
+        _refuse_counts(folder, section, _BUILT, most, "could be in its weight files")
+
+
+def _refuse_counts(
+    folder: Path, section: Mapping[str, Any], names: re.Pattern[str], most: int, what: str
+) -> None:
+    for name, value in section.items():
+        if names.fullmatch(name) and isinstance(value, int) and value > most:
+            raise ModelUnsupported(
+                f"{folder / 'config.json'} says {name}: {value!s:.20}, but no more than {most} {what}"
+            )
+
+
+def _most_modules(tensors: Mapping[str, StoredTensor]) -> int:
+    """An upper bound on layers or experts: each has a tensor of its own, or a place in a stacked tensor."""
+    stacks = (tensor.shape[0] for tensor in tensors.values() if len(tensor.shape) > 2)
+    return max((len(tensors), *stacks))
+
+
+def _sections(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The object and all objects nested in it; multimodal models have an object for each part."""
+    waiting = [config]
+    while waiting:
+        section = waiting.pop()
+        yield section
+        waiting += [value for value in section.values() if isinstance(value, Mapping)]
+
+
+def _known_to_transformers(model_type: Any) -> bool:
+    """Whether transformers' source has code for ``model_type``; importing it would take seconds."""
+    found = importlib.util.find_spec("transformers")
+    if found is None or not found.submodule_search_locations or not isinstance(model_type, str):
+        return False
+    declared = re.compile(rf'^    model_type\b.*= "{re.escape(model_type)}"$', re.MULTILINE)
+    sources = Path(found.submodule_search_locations[0]).glob("models/*/configuration_*.py")
+    return any(declared.search(source.read_text(encoding="utf-8")) for source in sources)

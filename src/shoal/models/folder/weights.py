@@ -1,0 +1,168 @@
+"""The safetensors files of a model folder: which ones are read, and what their headers say."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from shoal.core import ModelUnavailable, ModelUnsupported
+from shoal.models.cache import build_once, cache_dir, fingerprint
+from shoal.models.folder.json_files import read_json
+from shoal.models.progress import silent
+
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+GROUPS_FILE = "int8_groups.st"
+"""Linear layers as a GGUF file had them quantised, in a folder converted from it; see ``gguf_int8``. A file
+of safetensors, but not called so: other programs take all files of that name for weights of the model."""
+COMPLETE = "complete"
+"""In that file's metadata: whether it has all linear layers of the model, "True" or "False"."""
+_NAMED = 4
+_DENSE = ("F64", "F32", "F16", "BF16")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor, as its file's header describes it."""
+
+    shape: tuple[int, ...]
+    """Its dimensions."""
+    dtype: str
+    """Element type as safetensors names it, such as ``BF16``."""
+
+
+def read_weight_headers(folder: Path) -> Mapping[str, StoredTensor]:
+    """Every tensor in the weight files of the model in ``folder``, by name; reads headers only.
+
+    Raises ModelUnavailable where a file is absent, damaged or outside the folder, ModelUnsupported where a
+    weight is no dense floating-point matrix.
+    """
+    tensors = {name: tensor for file in weight_files(folder) for name, tensor in _tensors(file)}
+    for name, tensor in tensors.items():
+        if name.endswith(".weight") and tensor.dtype not in _DENSE:
+            raise ModelUnsupported(
+                f"{folder} stores {name} as {tensor.dtype}, so it is quantised in a way that is not read;"
+                " possible are float32, bfloat16, float16 and GGUF files"
+            )
+    return tensors
+
+
+def derived_folder(kind: str, folder: Path, revision: str, build: Callable[[Path], None]) -> Path:
+    """Cached folder with what ``build`` made of the weights in ``folder``; made anew when these change.
+
+    kind: of what is made, a name for a part of the cache. revision: changes when the result does.
+    """
+    source = folder.resolve()
+    groups = groups_file(source)
+    files = (*weight_files(source), *([] if groups is None else [groups]))
+    target = cache_dir() / kind / f"{source.name}-{fingerprint(revision, source, files)}"
+    return build_once(target, build, silent)
+
+
+def groups_file(folder: Path) -> Path | None:
+    """The file in ``folder`` with the linear layers that a GGUF file had quantised; None without one."""
+    file = folder / GROUPS_FILE
+    return file if file.is_file() else None
+
+
+def is_quantised(folder: Path) -> bool:
+    """Whether the model in ``folder`` comes from a GGUF file that had all its linear layers quantised.
+
+    Raises ModelUnavailable where the file with them is damaged.
+    """
+    file = groups_file(folder)
+    if file is None:
+        return False
+    with opened_weights(file) as opened:
+        return (opened.metadata() or {}).get(COMPLETE) == "True"
+
+
+def refuse_incomplete(info: Mapping[str, Any], name: str) -> None:
+    """Raise ModelUnsupported where weights were missing at loading; info: ``output_loading_info``."""
+    if info["missing_keys"]:
+        raise ModelUnsupported(f"{name}: its files have no weights for {some_of(info['missing_keys'])}")
+    if info["mismatched_keys"]:
+        mismatched = info["mismatched_keys"]
+        shapes = (f"{key} is {list(stored)}, not {list(wanted)}" for key, stored, wanted in mismatched)
+        raise ModelUnsupported(f"{name}: its files have weights of other shapes: {some_of(shapes)}")
+
+
+def some_of(names: Iterable[str]) -> str:
+    """The first few of ``names``, and how many more there are."""
+    ordered = sorted(names)
+    more = f" and {len(ordered) - _NAMED} more" if len(ordered) > _NAMED else ""
+    return ", ".join(ordered[:_NAMED]) + more
+
+
+def weight_files(folder: Path) -> tuple[Path, ...]:
+    """The files that transformers reads the weights from; all of them safetensors in the folder itself.
+
+    Raises ModelUnavailable where there are none, or config.json or an index names other files.
+    """
+    if any(folder.glob("shard-[0-9]*.safetensors")):
+        raise ModelUnavailable(
+            f"{folder} is a checkpoint of distributed training; save the model with save_pretrained"
+        )
+    chosen = read_json(folder / "config.json").get("transformers_weights")
+    if chosen is not None:
+        first = _inside(folder, chosen, folder / "config.json")
+    else:
+        first = folder / _SINGLE if (folder / _SINGLE).exists() else folder / _INDEX
+    if not first.exists():
+        raise ModelUnavailable(
+            f"{folder} holds no *.safetensors weights that could be loaded ({_SINGLE}, or several with"
+            f" {_INDEX}); other formats are not read: save it with save_pretrained, or name a .gguf file"
+        )
+    return (first,) if first.suffix == ".safetensors" else _indexed(folder, first)
+
+
+def _indexed(folder: Path, index: Path) -> tuple[Path, ...]:
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise ModelUnavailable(f"{index} has no weight_map that says which file holds which weight")
+    different = dict.fromkeys(json.dumps(name) for name in names.values())
+    files = tuple(_inside(folder, json.loads(name), index) for name in different)
+    for file in files:
+        if file.suffix != ".safetensors" or not file.is_file():
+            raise ModelUnavailable(f"{index} names {file.name}, which is no safetensors file in {folder}")
+    return files
+
+
+def _inside(folder: Path, name: Any, named_by: Path) -> Path:
+    """The file in ``folder`` with that plain name; transformers would follow any path and unpickle files."""
+    known = (".safetensors", ".safetensors.index.json")
+    if isinstance(name, str) and name.endswith(known) and not set(name) & set("/\\\0"):
+        return folder / name
+    raise ModelUnavailable(
+        f"{named_by} names the weight file {name!r:.80}; possible are safetensors files in {folder}"
+    )
+
+
+def _tensors(file: Path) -> Iterator[tuple[str, StoredTensor]]:
+    if not file.is_file():  # reading a pipe would take for ever
+        raise ModelUnavailable(f"{file} is no file")
+    with opened_weights(file) as opened:
+        for name in opened.keys():  # noqa: SIM118 (no mapping)
+            tensor = opened.get_slice(name)
+            yield name, StoredTensor(tuple(tensor.get_shape()), tensor.get_dtype())
+
+
+@contextmanager
+def opened_weights(file: Path, framework: str = "numpy") -> Iterator[Any]:
+    """The safetensors ``file``; raises ModelUnavailable where it is damaged."""
+    try:
+        with safe_open(file, framework=framework) as opened:
+            yield opened
+    except (SafetensorError, OSError) as error:
+        raise ModelUnavailable(
+            f"{file} is damaged or was not copied whole ({error}); {_repair(file)}"
+        ) from error
+
+
+def _repair(file: Path) -> str:
+    if file.is_relative_to(cache_dir()):
+        return f"remove the folder {file.parent}, and the model is fetched anew (`shoal models pull NAME`)"
+    return "copy or download it again"

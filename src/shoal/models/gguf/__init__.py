@@ -1,0 +1,1 @@
+"""GGUF files: reading their metadata, and what a conversion makes of it."""

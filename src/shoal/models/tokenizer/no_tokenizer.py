@@ -1,0 +1,28 @@
+"""What stands in for the tokenizer of a model that has none."""
+
+from pathlib import Path
+
+import tokenizers
+
+from shoal.core import InvalidRequest
+from shoal.models.tokenizer.end_tokens import end_token_ids
+from shoal.models.tokenizer.tokenizer import Tokenizer
+
+
+class NoTokenizer(Tokenizer):
+    """The tokenizer of the model in ``folder``, which has no files of one: tokens have no text.
+
+    Prompts must be token ids. There is no chat template. Raises ModelUnavailable where the folder's files
+    name ends of the output that are no token ids.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+        super().__init__(backend, special_tokens={}, eos_token_ids=end_token_ids(folder, None))
+        self._folder = folder
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Raise InvalidRequest."""
+        raise InvalidRequest(
+            f"{self._folder} has no tokenizer files (tokenizer.json), so prompts must be lists of token ids"
+        )
