@@ -45,11 +45,11 @@ import chaos_serve
 from chaos_configs import named
 from chaos_engine import FAILS_ONCE, MARKS, POISON
 from interrupted import shown_at_end
-from shoal.cluster.actions import ClusterAction, Dispatch
-from shoal.cluster.backends import make_backend
-from shoal.cluster.events import ClusterEvent
+from shoal.cluster.backends.make import make_backend
+from shoal.cluster.manager.actions import ClusterAction, Dispatch
+from shoal.cluster.manager.events import ClusterEvent
 from shoal.cluster.options import ClusterOptions, EnginePlan, RestartOptions
-from shoal.cluster.router import Router
+from shoal.cluster.router.router import Router
 from shoal.cluster.status import EngineState
 from shoal.core import EngineDied, SamplingParams, Service
 from shoal.engine import EngineOptions

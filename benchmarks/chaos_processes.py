@@ -19,10 +19,10 @@ import sys
 import time
 from pathlib import Path
 
-from shoal.cluster.backends import make_backend
-from shoal.cluster.call import Call
+from shoal.cluster.backends.make import make_backend
 from shoal.cluster.options import ClusterOptions, EnginePlan, RestartOptions
-from shoal.cluster.router import Router
+from shoal.cluster.router.call import Call
+from shoal.cluster.router.router import Router
 from shoal.cluster.status import EngineState
 from shoal.core import SamplingParams
 

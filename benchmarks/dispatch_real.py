@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.cluster.dispatch import DISPATCHES
-from shoal.cluster.local import LocalBackend
+from shoal.cluster.backends.local import LocalBackend
+from shoal.cluster.manager.dispatch import DISPATCHES
 from shoal.cluster.options import ClusterOptions, EnginePlan
-from shoal.cluster.router import Router
+from shoal.cluster.router.router import Router
 from shoal.core import SamplingParams, Service
 from shoal.engine import EngineOptions
 from shoal.kvcache import KVCacheOptions

@@ -16,8 +16,8 @@ from random import Random
 from rich.table import Table
 
 from interrupted import printed_at_end
-from shoal.cluster.dispatch import DISPATCH_NAMES, dispatch_named
-from shoal.cluster.events import (
+from shoal.cluster.manager.dispatch import DISPATCH_NAMES, dispatch_named
+from shoal.cluster.manager.events import (
     ClusterEvent,
     Ended,
     EngineAdded,
@@ -28,7 +28,7 @@ from shoal.cluster.events import (
     Submitted,
     Ticked,
 )
-from shoal.cluster.manager import Manager
+from shoal.cluster.manager.manager import Manager
 from shoal.cluster.options import ClusterOptions
 from shoal.cluster.packing import PACKERS
 

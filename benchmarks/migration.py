@@ -25,11 +25,11 @@ from itertools import pairwise
 from rich.console import Console
 from rich.table import Table
 
-from shoal.cluster.actions import ClusterAction, Commit, Dispatch, MoveEnded
-from shoal.cluster.backends import make_backend
-from shoal.cluster.events import ClusterEvent, MoveMethod
+from shoal.cluster.backends.make import make_backend
+from shoal.cluster.manager.actions import ClusterAction, Commit, Dispatch, MoveEnded
+from shoal.cluster.manager.events import ClusterEvent, MoveMethod
 from shoal.cluster.options import ClusterOptions, EnginePlan
-from shoal.cluster.router import Router
+from shoal.cluster.router.router import Router
 from shoal.core import EngineDied, Service
 from shoal.engine import EngineOptions
 from shoal.kvcache import KVCacheOptions

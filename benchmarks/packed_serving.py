@@ -24,9 +24,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from shoal.cluster.backends import make_backend
+from shoal.cluster.backends.make import make_backend
 from shoal.cluster.options import ClusterOptions, EnginePlan, PackingOptions
-from shoal.cluster.router import Router
+from shoal.cluster.router.router import Router
 from shoal.core import EngineDied, Service
 from shoal.engine import EngineOptions
 from shoal.kvcache import KVCacheOptions

@@ -21,9 +21,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from shoal.cluster.local import LocalBackend
+from shoal.cluster.backends.local import LocalBackend
 from shoal.cluster.options import ClusterOptions, EnginePlan
-from shoal.cluster.router import Router
+from shoal.cluster.router.router import Router
 from shoal.core import SamplingParams, Service
 from shoal.engine import EngineOptions
 from shoal.kvcache import KVCacheOptions

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from shoal.cluster.router import Router
+from shoal.cluster.router.router import Router
 from shoal.core import SamplingParams
 from shoal.models import Tokenizer
 

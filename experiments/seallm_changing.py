@@ -10,8 +10,8 @@ from experiments.seallm_systems import SYSTEMS, Placer, engines_of
 from shoal.core import Request
 from shoal.place.estimate import Estimate
 from shoal.place.replacement import Hysteresis, IntervalRule
-from shoal.simulate.changing import ChangingCluster
-from shoal.simulate.replacing import Interval, serve_replacing
+from shoal.simulate.changing_placement import ChangingCluster
+from shoal.simulate.periodic_placement import Interval, serve_replacing
 from shoal.simulate.simulated_groups import estimates_of_rows
 
 REPLACES = ("never", "literal", "hysteresis")

@@ -12,7 +12,7 @@ from shoal.core.cluster import ClusterSpec, Device, Link
 from shoal.forecast import ModelSpec, RooflineTimes, StepTimes, device_spec, model_spec
 from shoal.place.memory import MemoryCheck, PlacedService
 from shoal.place.traffic import alone_s
-from shoal.simulate.placed import ServedService
+from shoal.simulate.placed_engines import ServedService
 from shoal.workload import Empirical, Gamma, TraceRow, to_requests
 
 KIND = "a800"

@@ -27,7 +27,7 @@ from shoal.place.problem import Problem, Search, together
 from shoal.place.search import search_screened, shortlisted
 from shoal.place.traffic import ServiceLoad, load_of
 from shoal.schedule import SchedulerOptions
-from shoal.simulate.placed import PlacedEngines
+from shoal.simulate.placed_engines import PlacedEngines
 from shoal.simulate.simulated_groups import GroupTraffic, SimulatedGroups, estimates
 
 MOST_SHARING = 2

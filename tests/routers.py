@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from shoal.cluster.action_runner import OnDecision
-from shoal.cluster.backends import make_backend
+from shoal.cluster.backends.make import make_backend
 from shoal.cluster.options import ClusterOptions, EnginePlan, RestartOptions
-from shoal.cluster.router import Router
+from shoal.cluster.router.action_runner import OnDecision
+from shoal.cluster.router.router import Router
 from shoal.engine import EngineOptions
 
 QUICK = ClusterOptions(restart=RestartOptions(first_s=0.05, max_s=0.05))

@@ -342,7 +342,11 @@ def test_ctrl_c_is_exit_code_130_without_a_traceback(tmp_path):
 
 @pytest.mark.parametrize(
     ("command", "module"),
-    [("version", "shoal.cli.app"), ("serve", "shoal.cli.app"), ("serve", "shoal.cluster.node_start")],
+    [
+        ("version", "shoal.cli.app"),
+        ("serve", "shoal.cli.app"),
+        ("serve", "shoal.cluster.backends.node_start"),
+    ],
 )
 def test_ctrl_c_while_importing_is_exit_code_130_without_a_traceback(command, module):
     program = (

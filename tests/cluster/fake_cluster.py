@@ -14,10 +14,10 @@ from pathlib import Path
 from engine_builders import ByteTokenizer, build_fake, make_options
 from fake_transfer import FakeTransfer
 
-from shoal.cluster.action_runner import OnDecision
-from shoal.cluster.backend import BackendEvent, Beat, EngineConfig, Exited, FoundEngine, Loaded
+from shoal.cluster.backends.interface import BackendEvent, Beat, EngineConfig, Exited, FoundEngine, Loaded
 from shoal.cluster.options import ClusterOptions, EnginePlan
-from shoal.cluster.router import Router
+from shoal.cluster.router.action_runner import OnDecision
+from shoal.cluster.router.router import Router
 from shoal.core import InvalidRequest
 from shoal.engine import wire
 from shoal.engine.core import Engine

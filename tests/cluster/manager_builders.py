@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from shoal.cluster.actions import ClusterAction, Dispatch
-from shoal.cluster.dispatch import dispatch_named
-from shoal.cluster.events import (
+from shoal.cluster.manager.actions import ClusterAction, Dispatch
+from shoal.cluster.manager.dispatch import dispatch_named
+from shoal.cluster.manager.events import (
     ClusterEvent,
     Ended,
     EngineAdded,
@@ -16,7 +16,7 @@ from shoal.cluster.events import (
     Submitted,
     Ticked,
 )
-from shoal.cluster.manager import Manager
+from shoal.cluster.manager.manager import Manager
 from shoal.cluster.options import ClusterOptions
 
 SECOND = 1_000_000_000

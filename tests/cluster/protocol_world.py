@@ -8,10 +8,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from shoal.cluster.action_runner import ActionRunner
-from shoal.cluster.actions import ClusterAction, MoveEnded, MoveOutcome
-from shoal.cluster.dispatch import dispatch_named
-from shoal.cluster.events import (
+from shoal.cluster.manager.actions import ClusterAction, MoveEnded, MoveOutcome
+from shoal.cluster.manager.dispatch import dispatch_named
+from shoal.cluster.manager.events import (
     ClusterEvent,
     Ended,
     EngineAdded,
@@ -24,10 +23,11 @@ from shoal.cluster.events import (
     Submitted,
     Ticked,
 )
-from shoal.cluster.manager import Manager
-from shoal.cluster.migration.move import MoveState
-from shoal.cluster.migration.mover import Mover
+from shoal.cluster.manager.manager import Manager
+from shoal.cluster.manager.migration_state import MoveState
 from shoal.cluster.options import ClusterOptions
+from shoal.cluster.router.action_runner import ActionRunner
+from shoal.cluster.router.migration_runner import Mover
 from shoal.core import FinishReason, Request, ResumeState, SamplingParams, TokenEvent
 from shoal.engine import wire
 from shoal.engine.migration import wire as migration_wire

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 from engine_builders import ByteTokenizer, make_request
 
-from shoal.cluster.action_runner import ActionRunner
-from shoal.cluster.actions import Dispatch, Withdraw
-from shoal.cluster.call import Call
-from shoal.cluster.calls import Calls
-from shoal.cluster.events import EngineAdded
+from shoal.cluster.manager.actions import Dispatch, Withdraw
+from shoal.cluster.manager.events import EngineAdded
+from shoal.cluster.router.action_runner import ActionRunner
+from shoal.cluster.router.call import Call
+from shoal.cluster.router.call_table import Calls
 from shoal.core import Grammar, GrammarKind, InvalidRequest, QueueFull, SamplingParams
 from shoal.engine import wire
 from shoal.frontend.stream import Stream

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from shoal.cluster.backends import make_backend
-from shoal.cluster.local import LocalBackend
+from shoal.cluster.backends.local import LocalBackend
+from shoal.cluster.backends.make import make_backend
 from shoal.cluster.options import ClusterOptions
 from shoal.core import ConfigError
 
@@ -25,7 +25,7 @@ def test_engines_run_on_this_machine_unless_told_otherwise():
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch):
-    for module in [name for name in sys.modules if name.startswith("shoal.cluster.ray")]:
+    for module in [name for name in sys.modules if name.startswith("shoal.cluster.backends.ray")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"pip install 'shoal\[cluster\]'"):
@@ -33,7 +33,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch):
 
 
 def test_only_the_ray_backend_imports_ray():
-    code = "import sys, shoal.serve.launch, shoal.cluster.backends; print('ray' in sys.modules)"
+    code = "import sys, shoal.serve.launch, shoal.cluster.backends.make; print('ray' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -16,8 +16,8 @@ import psutil
 import pytest
 from engine_builders import BUILDER, make_options, make_request
 
-from shoal.cluster.backend import Beat, EngineConfig, Exited, Loaded, Loading, Worked
-from shoal.cluster.local import LocalBackend
+from shoal.cluster.backends.interface import Beat, EngineConfig, Exited, Loaded, Loading, Worked
+from shoal.cluster.backends.local import LocalBackend
 from shoal.cluster.node.folder import SOCKET, NodeFolder, folder_path
 from shoal.core import ConfigError, EngineDied
 from shoal.engine import wire
@@ -442,7 +442,7 @@ def test_a_server_of_another_version_is_refused(monkeypatch):
 
 
 def test_a_node_that_hangs_is_replaced_with_its_engines(monkeypatch, caplog):
-    monkeypatch.setattr("shoal.cluster.local._ANSWER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("shoal.cluster.backends.local._ANSWER_TIMEOUT_S", 1.0)
 
     async def scenario():
         first = Watched("stuck")
@@ -462,7 +462,7 @@ def test_a_node_that_hangs_is_replaced_with_its_engines(monkeypatch, caplog):
 
 
 def test_a_process_that_hangs_and_is_no_node_of_ours_is_left_alone(monkeypatch):
-    monkeypatch.setattr("shoal.cluster.local._ANSWER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("shoal.cluster.backends.local._ANSWER_TIMEOUT_S", 0.1)
 
     async def scenario():
         folder = folder_path("stuck")

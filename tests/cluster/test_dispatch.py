@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from manager_builders import SECOND, Bench, dispatched
 
 from hypothesis_profiles import examples
-from shoal.cluster.dispatch import DISPATCHES, dispatch_named
-from shoal.cluster.engine_load import INDEXED_BLOCKS, EngineLoad, Newcomer
-from shoal.cluster.events import ServiceSpeed, Submitted
-from shoal.cluster.lengths import UNKNOWN_TOKENS, ExpectedLengths
+from shoal.cluster.manager.dispatch import DISPATCHES, dispatch_named
+from shoal.cluster.manager.engine_load import INDEXED_BLOCKS, EngineLoad, Newcomer
+from shoal.cluster.manager.events import ServiceSpeed, Submitted
+from shoal.cluster.manager.expected_lengths import UNKNOWN_TOKENS, ExpectedLengths
 from shoal.core import ConfigError
 
 FAST, SLOW = ServiceSpeed(0.001, 0.01), ServiceSpeed(0.004, 0.04)

@@ -5,10 +5,18 @@ import io
 import pytest
 from manager_builders import SPEED
 
-from shoal.cluster.dispatch import dispatch_named
-from shoal.cluster.event_log import EventLogWriter, ReplayDiffers, read_log, replay
-from shoal.cluster.events import ClusterEvent, Ended, EngineAdded, EngineEnded, EngineReady, Submitted, Ticked
-from shoal.cluster.manager import Manager
+from shoal.cluster.manager.dispatch import dispatch_named
+from shoal.cluster.manager.event_log import EventLogWriter, ReplayDiffers, read_log, replay
+from shoal.cluster.manager.events import (
+    ClusterEvent,
+    Ended,
+    EngineAdded,
+    EngineEnded,
+    EngineReady,
+    Submitted,
+    Ticked,
+)
+from shoal.cluster.manager.manager import Manager
 from shoal.cluster.options import ClusterOptions, RestartOptions
 
 OPTIONS = ClusterOptions(dispatch="max-min", hung_after_s=5, restart=RestartOptions(first_s=0.5))

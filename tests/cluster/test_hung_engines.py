@@ -15,7 +15,7 @@ from hanging_engine import BUILDER
 import routers
 from routers import QUICK
 from shoal.cluster.options import ClusterOptions
-from shoal.cluster.router import Router
+from shoal.cluster.router.router import Router
 from shoal.core import EngineDied, SamplingParams
 
 PROMPT = [97, 98, 99, 100, 101]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypothesis_profiles import examples
-from shoal.cluster.events import MoveMethod
+from shoal.cluster.manager.events import MoveMethod
 from shoal.cluster.packing import EpochSpending, MoveBudgets, WantedMove, choose_methods
 from shoal.core import ConfigError
 

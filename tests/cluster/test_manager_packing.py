@@ -10,10 +10,10 @@ from manager_builders import SPEED, Bench, dispatched
 
 from hypothesis_profiles import examples
 from shoal.cluster import repacking
-from shoal.cluster.actions import ClusterAction, Dispatch, Reserve, UnloadService, Withdraw
-from shoal.cluster.dispatch import PackerDispatch, dispatch_named
-from shoal.cluster.engine_load import EngineLoad, Newcomer
-from shoal.cluster.events import (
+from shoal.cluster.manager.actions import ClusterAction, Dispatch, Reserve, UnloadService, Withdraw
+from shoal.cluster.manager.dispatch import PackerDispatch, dispatch_named
+from shoal.cluster.manager.engine_load import EngineLoad, Newcomer
+from shoal.cluster.manager.events import (
     EngineDraining,
     EpochBegan,
     MoveCopied,
@@ -27,10 +27,10 @@ from shoal.cluster.events import (
     ServiceUnloaded,
     Submitted,
 )
+from shoal.cluster.manager.packer_chooser import AHEAD_EPOCHS, PackedCalls
+from shoal.cluster.manager.state import Engine, Residence
 from shoal.cluster.options import ClusterOptions, PackingOptions
-from shoal.cluster.packed import AHEAD_EPOCHS, PackedCalls
 from shoal.cluster.packing import EpochSpending, MoveBudgets, WantedMove, choose_methods
-from shoal.cluster.state import Engine, Residence
 from shoal.cluster.status import EngineState
 from shoal.core import ConfigError
 

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from manager_builders import SECOND, SPEED
 
 from hypothesis_profiles import examples
-from shoal.cluster.actions import (
+from shoal.cluster.manager.actions import (
     Abort,
     ClusterAction,
     Commit,
@@ -27,9 +27,9 @@ from shoal.cluster.actions import (
     StartEngine,
     Withdraw,
 )
-from shoal.cluster.dispatch import DISPATCH_NAMES, dispatch_named
-from shoal.cluster.event_log import EventLogWriter, replay
-from shoal.cluster.events import (
+from shoal.cluster.manager.dispatch import DISPATCH_NAMES, dispatch_named
+from shoal.cluster.manager.event_log import EventLogWriter, replay
+from shoal.cluster.manager.events import (
     ClusterEvent,
     Ended,
     EngineAdded,
@@ -55,7 +55,7 @@ from shoal.cluster.events import (
     Submitted,
     Ticked,
 )
-from shoal.cluster.manager import Manager
+from shoal.cluster.manager.manager import Manager
 from shoal.cluster.options import ClusterOptions, PackingOptions, RestartOptions
 from shoal.cluster.packing import PACKERS, MoveBudgets
 

@@ -2,8 +2,8 @@
 
 from manager_builders import Bench, dispatched
 
-from shoal.cluster.actions import Dispatch, RefusalKind, Refuse, StartEngine, Withdraw
-from shoal.cluster.events import EngineAdded, EngineDraining
+from shoal.cluster.manager.actions import Dispatch, RefusalKind, Refuse, StartEngine, Withdraw
+from shoal.cluster.manager.events import EngineAdded, EngineDraining
 from shoal.cluster.options import ClusterOptions
 
 

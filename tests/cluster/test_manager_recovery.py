@@ -3,7 +3,7 @@
 import pytest
 from manager_builders import SECOND, SPEED, Bench, dispatched
 
-from shoal.cluster.actions import (
+from shoal.cluster.manager.actions import (
     ClusterAction,
     Dispatch,
     KillEngine,
@@ -12,7 +12,7 @@ from shoal.cluster.actions import (
     StartEngine,
     Withdraw,
 )
-from shoal.cluster.events import (
+from shoal.cluster.manager.events import (
     EngineAdded,
     EngineBeat,
     EngineDraining,

@@ -2,8 +2,8 @@
 
 from manager_builders import SPEED, Bench
 
-from shoal.cluster.actions import LoadService, StartEngine, UnloadService
-from shoal.cluster.events import (
+from shoal.cluster.manager.actions import LoadService, StartEngine, UnloadService
+from shoal.cluster.manager.events import (
     Ended,
     ServiceKept,
     ServiceLoaded,

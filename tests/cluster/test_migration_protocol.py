@@ -5,8 +5,8 @@ import pickle
 import pytest
 from protocol_world import TOKENS, World
 
-from shoal.cluster.events import MoveMethod
-from shoal.cluster.migration.move import TRANSITIONS, MoveState
+from shoal.cluster.manager.events import MoveMethod
+from shoal.cluster.manager.migration_state import TRANSITIONS, MoveState
 
 SITUATIONS = {
     "live": (MoveMethod.LIVE, 1, False, False),

@@ -11,10 +11,10 @@ import pytest
 from test_cluster_local import TIMEOUT_S, Watched, attached, left_behind, nothing_left, run
 
 from shoal.cluster import node_start
-from shoal.cluster.backend import Exited
-from shoal.cluster.backends import make_backend
+from shoal.cluster.backends.interface import Exited
+from shoal.cluster.backends.make import make_backend
+from shoal.cluster.backends.node_start import drop_early_node, start_early_node
 from shoal.cluster.node.folder import folder_path
-from shoal.cluster.node_start import drop_early_node, start_early_node
 from shoal.cluster.options import ClusterOptions
 from shoal.engine.process.child import BUILDER
 

@@ -17,7 +17,7 @@ from ray.cluster_utils import Cluster
 import routers
 from routers import QUICK
 from shoal.cluster.options import ClusterOptions
-from shoal.cluster.router import Router
+from shoal.cluster.router.router import Router
 from shoal.cluster.status import EngineState
 from shoal.core import ConfigError, SamplingParams
 

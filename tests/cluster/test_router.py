@@ -11,11 +11,11 @@ from engine_builders import expected_tokens, make_request
 from fake_cluster import LOAD_S, FakeBackend, make_router
 from virtual_loop import run_virtually
 
-from shoal.cluster.actions import ClusterAction
-from shoal.cluster.event_log import EventLogWriter, replay
-from shoal.cluster.events import ClusterEvent
+from shoal.cluster.manager.actions import ClusterAction
+from shoal.cluster.manager.event_log import EventLogWriter, replay
+from shoal.cluster.manager.events import ClusterEvent
 from shoal.cluster.options import ClusterOptions, RestartOptions
-from shoal.cluster.router import Router
+from shoal.cluster.router.router import Router
 from shoal.cluster.status import EngineState
 from shoal.core import EngineDied, FinishReason, SamplingParams, ServiceUnavailable
 from shoal.frontend.reader import Delta

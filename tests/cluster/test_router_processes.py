@@ -18,9 +18,9 @@ from engine_builders import BUILDER, ByteTokenizer, expected_tokens, make_option
 
 import routers
 from routers import QUICK
-from shoal.cluster.event_log import EventLogWriter, replay
+from shoal.cluster.manager.event_log import EventLogWriter, replay
 from shoal.cluster.options import ClusterOptions
-from shoal.cluster.router import OnDecision, Router
+from shoal.cluster.router.router import OnDecision, Router
 from shoal.cluster.status import EngineState
 from shoal.core import (
     SLO,
@@ -452,7 +452,8 @@ def test_no_engine_outlives_a_server_without_a_name():
 
 
 def test_the_client_side_does_not_import_torch():
-    script = "import sys, shoal.cluster.router, shoal.cluster.local; sys.exit('torch' in sys.modules)"
+    modules = "sys, shoal.cluster.router.router, shoal.cluster.backends.local"
+    script = f"import {modules}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)
 
 

@@ -10,8 +10,8 @@ from fake_cluster import FOLDER, FakeBackend, make_router
 from test_router import PROMPT, QUICK, expected, greedy, tokens_of
 from virtual_loop import run_virtually
 
-from shoal.cluster.backend import EngineConfig
-from shoal.cluster.router import Router
+from shoal.cluster.backends.interface import EngineConfig
+from shoal.cluster.router.router import Router
 from shoal.cluster.status import EngineState, ServiceState
 from shoal.core import ConfigError, EngineDied, Service
 from shoal.schedule import ORDERS

@@ -11,7 +11,7 @@ from fake_cluster import FOLDER, FakeBackend
 from test_router import PROMPT, expected, greedy, play, tokens_of
 
 from shoal.cluster.options import EnginePlan
-from shoal.cluster.router import Router
+from shoal.cluster.router.router import Router
 from shoal.cluster.status import EngineState, ServiceState
 from shoal.core import ConfigError, EngineDied, InvalidRequest, Service
 

@@ -9,7 +9,7 @@ import httpx
 
 from inline_codecs import Inlined
 from routers import start_router
-from shoal.cluster.router import Router
+from shoal.cluster.router.router import Router
 from shoal.engine import EngineOptions
 from shoal.serve import ServerOptions, StopSignal, serve_until_stopped
 

@@ -18,7 +18,7 @@ from served import Scenario, run_served
 from transformers import AutoModelForCausalLM
 
 from at_hand import bundled_model
-from shoal.cluster.router import Router
+from shoal.cluster.router.router import Router
 from shoal.config import PRESETS
 from shoal.core import Service
 from shoal.engine import EngineOptions

@@ -13,7 +13,7 @@ from execute_builders import VOCAB, make_model, make_prompt, tiny_config
 from failing_engine import POISON, Fails, sabotage
 from served import run_served
 
-from shoal.cluster.router import Router
+from shoal.cluster.router.router import Router
 from shoal.core import NO_GOALS, SLO, Request, Service
 from shoal.engine import EngineOptions
 from shoal.execute.protocol import Executor

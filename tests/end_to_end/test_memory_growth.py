@@ -9,7 +9,7 @@ import pytest
 from execute_builders import VOCAB, make_model, make_prompt, tiny_config
 from served import run_served
 
-from shoal.cluster.router import Router
+from shoal.cluster.router.router import Router
 from shoal.core import Service
 from shoal.engine import EngineOptions
 from shoal.kvcache import KVCacheOptions

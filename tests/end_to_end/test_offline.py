@@ -14,7 +14,7 @@ from served import run_served
 
 from at_hand import bundled_model
 from shoal import Service, Shoal
-from shoal.cluster.router import Router
+from shoal.cluster.router.router import Router
 from shoal.engine import EngineOptions
 from shoal.kvcache import KVCacheOptions
 from shoal.models import Tokenizer

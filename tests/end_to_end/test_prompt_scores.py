@@ -22,7 +22,7 @@ from execute_builders import KINDS, make_model, make_prompt, tiny_config
 from served import run_served
 
 from at_hand import DEVICE, bundled_model
-from shoal.cluster.router import Router
+from shoal.cluster.router.router import Router
 from shoal.core import Request, SamplingParams, Service, TokenLogprobs
 from shoal.engine import Engine, EngineOptions
 from shoal.engine.build import assemble_engine

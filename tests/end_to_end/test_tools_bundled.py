@@ -11,7 +11,7 @@ import pytest
 from served import run_served
 
 from at_hand import bundled_model
-from shoal.cluster.router import Router
+from shoal.cluster.router.router import Router
 from shoal.core import Service
 from shoal.engine import EngineOptions
 from shoal.kvcache import KVCacheOptions

@@ -25,8 +25,8 @@ from shoal.place.device_maps import (
 from shoal.place.device_maps.classes import Classes
 from shoal.place.device_maps.costs import Costs
 from shoal.place.device_maps.layers import layers_counts
-from shoal.place.device_maps.order import shorter_path
 from shoal.place.device_maps.problem import evaluate, stages_of
+from shoal.place.device_maps.shorten_path import shorter_path
 from shoal.place.device_maps.uneven import uneven_counts
 
 HELR, COST = OBJECTIVES["helr"], OBJECTIVES["cost"]

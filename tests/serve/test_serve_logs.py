@@ -191,7 +191,7 @@ class Unread(io.StringIO):
 def test_events_have_times_and_go_where_standard_error_is_now(monkeypatch, capsys):
     with logging_as(logs.log_config()):
         for _ in range(2):
-            logging.getLogger("shoal.cluster.recoveries").warning("engine %s died", 0)
+            logging.getLogger("shoal.cluster.router.recovery_log").warning("engine %s died", 0)
         stamp = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00"
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == 2, "every death is told"
@@ -205,7 +205,7 @@ def test_a_closed_standard_output_takes_no_access_log_and_is_no_error(monkeypatc
     monkeypatch.setattr("sys.stdout", None)
     with logging_as(logs.log_config()):
         logging.getLogger(logs.ACCESS_LOGGER).info("a line for nobody")
-        logging.getLogger("shoal.cluster.fleet").info("engine 0 is ready")
+        logging.getLogger("shoal.cluster.router.fleet").info("engine 0 is ready")
     [line] = capsys.readouterr().err.splitlines()
     assert line.endswith("INFO:     engine 0 is ready")
 
@@ -217,7 +217,7 @@ def test_a_closed_standard_output_takes_no_access_log_and_is_no_error(monkeypatc
 def test_the_log_begins_at_its_level_and_the_access_log_is_not_concerned(level, ours, uvicorns, capsys):
     with logging_as(logs.log_config(level)):
         for name in (
-            "shoal.cluster.fleet",
+            "shoal.cluster.router.fleet",
             "shoal.serve.admin.operations",
             "shoal.serve.launch",
             "uvicorn.error",
@@ -228,7 +228,7 @@ def test_the_log_begins_at_its_level_and_the_access_log_is_not_concerned(level, 
     out, err = capsys.readouterr()
     told = [line.split()[-2:] for line in err.splitlines()]
     for name, severities in (
-        ("shoal.cluster.fleet", ours),
+        ("shoal.cluster.router.fleet", ours),
         ("shoal.serve.admin.operations", ours),
         ("shoal.serve.launch", ours),
         ("uvicorn.error", uvicorns),

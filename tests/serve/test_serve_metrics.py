@@ -8,8 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from serve_builders import FakeEngine, chat, completion, make_app, make_client, until
 
 import shoal
-from shoal.cluster.actions import MoveOutcome
-from shoal.cluster.events import MoveMethod
+from shoal.cluster.manager.actions import MoveOutcome
+from shoal.cluster.manager.events import MoveMethod
 from shoal.cluster.status import EngineState, EngineStatus, ServiceStatus
 from shoal.config.api_keys import ApiKey
 from shoal.core import SLO, FinishReason, RequestRecord, Service, ServiceUnavailable

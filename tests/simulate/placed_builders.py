@@ -10,7 +10,7 @@ from shoal.place.groupwise import GroupwiseEvaluator
 from shoal.place.memory import MemoryCheck, PlacedService
 from shoal.place.problem import Problem
 from shoal.place.traffic import alone_s, load_of
-from shoal.simulate.placed import PlacedEngines, ServedService
+from shoal.simulate.placed_engines import PlacedEngines, ServedService
 from shoal.simulate.simulated_groups import GroupTraffic
 from shoal.workload import Gamma, Independent, LogNormalLength, generate_rows, to_requests
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
 
-from shoal.cluster.dispatch import DispatchPolicy
+from shoal.cluster.manager.dispatch import DispatchPolicy
 from shoal.core import Request, SamplingParams, StepPlan, SyntheticPrompt
 from shoal.forecast import FittedTimes, LatencyModel, StepTimes
 from shoal.kvcache import KVShape, LayerShape, PoolLayout, ServiceLayout

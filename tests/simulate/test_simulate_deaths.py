@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from simulate_builders import TIMES, make_request, make_spec, make_workload
 
 from hypothesis_profiles import examples
-from shoal.cluster.dispatch import DISPATCHES, LeastRequests
+from shoal.cluster.manager.dispatch import DISPATCHES, LeastRequests
 from shoal.core import ConfigError, Request
 from shoal.forecast import StepRows
 from shoal.measure import RequestRow

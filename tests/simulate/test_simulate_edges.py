@@ -6,7 +6,7 @@ from random import Random
 import pytest
 from simulate_builders import PLAIN, TIMES, make_request, make_spec, make_workload, run
 
-from shoal.cluster.dispatch import LeastRequests
+from shoal.cluster.manager.dispatch import LeastRequests
 from shoal.core import ConfigError
 from shoal.forecast import StepRows
 from shoal.schedule import Aggressive, Conservative

@@ -9,7 +9,7 @@ from simulate_builders import make_request, make_spec, make_workload, run
 from test_simulate_skip_ahead import ADMISSIONS, ORDERS, engine_logs
 
 from hypothesis_profiles import examples
-from shoal.cluster.dispatch import LeastRequests
+from shoal.cluster.manager.dispatch import LeastRequests
 from shoal.schedule import PREEMPT_FOR_WAITING, Aggressive
 from shoal.simulate import ClosedLoop
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from simulate_builders import TIMES, make_request, make_spec, make_workload
 
-from shoal.cluster.dispatch import RoundRobin
+from shoal.cluster.manager.dispatch import RoundRobin
 from shoal.core import ConfigError, Request, StepPlan
 from shoal.forecast import StepRows
 from shoal.forecast.latency import FloatArray

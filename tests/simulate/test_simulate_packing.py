@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from simulate_builders import PLAIN, make_request, make_spec, make_workload
 
 from hypothesis_profiles import examples
-from shoal.cluster.actions import ClusterAction
-from shoal.cluster.dispatch import dispatch_named
-from shoal.cluster.events import ClusterEvent, EpochBegan
-from shoal.cluster.manager import Manager
+from shoal.cluster.manager.actions import ClusterAction
+from shoal.cluster.manager.dispatch import dispatch_named
+from shoal.cluster.manager.events import ClusterEvent, EpochBegan
+from shoal.cluster.manager.manager import Manager
 from shoal.cluster.options import PackingOptions
 from shoal.cluster.packing import PACKERS, MoveBudgets
 from shoal.config import load_scenario, prepare

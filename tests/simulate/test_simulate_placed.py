@@ -13,7 +13,7 @@ from shoal.place.groupwise import GroupwiseEvaluator
 from shoal.place.placement import Placement
 from shoal.place.search import search, search_screened
 from shoal.simulate.parallel import Workers
-from shoal.simulate.placed import PlacedEngines
+from shoal.simulate.placed_engines import PlacedEngines
 from shoal.simulate.simulated_groups import SimulatedGroups, estimates, thinned
 from shoal.workload import FixedLength, Gamma, Independent, generate_rows, to_requests
 

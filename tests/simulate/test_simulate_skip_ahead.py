@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from simulate_builders import make_request, make_spec, make_workload, run
 
 from hypothesis_profiles import examples
-from shoal.cluster.dispatch import LeastRequests
+from shoal.cluster.manager.dispatch import LeastRequests
 from shoal.schedule import (
     PREEMPT_FOR_WAITING,
     Admission,

@@ -7,9 +7,9 @@ import httpx
 
 from shoal.cli.answers import bearer, error_code, error_message, server_base, why
 from shoal.cli.demo.client import chunk_text, stream_chunks
-from shoal.cluster.local import LocalBackend
+from shoal.cluster.backends.local import LocalBackend
 from shoal.cluster.options import EnginePlan
-from shoal.cluster.router import Router
+from shoal.cluster.router.router import Router
 from shoal.core import ConfigError, EngineDied, InvalidRequest, QueueFull, Service
 from shoal.engine import EngineOptions
 from shoal.frontend.sampling import with_sampling_defaults

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from shoal.cluster.packing.hybrid import MoveBudgets
+from shoal.cluster.packing.migration_budgets import MoveBudgets
 from shoal.core import ConfigError
 from shoal.engine.options import EngineOptions
 

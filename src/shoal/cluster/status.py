@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from shoal.cluster.actions import MoveOutcome
-from shoal.cluster.events import MoveMethod
+from shoal.cluster.manager.actions import MoveOutcome
+from shoal.cluster.manager.events import MoveMethod
 from shoal.engine.info import EngineInfo, ServiceInfo
 from shoal.engine.stats import EngineStats
 

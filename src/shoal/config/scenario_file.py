@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shoal.cluster.dispatch import DISPATCH_NAMES
+from shoal.cluster.manager.dispatch import DISPATCH_NAMES
 from shoal.config.kinds import Choice, Kind, Maybe, Several, as_table, integer, number, seconds
 from shoal.config.nodes import Node, Scalar, Table, place_of, problem, read_yaml
 from shoal.config.scenario import (

@@ -1,6 +1,6 @@
 """Flags of scenarios; those of the scheduler are the same as of servers."""
 
-from shoal.cluster.dispatch import DISPATCH_NAMES
+from shoal.cluster.manager.dispatch import DISPATCH_NAMES
 from shoal.config.flags import ENGINE_FLAGS, Flag, overlay
 from shoal.config.nodes import Node, Table
 

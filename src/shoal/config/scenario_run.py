@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from statistics import fmean
 
-from shoal.cluster.dispatch import dispatch_named
+from shoal.cluster.manager.dispatch import dispatch_named
 from shoal.config.scenario import (
     FitLatency,
     Latency,

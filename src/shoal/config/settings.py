@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from shoal.cluster.dispatch import DISPATCH_NAMES
+from shoal.cluster.manager.dispatch import DISPATCH_NAMES
 from shoal.cluster.options import ClusterOptions, EnginePlan
 from shoal.config.api_keys import KeyFile, Secret, SecretFile, api_key_section
 from shoal.config.devices import (

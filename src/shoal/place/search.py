@@ -7,7 +7,7 @@ from shoal.core.cluster import ClusterSpec, Device
 from shoal.place.baselines import even_split, tight
 from shoal.place.estimate import Found, PlanEvaluator, best
 from shoal.place.greedy import literal, merging
-from shoal.place.moves import changes
+from shoal.place.neighbours import changes
 from shoal.place.placement import Placement
 from shoal.place.problem import Problem, Progress, Search, best_of, together
 

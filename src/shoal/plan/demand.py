@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from shoal.cluster.dispatch import dispatch_named
+from shoal.cluster.manager.dispatch import dispatch_named
 from shoal.config.presets import PRESETS
 from shoal.config.scenario import Latency, Scenario, ScenarioPool, ScenarioService
 from shoal.config.scenario_run import in_dtype, mean_request, step_times, time_alone
@@ -22,7 +22,7 @@ from shoal.plan.fleet import Fleet, Stock
 from shoal.plan.outcomes import Outcomes, all_missed, outcomes
 from shoal.plan.trial import Part
 from shoal.schedule import SchedulerOptions
-from shoal.simulate.placed import PlacedEngines, ServedService
+from shoal.simulate.placed_engines import PlacedEngines, ServedService
 from shoal.simulate.simulated_groups import GroupTraffic
 from shoal.workload import build_workload
 

@@ -1,6 +1,6 @@
 """What the HTTP server needs from engines and a tokenizer.
 
-``shoal.cluster.router.Router`` and ``shoal.serve.tokenizers.ServedTokenizer`` provide it. These are
+``shoal.cluster.router.router.Router`` and ``shoal.serve.tokenizers.ServedTokenizer`` provide it. These are
 protocols, so that the server can run in front of anything that serves requests.
 """
 

@@ -10,9 +10,9 @@ from importlib import import_module
 
 import psutil
 
-from shoal.cluster.backends import make_backend
+from shoal.cluster.backends.make import make_backend
 from shoal.cluster.options import ClusterOptions, EnginePlan
-from shoal.cluster.router import Router
+from shoal.cluster.router.router import Router
 from shoal.config.api_keys import check_key_services
 from shoal.core import ConfigError, InvalidRequest, Service
 from shoal.engine.process.child import check_open_files

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from shoal.cluster.actions import (
+from shoal.cluster.manager.actions import (
     Abort,
     ClusterAction,
     Commit,
@@ -21,8 +21,8 @@ from shoal.cluster.actions import (
     StartEngine,
     Withdraw,
 )
-from shoal.cluster.dispatch import DispatchPolicy, PackerDispatch
-from shoal.cluster.events import (
+from shoal.cluster.manager.dispatch import DispatchPolicy, PackerDispatch
+from shoal.cluster.manager.events import (
     ClusterEvent,
     Ended,
     EngineAdded,
@@ -37,13 +37,13 @@ from shoal.cluster.events import (
     Submitted,
     Ticked,
 )
-from shoal.cluster.manager import Manager
+from shoal.cluster.manager.manager import Manager
 from shoal.cluster.options import ClusterOptions
 from shoal.cluster.status import EngineState
 from shoal.core import ConfigError, FinishReason, InvalidRequest, Request, SyntheticPrompt
 from shoal.forecast import StepRows, StepTimes
 from shoal.schedule import RequestState, SchedulerStats
-from shoal.simulate.moving import Moves, aged
+from shoal.simulate.migrations import Moves, aged
 from shoal.simulate.replica import Replica, VirtualClock
 from shoal.simulate.spec import Deaths, EngineSpec, Moving
 from shoal.simulate.timers import Timers

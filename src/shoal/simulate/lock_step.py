@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from shoal.cluster.dispatch import DispatchPolicy
-from shoal.cluster.engine_load import EngineLoad, Newcomer
+from shoal.cluster.manager.dispatch import DispatchPolicy
+from shoal.cluster.manager.engine_load import EngineLoad, Newcomer
 from shoal.core import StepPlan
 from shoal.execute.protocol import Interrupted, never
 from shoal.execute.simulated import SimulatedExecutor, SimulatedModel, duration

@@ -10,7 +10,7 @@ from shoal.measure import RequestRow, RunRecord
 from shoal.place.estimate import ServiceEstimate, added
 from shoal.place.placement import GroupShape
 from shoal.simulate.parallel import Workers
-from shoal.simulate.placed import PlacedEngines
+from shoal.simulate.placed_engines import PlacedEngines
 from shoal.simulate.simulation import Simulation
 from shoal.simulate.sources import OpenLoop
 from shoal.simulate.spec import Watch

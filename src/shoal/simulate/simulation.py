@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from shoal.cluster.dispatch import DispatchPolicy, PackerDispatch, RoundRobin
+from shoal.cluster.manager.dispatch import DispatchPolicy, PackerDispatch, RoundRobin
 from shoal.core import ConfigError, FinishReason, Request, StepPlan
 from shoal.core.slo import resolve_slo
 from shoal.measure import RequestRow, RunRecord, TokenGaps

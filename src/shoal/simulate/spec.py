@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shoal.cluster.events import MoveMethod
+from shoal.cluster.manager.events import MoveMethod
 from shoal.cluster.options import PackingOptions
 from shoal.core import NO_GOALS, SLO, ConfigError
 from shoal.core.cluster import Link

@@ -5,7 +5,7 @@ with the messages of ``wire``; ``folder`` is where both meet. Nothing here needs
 process is small and starts quickly.
 """
 
-from shoal.cluster.node.engines import (
+from shoal.cluster.node.engine_processes import (
     EngineExited,
     EngineSaid,
     EngineUsage,

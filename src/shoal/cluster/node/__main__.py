@@ -13,9 +13,9 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from shoal.cluster.backends.node_start import END_OF_FOLDER
 from shoal.cluster.node.folder import NodeFolder
 from shoal.cluster.node.server import NodeServer
-from shoal.cluster.node_start import END_OF_FOLDER
 from shoal.core import ConfigError
 from shoal.engine.process.child import BUILDER, PrestartedEngine
 

@@ -7,7 +7,7 @@ import asyncio
 
 import msgspec
 
-from shoal.cluster.node.engines import EngineExited, EngineSaid, EngineUsage, RunningEngine
+from shoal.cluster.node.engine_processes import EngineExited, EngineSaid, EngineUsage, RunningEngine
 from shoal.engine.process.lifeline import LENGTH
 
 

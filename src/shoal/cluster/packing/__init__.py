@@ -9,11 +9,11 @@ from shoal.cluster.packing.changes import Arrival, Changes, Growth, Migration, O
 from shoal.cluster.packing.classes import SizeClass, size_class
 from shoal.cluster.packing.fit_packers import BestFit, WorstFit
 from shoal.cluster.packing.fits import NEEDS, forecast_peak, present, reserve_mean
-from shoal.cluster.packing.hybrid import EpochSpending, MoveBudgets, WantedMove, choose_methods
 from shoal.cluster.packing.items import DeviceGroup, Item
 from shoal.cluster.packing.lazy_mell import LazyMell
 from shoal.cluster.packing.load_balance import LoadBalance
 from shoal.cluster.packing.mell import MENDED, PRINTED, ClassMell
+from shoal.cluster.packing.migration_budgets import EpochSpending, MoveBudgets, WantedMove, choose_methods
 from shoal.cluster.packing.packer import Packer
 from shoal.cluster.packing.packing import Occupancy, Packing
 from shoal.cluster.packing.policies import PACKERS

@@ -4,9 +4,9 @@ Here belong the problem, what a map costs, the objectives and the searches: exac
 bound beside the map they found. Carrying a map out is not here.
 """
 
+from shoal.place.device_maps.from_model import problem_of
 from shoal.place.device_maps.greedy import greedy_map
 from shoal.place.device_maps.objectives import OBJECTIVES, Objective
-from shoal.place.device_maps.of_model import problem_of
 from shoal.place.device_maps.problem import DeviceMap, MapProblem, Stage, evaluate, stages_of
 from shoal.place.device_maps.search import DEVICE_MAPS, FoundMap, find_map
 

@@ -11,8 +11,8 @@ from shoal.place.device_maps.costs import Costs, no_room
 from shoal.place.device_maps.greedy import greedy_map
 from shoal.place.device_maps.layers import layers_counts, layers_work
 from shoal.place.device_maps.objectives import OBJECTIVES, Objective, Weights
-from shoal.place.device_maps.order import shorter_path
 from shoal.place.device_maps.problem import DeviceMap, MapProblem, evaluate, stages_of
+from shoal.place.device_maps.shorten_path import shorter_path
 from shoal.place.device_maps.tree import tree_counts
 from shoal.place.device_maps.uneven import uneven_counts
 from shoal.place.device_maps.visits import MOST_WORK, visits_counts, visits_work

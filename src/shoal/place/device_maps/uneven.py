@@ -11,7 +11,7 @@ from shoal.place.device_maps.costs import Costs, Floats
 from shoal.place.device_maps.greedy import filled_counts
 from shoal.place.device_maps.layers import split_in_order
 from shoal.place.device_maps.objectives import Weights
-from shoal.place.device_maps.order import shorter_path
+from shoal.place.device_maps.shorten_path import shorter_path
 from shoal.place.device_maps.tree import tree_counts, tree_of
 
 _PARTS = 500

@@ -12,8 +12,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from shoal.cluster.actions import MoveOutcome
-from shoal.cluster.events import MoveMethod
+from shoal.cluster.manager.actions import MoveOutcome
+from shoal.cluster.manager.events import MoveMethod
 from shoal.cluster.status import EngineState, EngineStatus, ServiceStatus
 from shoal.engine.stats import EngineStats, ServiceStats
 from shoal.forecast import Spread

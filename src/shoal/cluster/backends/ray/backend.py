@@ -1,0 +1,256 @@
+"""Engines on the machines of a Ray cluster."""
+
+import asyncio
+import os
+import pickle
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+import ray
+
+from shoal.cluster.backends.interface import BackendEvent, EngineConfig, Exited, FoundEngine, Loading
+from shoal.cluster.backends.ray.actor import EngineActor
+from shoal.cluster.backends.ray.connection import connect, disconnect
+from shoal.cluster.backends.ray.remote_node import RemoteNode
+from shoal.cluster.backends.ray.resources import Needs, describe_room, fits_somewhere, needs_of, with_threads
+from shoal.cluster.node import EngineExited, EngineSaid, wire
+from shoal.cluster.node.backend_events import found_engine, to_event, worked
+from shoal.cluster.options import ClusterOptions
+from shoal.core import ConfigError, EngineDied
+from shoal.engine.process.lifeline import PROTOCOL
+
+_MOST_CALLS = 100
+# An actor that was made by a server that is gone may wait for room, or be stopped.
+_ANSWER_S = 5.0
+_ROOM_LOOK_S = 2.0
+_TAKEN_RETRY_S = 0.1
+_TAKEN_S = 10.0
+_END_TIMEOUT_S = 20.0
+# Engines that no server can find again wait so long for one that is only slow.
+_UNNAMED_S = 30.0
+
+
+class RayBackend:
+    """Runs each engine in the care of a detached actor, which outlives an unclean end of this process.
+
+    options: ``name`` names the namespace of the actors, by which they are found again; None: one of this
+    process's own. An actor that is silent for ``hung_after_s`` is killed.
+    """
+
+    def __init__(self, options: ClusterOptions) -> None:
+        self._address = options.address
+        self._namespace = f"shoal-{options.name or f'{os.getpid()}-{secrets.token_hex(4)}'}"
+        self._orphan_after_s = _UNNAMED_S if options.name is None else options.orphan_after_s
+        self._heartbeat_s = options.heartbeat_s
+        self._silence_s = options.hung_after_s
+        self._settings: dict[str, str] = {}
+        self._on_event: Callable[[BackendEvent], None] = lambda _: None
+        self._connected_here = False
+        self._nodes: dict[str, RemoteNode] = {}
+        """Actors in use, by engine."""
+        self._placing: dict[str, asyncio.Task[None]] = {}
+        """Engines whose actors are being made."""
+        self._engines: dict[str, int] = {}
+        """Incarnation of the engines that are not gone."""
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closing = False
+
+    async def attach(
+        self, on_event: Callable[[BackendEvent], None], settings: Mapping[str, str]
+    ) -> Sequence[FoundEngine]:
+        """See EngineBackend. Raises ConfigError also if there is no Ray cluster at the address, or another
+        server uses the actors.
+        """
+        self._on_event, self._settings = on_event, dict(settings)
+        self._connected_here = await connect(self._address)
+        try:
+            names = await asyncio.to_thread(self._actor_names)
+            # All are asked before any is used: those of a server with other settings are left alone.
+            answers = await asyncio.gather(*map(self._find, names))
+        except BaseException:
+            await self._disconnect()
+            raise
+        found: list[FoundEngine] = []
+        for node, welcome in filter(None, answers):
+            self._use(node)
+            found += map(found_engine, welcome.engines)
+        self._engines = {engine.engine: engine.incarnation for engine in found}
+        return found
+
+    def start_engine(self, engine: str, incarnation: int, config: EngineConfig) -> None:
+        """See EngineBackend; does nothing after ``close``."""
+        if self._closing:
+            return
+        self._engines[engine] = incarnation
+        config = with_threads(config)
+        order = wire.StartEngine(engine, incarnation, pickle.dumps(config))
+        node = self._nodes.get(engine)
+        if node is not None:
+            node.send(order)
+        else:
+            self._placing[engine] = self._spawn(self._place(order, needs_of(config)))
+
+    def kill_engine(self, engine: str, incarnation: int) -> None:
+        """See EngineBackend."""
+        if self._engines.get(engine) != incarnation:
+            return
+        if engine in self._placing:
+            self._placing[engine].cancel()
+        elif engine in self._nodes:
+            self._nodes[engine].send(wire.KillEngine(engine, incarnation))
+
+    async def close(self) -> None:
+        """See EngineBackend; closing twice does nothing."""
+        self._closing = True
+        for task in self._placing.values():
+            task.cancel()
+        for node in self._nodes.values():
+            node.send(wire.Shutdown())
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_END_TIMEOUT_S)
+        for node in self._nodes.values():
+            node.kill()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._disconnect()
+
+    # Actors.
+
+    def _actor_names(self) -> list[str]:
+        everywhere = ray.util.list_named_actors(all_namespaces=True)
+        return [actor["name"] for actor in everywhere if actor["namespace"] == self._namespace]
+
+    async def _find(self, name: str) -> tuple[RemoteNode, wire.Welcome] | None:
+        """An actor that an earlier server made, if it still lives; one that cannot answer is killed."""
+        try:
+            handle = await asyncio.to_thread(ray.get_actor, name, self._namespace)
+        except ValueError:
+            return None
+        node = RemoteNode(name, handle, self._handle)
+        try:
+            return node, await asyncio.wait_for(node.greet(self._hello()), _ANSWER_S)
+        except TimeoutError:
+            node.kill()
+        except EngineDied:
+            pass
+        return None
+
+    async def _place(self, order: wire.StartEngine, needs: Needs) -> None:
+        """Make an actor, somewhere with room, and start an engine there."""
+        engine, incarnation = order.engine, order.incarnation
+        node: RemoteNode | None = None
+        greeting: asyncio.Future[wire.Welcome] | None = None
+        room = "its actor was not there yet"
+        try:
+            node = RemoteNode(engine, await self._make_actor(engine, needs), self._handle)
+            greeting = asyncio.ensure_future(node.greet(self._hello()))
+            while not (await asyncio.wait((greeting,), timeout=_ROOM_LOOK_S))[0]:
+                nodes, free = await asyncio.to_thread(lambda: (ray.nodes(), ray.available_resources()))
+                room = describe_room(needs, nodes, free)
+                if not fits_somewhere(needs, nodes):
+                    raise ConfigError(room)
+                what = f"waiting for its actor: {room}"
+                self._tell(Loading(engine=engine, incarnation=incarnation, what=what, waits=True))
+            greeting.result()
+        except (ConfigError, EngineDied) as error:
+            self._not_placed(order, node, error)
+        except asyncio.CancelledError:
+            self._not_placed(order, node, ConfigError(room))
+        else:
+            self._use(node)
+            node.send(order)
+        finally:
+            del self._placing[engine]
+            if greeting is not None:
+                greeting.cancel()
+
+    def _not_placed(
+        self, order: wire.StartEngine, node: RemoteNode | None, why: ConfigError | EngineDied
+    ) -> None:
+        if node is not None:
+            node.kill()
+        failure = type(why).__name__ if isinstance(why, ConfigError) else None
+        self._exited(order.engine, order.incarnation, str(why), failure)
+
+    async def _make_actor(self, name: str, needs: Needs) -> Any:
+        """A new actor; the one there is if another server has the name."""
+        make = ray.remote(EngineActor).options(
+            name=name,
+            namespace=self._namespace,
+            lifetime="detached",
+            max_restarts=0,
+            max_concurrency=_MOST_CALLS,
+            num_cpus=needs.cpus,
+            num_gpus=needs.gpus,
+            scheduling_strategy="SPREAD",
+        )
+        until = time.monotonic() + _TAKEN_S
+        while True:
+            try:
+                return await asyncio.to_thread(make.remote, needs.cpus)
+            except ValueError:  # the name is taken: by one that was killed, for a moment
+                if time.monotonic() > until:
+                    return await asyncio.to_thread(ray.get_actor, name, self._namespace)
+                await asyncio.sleep(_TAKEN_RETRY_S)
+
+    def _hello(self) -> wire.Hello:
+        return wire.Hello(PROTOCOL, os.getpid(), self._settings, self._heartbeat_s, self._orphan_after_s)
+
+    def _use(self, node: RemoteNode) -> None:
+        self._nodes[node.name] = node
+        self._spawn(self._follow(node))
+
+    async def _follow(self, node: RemoteNode) -> None:
+        """Hear an actor until it is gone, and its engine with it."""
+        reason = await node.hear(self._heartbeat_s, self._silence_s)
+        del self._nodes[node.name]
+        if node.name in self._engines:
+            self._exited(node.name, self._engines[node.name], reason)
+
+    # Events.
+
+    def _handle(self, message: wire.FromNode) -> None:
+        match message:
+            case EngineSaid():
+                if (event := to_event(message)) is not None:
+                    self._tell(event)
+            case EngineExited():
+                self._exited(
+                    message.engine, message.incarnation, message.reason, message.failure, message.suspects
+                )
+            case wire.NodeBeat():
+                for usage in message.usages:
+                    self._tell(worked(usage))
+
+    def _exited(
+        self,
+        engine: str,
+        incarnation: int,
+        reason: str,
+        failure: str | None = None,
+        suspects: tuple[str, ...] = (),
+    ) -> None:
+        if self._engines.get(engine) == incarnation:
+            del self._engines[engine]
+        self._tell(
+            Exited(engine=engine, incarnation=incarnation, reason=reason, failure=failure, suspects=suspects)
+        )
+
+    def _tell(self, event: BackendEvent) -> None:
+        # From the loop, so that an error in the receiver does not end the reading.
+        if not self._closing:
+            asyncio.get_running_loop().call_soon(self._on_event, event)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _disconnect(self) -> None:
+        if self._connected_here:
+            self._connected_here = False
+            await asyncio.to_thread(disconnect)

@@ -1,0 +1,210 @@
+"""Engines and services that come and go while a server runs."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from shoal.cluster.manager.events import (
+    ClusterEvent,
+    EngineAdded,
+    EngineDraining,
+    EngineRemoved,
+    EngineUndrained,
+    MoveMethod,
+    MoveWanted,
+    ServiceKept,
+    ServicePlaced,
+    ServiceRemoved,
+    ServiceWanted,
+)
+from shoal.cluster.manager.manager import Manager
+from shoal.cluster.manager.state import ManagedEngine
+from shoal.cluster.options import EnginePlan
+from shoal.cluster.router.fleet import Fleet
+from shoal.cluster.status import EngineState, ServiceState
+from shoal.core import ConfigError, EngineDied, Service
+from shoal.frontend.detokenize import Decoder
+
+_POLL_S = 0.02
+
+
+class Administration:
+    """What operators change; each method returns when the change is made.
+
+    decoders: the router's, by service name. tell: takes events for the manager.
+    """
+
+    def __init__(
+        self,
+        manager: Manager,
+        fleet: Fleet,
+        decoders: dict[str, Decoder],
+        tell: Callable[[ClusterEvent], None],
+    ) -> None:
+        self._manager = manager
+        self._fleet, self._catalog = fleet, fleet.catalog
+        self._decoders = decoders
+        self._tell = tell
+
+    def watch_idle_services(self) -> None:
+        """From now on unload services of the configuration that are idle for too long."""
+        for name, service in self._catalog.services.items():
+            if service.idle_after_s is not None:
+                engines = [engine.name for engine in self._manager.engines if name in engine.services]
+                self._tell(ServicePlaced(name, tuple(engines), service.idle_after_s))
+
+    async def add_service(
+        self, service: Service, folder: Path, tokenizer: Decoder, engines: Sequence[str] | None = None
+    ) -> None:
+        """Load a service, whose model lies in ``folder``, on ``engines`` (None: all).
+
+        Raises ConfigError if its name is taken, an engine is unknown, or no engine can load it.
+        """
+        name = service.name
+        if name in self._manager.services:
+            raise ConfigError(f"there is a service {name!r} already; choose another name, or remove it first")
+        known = [engine.name for engine in self._manager.engines]
+        chosen = known if engines is None else list(engines)
+        for engine in chosen:
+            self._require_engine(engine)
+        self._catalog.add(service, folder)
+        self._decoders[name] = tokenizer
+        self._tell(ServicePlaced(name, tuple(chosen), service.idle_after_s))
+        await self._settled(name, ServiceState.LOADING)
+        if name not in self._catalog.info.services:
+            error = self._manager.service(name).error or "its engine ended"
+            await self.remove_service(name)
+            raise ConfigError(f"service {name!r} cannot be loaded: {error}")
+
+    async def remove_service(self, name: str) -> None:
+        """Forget a service; raises ConfigError if there is none of that name, or no other.
+
+        It takes no new requests from now on, and leaves when those that it has are over.
+        """
+        self._require_service(name)
+        if len(self._catalog.services) == 1:
+            raise ConfigError(f"service {name!r} is the last one; add another before, or unload it")
+        self._catalog.remove(name)
+        self._tell(ServiceRemoved(name))
+        while name in self._manager.services:
+            await asyncio.sleep(_POLL_S)
+        del self._decoders[name]
+        self._catalog.forget(name)
+
+    async def load_service(self, name: str) -> None:
+        """Load a service where it is placed; raises ConfigError if there is none, or it cannot be loaded."""
+        self._require_service(name)
+        self._tell(ServiceWanted(name, True))
+        if await self._settled(name, ServiceState.LOADING) is ServiceState.FAILED:
+            raise ConfigError(f"service {name!r} cannot be loaded: {self._manager.service(name).error}")
+
+    async def unload_service(self, name: str) -> None:
+        """Unload a service once its requests have ended, until a request comes.
+
+        Raises ConfigError if there is none of that name, or a request comes before those have ended, which
+        keeps it loaded.
+        """
+        self._require_service(name)
+        self._tell(ServiceWanted(name, False))
+        if await self._settled(name, ServiceState.DRAINING) in (ServiceState.LOADING, ServiceState.READY):
+            raise ConfigError(f"service {name!r} stays loaded: somebody asked for it meanwhile")
+
+    async def keep_service(self, name: str, idle_after_s: float | None) -> None:
+        """Unload a service when it had no request for some time, until it is loaded the next time.
+
+        idle_after_s: the time; None: it stays loaded. With 0 it is unloaded when this returns, unless it has
+        requests: then it is when they have ended. Raises ConfigError if there is none of that name.
+        """
+        self._require_service(name)
+        self._tell(ServiceKept(name, idle_after_s))
+        if idle_after_s == 0:
+            await self._settled(name, ServiceState.DRAINING)
+
+    async def add_engine(self, plan: EnginePlan) -> None:
+        """Start another engine; raises ConfigError if its name is taken, EngineDied if it does not start."""
+        if plan.name in self._fleet.engines:
+            raise ConfigError(f"there is an engine {plan.name!r} already; choose another name")
+        for service in plan.options.services:
+            self._require_service(service.name)
+        self._fleet.add(plan)
+        self._tell(EngineAdded(plan.name, tuple(service.name for service in plan.options.services)))
+        while (engine := self._engine(plan.name)) is not None and engine.state is EngineState.LOADING:
+            await asyncio.sleep(_POLL_S)
+        if engine is not None and engine.state is EngineState.WAITING:
+            await self._remove(plan.name)
+            raise EngineDied(f"engine {plan.name!r} does not start: {engine.last_error}")
+
+    def move_request(self, request: str, engine: str | None, method: MoveMethod) -> None:
+        """Move a running request to an engine (None: whichever the dispatch chooses), if it can go there.
+
+        Raises ConfigError if there is no such engine.
+        """
+        if engine is not None:
+            self._require_engine(engine)
+        self._tell(MoveWanted(request, engine, method))
+
+    def check_leaving(self, name: str) -> None:
+        """Check that an engine may be drained or removed.
+
+        Raises ConfigError if it is unknown, the last one, or the only one of a service. Those that are
+        drained do not count.
+        """
+        leaving = self._require_engine(name)
+        others = [
+            engine
+            for engine in self._manager.engines
+            if engine.name != name and engine.state is not EngineState.DRAINING
+        ]
+        if not others:
+            raise ConfigError(f"engine {name!r} is the last one that is not drained; add another before")
+        elsewhere = {service for engine in others for service in engine.services}
+        if only := [service for service in leaving.services if service not in elsewhere]:
+            raise ConfigError(
+                f"engine {name!r} is the only one of {', '.join(only)}; add an engine of the same services "
+                "before, or remove these"
+            )
+
+    def drain_engine(self, name: str) -> None:
+        """Send no new requests to an engine, and move those that it has to others of their services.
+
+        Raises ConfigError as ``check_leaving``.
+        """
+        self.check_leaving(name)
+        self._tell(EngineDraining(name))
+
+    def undrain_engine(self, name: str) -> None:
+        """Let a drained engine take requests again; raises ConfigError if there is none of that name."""
+        self._require_engine(name)
+        self._tell(EngineUndrained(name))
+
+    async def remove_engine(self, name: str) -> None:
+        """End an engine, whose requests go on elsewhere; raises ConfigError as ``check_leaving``."""
+        self.check_leaving(name)
+        await self._remove(name)
+
+    async def _remove(self, name: str) -> None:
+        self._fleet.forget(name)
+        self._tell(EngineRemoved(name))
+        while name in self._fleet.engines:
+            await asyncio.sleep(_POLL_S)
+
+    async def _settled(self, service: str, passing: ServiceState) -> ServiceState:
+        """The state of a service once it is not ``passing`` any more."""
+        while (state := self._manager.service(service).state) is passing:
+            await asyncio.sleep(_POLL_S)
+        return state
+
+    def _engine(self, name: str) -> ManagedEngine | None:
+        return next((engine for engine in self._manager.engines if engine.name == name), None)
+
+    def _require_engine(self, name: str) -> ManagedEngine:
+        engine = self._engine(name)
+        if engine is None:
+            known = ", ".join(engine.name for engine in self._manager.engines)
+            raise ConfigError(f"there is no engine {name!r}; there are: {known}")
+        return engine
+
+    def _require_service(self, name: str) -> None:
+        known = self._catalog.services
+        if name not in known:
+            raise ConfigError(f"there is no service {name!r}; there are: {', '.join(known)}")

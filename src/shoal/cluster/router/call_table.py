@@ -1,0 +1,208 @@
+"""All calls under way: who has which, what came of them, and what is still to come."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from shoal.cluster.manager.events import ClusterEvent, Ended, Progressed
+from shoal.cluster.router.call import Call
+from shoal.cluster.router.recovery_log import Recoveries
+from shoal.core import FinishReason, GoalsOutOfReach, InvalidRequest, QueueFull, TokenEvent
+from shoal.engine import wire
+from shoal.frontend.reader import ChoiceReader
+
+_log = logging.getLogger(__name__)
+# How many first tokens are remembered, to estimate how fast the queue moves.
+_RATE_WINDOW = 64
+_LONGEST_RETRY_S = 60.0
+
+
+class EngineSender(Protocol):
+    """How a table of calls reaches the engines."""
+
+    def send(self, engine: str, message: wire.ToEngine) -> None:
+        """Send to an engine; lost if it is gone."""
+
+    def kill_inconsistent(self, engine: str, why: str) -> None:
+        """An engine said what cannot be: it is of no use any more."""
+
+
+class Calls:
+    """The calls that have not ended, by id, and their choices by what engines call them.
+
+    tell: takes what happens to calls, for the manager. clock: nanoseconds.
+    """
+
+    def __init__(
+        self, sender: EngineSender, tell: Callable[[ClusterEvent], None], clock: Callable[[], int]
+    ) -> None:
+        self._sender = sender
+        self._tell = tell
+        self._clock = clock
+        self._calls: dict[str, Call] = {}
+        self._readers: dict[str, tuple[Call, ChoiceReader]] = {}  # of choices that an engine has
+        self._waiting = 0
+        self._first_tokens_ns: deque[int] = deque(maxlen=_RATE_WINDOW)
+        self.recoveries = Recoveries()
+        """What became of calls whose engine ended."""
+        self.emptied = asyncio.Event()
+        """Set when the last call ends."""
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def get(self, call_id: str) -> Call | None:
+        """An unfinished call."""
+        return self._calls.get(call_id)
+
+    def all(self) -> Sequence[Call]:
+        """All unfinished calls."""
+        return list(self._calls.values())
+
+    @property
+    def waiting(self) -> int:
+        """Choices that have no token yet."""
+        return self._waiting
+
+    def add(self, call: Call) -> None:
+        """Take a new call."""
+        self._calls[call.id] = call
+        self._waiting += call.waiting
+        self.emptied.clear()
+
+    def assign(self, call: Call, engine: str, attempt: int, *, moves: bool = False) -> None:
+        """A call is with an engine from now on. moves: it goes there with its KV."""
+        self._forget(call)
+        call.engine, call.attempt = engine, attempt
+        if call.waits_for_load_ns is not None:
+            call.stream.load_ns = self._clock() - call.waits_for_load_ns
+            call.waits_for_load_ns = None
+        for choice, reader in call.unfinished.items():
+            self._readers[call.wire_id(choice)] = call, reader
+        call.progressed = attempt == 1
+        begin = "with its KV" if moves else f"from token {call.output_tokens}"
+        _log.debug("%s: attempt %d on engine %s, %s", call.log_name, attempt, engine, begin)
+
+    def withdraw(self, call: Call) -> None:
+        """Take a call away from its engine, if it has one."""
+        if call.engine is not None:
+            self._sender.send(call.engine, wire.Cancel(call.wire_ids()))
+            self._forget(call)
+            call.engine = None
+
+    def engine_ended(self, engine: str, reason: str) -> None:
+        """Nothing more comes from an engine; its calls wait for another."""
+        calls = [call for call in self._calls.values() if call.engine == engine]
+        self.recoveries.engine_ended(engine, reason, [call.id for call in calls], self._clock())
+        for call in calls:
+            self._forget(call)
+            call.engine, call.lost_engine = None, True
+
+    def stepped(self, events: Sequence[TokenEvent]) -> None:
+        """An engine made a step."""
+        now_ns = self._clock()
+        for event in events:
+            self._take(event, now_ns)
+
+    def refused(self, message: wire.Refused) -> None:
+        """An engine cannot serve a call."""
+        if (found := self._readers.get(message.request_id)) is None:
+            return
+        error: Exception = InvalidRequest(message.message, message.param, message.code)
+        if message.retry_after_s is not None:
+            error = QueueFull(message.message, message.retry_after_s)
+        self.end(found[0], error)
+
+    def accepted(self, message: wire.Accepted) -> None:
+        """An engine can follow the grammar of a call."""
+        if (found := self._readers.get(message.request_id)) is not None:
+            found[0].accept()
+
+    def end(self, call: Call, error: Exception) -> None:
+        """End a call with an error, after what came before."""
+        self.recoveries.failed(call.id)
+        self.cancel(call)
+        call.accept(error)
+        call.stream.end(error)
+
+    def cancel(self, call: Call) -> None:
+        """Cancel the unfinished choices of a call; its stream gets nothing more."""
+        if call.id not in self._calls:
+            return
+        self._waiting -= call.waiting
+        self.withdraw(call)
+        call.unfinished.clear()
+        self.recoveries.cancelled(call.id)
+        self._remove(call)
+
+    def retry_after_s(self, excess: int) -> float:
+        """Seconds until ``excess`` choices will have left the queue, at its recent rate."""
+        times = self._first_tokens_ns
+        if len(times) < 2:
+            return 1.0
+        rate = len(times) / max(1e-3, (self._clock() - times[0]) / 1e9)
+        return min(_LONGEST_RETRY_S, max(1.0, excess / rate))
+
+    def _take(self, event: TokenEvent, now_ns: int) -> None:
+        found = self._readers.get(event.request_id)
+        if found is None:
+            # It ended, or it is with another engine now.
+            return
+        call, reader = found
+        assert call.engine is not None
+        if event.finish is FinishReason.REFUSED:
+            self.end(call, SLOExpired(event.error or "", self.retry_after_s(self._waiting)))
+            return
+        made = len(reader.output)
+        if event.tokens and event.position != made:
+            why = f"{call.log_name} got token {event.position} after {made} tokens"
+            self._sender.kill_inconsistent(call.engine, why)
+            return
+        delta = reader.read(event, now_ns)
+        if not made and reader.output:
+            self._waiting -= 1
+            self._first_tokens_ns.append(now_ns)
+        progressed = not call.progressed and bool(event.tokens)
+        if progressed:
+            call.progressed = True
+            if call.lost_engine:
+                call.lost_engine = False
+                self.recoveries.progressed(call.id, call.service, call.engine, now_ns)
+        call.stream.push(delta)
+        if delta.finish is not None:
+            self._finish(call, reader, delta.finish, told=event.finish is not None)
+        # What the manager decides may be about this very call, so all else is done before it is told.
+        if progressed and call.id in self._calls:
+            self._tell(Progressed(call.id))
+
+    def _finish(self, call: Call, reader: ChoiceReader, reason: FinishReason, *, told: bool) -> None:
+        """A choice has ended. told: its engine knows that."""
+        wire_id = call.wire_id(reader.choice)
+        del call.unfinished[reader.choice], self._readers[wire_id]
+        self._waiting -= not reader.started
+        if not told and call.engine is not None:
+            self._sender.send(call.engine, wire.Cancel([wire_id], complete=True))
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            call.finished_tokens.append(reader.output_tokens)
+        if not call.unfinished:
+            if reason in (FinishReason.ERROR, FinishReason.INVALID):
+                self.recoveries.failed(call.id)
+            elif call.engine is not None:
+                self.recoveries.went_on(call.id, call.engine, self._clock())
+            self._remove(call)
+            call.stream.end()
+
+    def _forget(self, call: Call) -> None:
+        """Whatever an engine still says about a call counts no more."""
+        for wire_id in call.wire_ids():
+            self._readers.pop(wire_id, None)
+
+    def _remove(self, call: Call) -> None:
+        """A call is over."""
+        del self._calls[call.id]
+        finished = call.finished_tokens
+        self._tell(Ended(call.id, sum(finished) // len(finished) if finished else None))
+        if not self._calls:
+            self.emptied.set()

@@ -1,0 +1,350 @@
+"""The engines of a router: started, connected, watched and described."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from shoal.cluster.backends.interface import (
+    BackendEvent,
+    Beat,
+    EngineBackend,
+    Exited,
+    Loaded,
+    Loading,
+    Worked,
+)
+from shoal.cluster.manager.actions import LoadService, UnloadService
+from shoal.cluster.manager.events import (
+    ClusterEvent,
+    EngineAdded,
+    EngineBeat,
+    EngineEnded,
+    EngineFound,
+    EngineLoading,
+    EngineReady,
+    EngineWorked,
+    ServiceFailed,
+    ServiceLoaded,
+    ServiceUnloaded,
+)
+from shoal.cluster.options import ClusterOptions, EnginePlan
+from shoal.cluster.router.call import call_of
+from shoal.cluster.router.remote_engine import OpenChannel, RemoteEngine
+from shoal.cluster.router.service_catalog import Catalog
+from shoal.core import ConfigError, EngineDied, Service
+from shoal.engine import wire
+from shoal.engine.info import ServiceInfo
+from shoal.engine.process.lifeline import Failed, failure_to_error
+
+_log = logging.getLogger(__name__)
+
+
+class Fleet:
+    """All engines of a cluster by name, and the backend that runs their processes.
+
+    tell: takes what happens to engines, for the manager. on_message: takes an engine's name and what it sent.
+    on_end: called with an engine's name and the reason, before ``tell``, when one that was ready has ended.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[EnginePlan],
+        folders: Mapping[str, Path],
+        builder: str,
+        options: ClusterOptions,
+        engine_backend: EngineBackend,
+        *,
+        session: str,
+        open_channel: OpenChannel,
+        clock: Callable[[], int],
+        tell: Callable[[ClusterEvent], None],
+        on_message: Callable[[str, wire.FromEngine], None],
+        on_end: Callable[[str, str], None],
+    ) -> None:
+        self._backend = engine_backend
+        self._session = session
+        self._open_channel = open_channel
+        self._tell = tell
+        self._on_message = on_message
+        self._on_end = on_end
+        self._engines = {plan.name: RemoteEngine(plan, clock) for plan in plans}
+        self._clock = clock
+        self.catalog = Catalog(self._engines, folders, builder, options)
+        """The services, and what clients can check requests against."""
+        self.found: dict[str, int] = {}
+        """Processes of the engines that an earlier server left running, by name."""
+        self._inherited: dict[str, int] = {}
+        """Which starts of engines an earlier server left running, until all engines have answered."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._progress: Callable[[str], None] | None = None
+        self._closing = False
+        self._leaving: set[str] = set()
+        self._killed: dict[str, tuple[int, str]] = {}
+        """Which start of an engine was killed last, and why."""
+        self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def engines(self) -> Mapping[str, RemoteEngine]:
+        """By name."""
+        return self._engines
+
+    async def start(self, progress: Callable[[str], None] | None) -> None:
+        """Start all engines, or find those that run, and wait until they answer and have all services.
+
+        progress: called with what is loaded now. An engine that was found, and ends now or is killed because
+        it hangs, is replaced. Raises the error that another ended with, and ConfigError if engines were found
+        that were started with other settings, or that cannot load a service again which an earlier server
+        unloaded.
+        """
+        self._progress = progress
+        settings: dict[str, str] = {}
+        for name, engine in self._engines.items():
+            config = self.catalog.config(engine.plan, _names(engine.plan))
+            settings |= config.settings(f"engine {name}")
+        found = {engine.engine: engine for engine in await self._backend.attach(self._on_event, settings)}
+        for name, engine in self._engines.items():
+            services = _names(engine.plan)
+            if name not in found:
+                self._tell(EngineAdded(name, services))
+                continue
+            engine.started(found[name].incarnation)
+            engine.beat(found[name].pid)
+            self._tell(EngineFound(name, found[name].incarnation, services))
+            self.found[name] = found[name].pid
+            self._inherited[name] = found[name].incarnation
+            if (loaded := found[name].loaded) is not None:
+                self._on_event(loaded)
+        await self._all_answer()
+
+    async def _all_answer(self) -> None:
+        """Wait until all engines are ready, and have answered; those that were found may hang."""
+        while True:
+            await self._started
+            try:
+                for engine in self._engines.values():
+                    await engine.ask(wire.AskStats, wire.Stats)
+            except EngineDied:
+                if self._started.done():
+                    raise
+            else:
+                self._inherited.clear()
+                return
+
+    def add(self, plan: EnginePlan) -> None:
+        """Know another engine, which is not started yet."""
+        self._engines[plan.name] = RemoteEngine(plan, self._clock)
+
+    def forget(self, name: str) -> None:
+        """Forget an engine once its process has ended."""
+        if self._engines[name].runs:
+            self._leaving.add(name)
+        else:
+            del self._engines[name]
+            self._describe()
+
+    def start_engine(self, name: str, incarnation: int, services: Sequence[str]) -> None:
+        """Start the process of an engine with some of its services."""
+        config = self.catalog.config(self._engines[name].plan, services)
+        self._engines[name].started(incarnation)
+        self._backend.start_engine(name, incarnation, config)
+
+    def kill_engine(self, name: str, incarnation: int, why: str) -> None:
+        """Kill the process of an engine."""
+        level = logging.INFO if name in self._leaving else logging.WARNING
+        _log.log(level, "engine %s is killed: %s", name, why)
+        self._killed[name] = (incarnation, why)
+        self._backend.kill_engine(name, incarnation)
+
+    def change_services(self, action: LoadService | UnloadService) -> None:
+        """Let a running engine load or unload a service, and tell what came of it."""
+        engine = self._engines[action.engine]
+        if isinstance(action, LoadService):
+            work = self._load(engine, action, self.catalog.services[action.service])
+        else:
+            work = self._unload(engine, action)
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a change of services ended unexpectedly", exc_info=error)
+
+    async def _load(self, engine: RemoteEngine, action: LoadService, service: Service) -> None:
+        name, folder = action.engine, str(self.catalog.folder(service.name))
+        began_ns = self._clock()
+        try:
+            answer = await engine.ask(lambda key: wire.AddService(key, service, folder), wire.ServiceChanged)
+        except EngineDied:
+            return
+        engine.serve(answer)
+        self._describe()
+        if service.name not in answer.services:
+            error = answer.error or "it cannot be loaded"
+            if self._serves:
+                _log.warning("engine %s: service %s is not loaded: %s", name, service.name, error)
+            elif not self._started.done():
+                self._started.set_exception(
+                    ConfigError(f"service {service.name!r} cannot be loaded: {error}")
+                )
+            self._tell(ServiceFailed(name, action.incarnation, service.name, error))
+            return
+        took_s = (self._clock() - began_ns) / 1e9
+        why = ", asked for by a request" if action.woken else ""
+        _log.info("engine %s: service %s is loaded in %.1f s%s", name, service.name, took_s, why)
+        assert engine.info is not None
+        info = answer.services[service.name]
+        speed = self.catalog.speed(engine.info, service.name, info)
+        told = (name, action.incarnation, service.name, speed, info.kv_format, _kv_tokens(answer.services))
+        self._tell(ServiceLoaded(*told))
+
+    async def _unload(self, engine: RemoteEngine, action: UnloadService) -> None:
+        try:
+            answer = await engine.ask(
+                lambda key: wire.RemoveService(key, action.service, True), wire.ServiceChanged
+            )
+        except EngineDied:
+            return
+        why = "" if answer.error is None else f" ({answer.error})"
+        _log.info("engine %s: service %s is unloaded%s", action.engine, action.service, why)
+        engine.serve(answer)
+        self._describe()
+        told = (action.engine, action.incarnation, action.service, _kv_tokens(answer.services))
+        self._tell(ServiceUnloaded(*told))
+
+    def kill_inconsistent(self, engine: str, why: str) -> None:
+        """As in ``calls.EngineSender``."""
+        _log.error("engine %s is not to be trusted: %s", engine, why)
+        self.kill_engine(engine, self._engines[engine].incarnation, why)
+
+    def send(self, engine: str, message: wire.ToEngine) -> None:
+        """As in ``calls.EngineSender``."""
+        self._engines[engine].send(message)
+
+    def ask_stats(self) -> None:
+        """Ask every engine that answered the last time for its stats."""
+        for engine in self._engines.values():
+            engine.ask_stats()
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a KV block of the first engine."""
+        return next(engine.info.block_size for engine in self._engines.values() if engine.info is not None)
+
+    def _describe(self) -> None:
+        """What engines say of their services has changed."""
+        self.catalog.refresh()
+        connected = all(engine.connected for engine in self._engines.values())
+        if connected and self.catalog.complete and not self._started.done():
+            self._started.set_result(None)
+
+    async def close(self) -> None:
+        """End all engines."""
+        self._closing = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._started.done() and not self._started.cancelled():
+            self._started.exception()  # somebody else has seen it, or wants it no more
+        for engine in self._engines.values():
+            engine.disconnect("the engine was shut down")
+        await self._backend.close()
+
+    def _on_event(self, event: BackendEvent) -> None:
+        if self._closing:
+            return
+        engine = self._engines.get(event.engine)
+        if engine is None:
+            return
+        match event:
+            case Loading():
+                if self._progress is not None and not self._started.done():
+                    alone = len(self._engines) == 1
+                    self._progress(event.what if alone else f"engine {event.engine}: {event.what}")
+                if not event.waits:
+                    self._tell(EngineLoading(event.engine, event.incarnation, event.what))
+            case Loaded():
+                self._connect(engine, event)
+            case Beat():
+                engine.beat(event.pid)
+                self._tell(EngineBeat(event.engine, event.incarnation, event.hung))
+            case Worked():
+                self._tell(EngineWorked(event.engine, event.incarnation, event.cpu_s, event.read_bytes))
+            case Exited():
+                self._ended(engine, event)
+
+    def _connect(self, engine: RemoteEngine, event: Loaded) -> None:
+        name = event.engine
+        if engine.connected and event.incarnation == engine.incarnation:
+            return  # it tells of services that were changed from here
+        engine.connect(
+            event, self._session, self._open_channel, lambda message: self._on_message(name, message)
+        )
+        engine.ask_stats()
+        if self._started.done():
+            _log.info("engine %s is ready", name)
+        speeds = {
+            service: self.catalog.speed(event.info, service, info)
+            for service, info in event.info.services.items()
+        }
+        formats = {service: info.kv_format for service, info in event.info.services.items() if info.kv_format}
+        kv_tokens = _kv_tokens(event.info.services)
+        pool = (event.info.kv_bytes, kv_tokens, event.info.block_size, event.info.host)
+        self._tell(EngineReady(name, event.incarnation, speeds, formats, *pool))
+        self._describe()
+
+    @property
+    def _serves(self) -> bool:
+        """Whether all engines have been ready; before that, the end of any ends the start with its reason."""
+        started = self._started
+        return started.done() and not started.cancelled() and started.exception() is None
+
+    def _ended(self, engine: RemoteEngine, event: Exited) -> None:
+        killed, why = self._killed.get(event.engine, (None, ""))
+        reason = f"{event.reason} ({why})" if killed == event.incarnation else event.reason
+        if self._inherited.get(event.engine) == event.incarnation:
+            self._replace_inherited(engine, reason)
+        elif not self._started.done():
+            named = reason if len(self._engines) == 1 else f"engine {event.engine}: {reason}"
+            self._started.set_exception(_error(event.failure, named))
+        if event.incarnation == engine.incarnation:
+            loaded = engine.connected
+            engine.disconnect(reason)
+            engine.runs = False
+            if self._serves and event.engine not in self._leaving:
+                if loaded:
+                    self._on_end(event.engine, reason)
+                else:
+                    _log.warning("engine %s does not start: %s", event.engine, reason)
+        suspects = tuple(dict.fromkeys(map(call_of, event.suspects)))
+        self._tell(EngineEnded(event.engine, event.incarnation, reason, suspects))
+        if event.engine in self._leaving and not engine.runs:
+            self._leaving.discard(event.engine)
+            self._killed.pop(event.engine, None)
+            del self._engines[event.engine]
+            self._describe()
+
+    def _replace_inherited(self, engine: RemoteEngine, reason: str) -> None:
+        """An engine that was found has ended before all answered: the start waits for its next start."""
+        name = engine.plan.name
+        self.found.pop(name, None)
+        _log.warning("engine %s: found running (process %s), and is replaced: %s", name, engine.pid, reason)
+        if self._started.done():
+            self._started = asyncio.get_running_loop().create_future()
+
+
+def _names(plan: EnginePlan) -> tuple[str, ...]:
+    return tuple(service.name for service in plan.options.services)
+
+
+def _kv_tokens(services: Mapping[str, ServiceInfo]) -> dict[str, int]:
+    return {service: info.kv_tokens for service, info in services.items()}
+
+
+def _error(failure: str | None, reason: str) -> Exception:
+    """What a start ends with. failure: the class of the error that the engine told of, if it did."""
+    if failure is not None:
+        return failure_to_error(Failed(failure, reason), "loading")
+    return EngineDied(f"the engine process ended while loading ({reason})")

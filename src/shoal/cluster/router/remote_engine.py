@@ -1,0 +1,167 @@
+"""One engine of a cluster, as the router knows it: its channel, and what it has said of itself."""
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+from shoal.cluster.backends.interface import Loaded
+from shoal.cluster.manager.state import ManagedEngine
+from shoal.cluster.options import EnginePlan
+from shoal.cluster.status import EngineStatus
+from shoal.core import EngineDied
+from shoal.engine import wire
+from shoal.engine.info import EngineInfo
+from shoal.engine.stats import EngineStats
+
+_UNAWAITED = 0
+"""The key of a question whose answer nobody waits for."""
+Answer = TypeVar("Answer", wire.Stats, wire.ServiceChanged)
+
+
+class Channel(Protocol):
+    """A connection to an engine."""
+
+    def send(self, message: wire.ToEngine) -> None:
+        """Send without waiting; lost if the engine is gone."""
+
+    def close(self) -> None:
+        """End the connection."""
+
+
+OpenChannel = Callable[[str, str, Callable[[wire.FromEngine], None]], Channel]
+"""Connects to an endpoint, for a session, and hands on what comes from there."""
+
+
+class RemoteEngine:
+    """An engine, running or not."""
+
+    def __init__(self, plan: EnginePlan, clock: Callable[[], int]) -> None:
+        self.plan = plan
+        """As it is wanted."""
+        self.runs = False
+        """Whether its process was started, and is not known to have ended."""
+        self.incarnation = 0
+        """How often its process was started."""
+        self.pid: int | None = None
+        """Of its process, if one runs."""
+        self.info: EngineInfo | None = None
+        """What it said of itself when it was ready last."""
+        self.transfer = ""
+        """Where it takes KV of requests that move to it, if it can."""
+        self.stats: EngineStats | None = None
+        """Its latest stats."""
+        self._clock = clock
+        self._stats_ns = 0
+        self._heartbeat_ns: int | None = None
+        self._channel: Channel | None = None
+        self._keys = itertools.count(1)
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._stats_asked = False
+
+    @property
+    def connected(self) -> bool:
+        """Whether messages reach it."""
+        return self._channel is not None
+
+    @property
+    def stats_age_s(self) -> float:
+        """How old ``stats`` are."""
+        return (self._clock() - self._stats_ns) / 1e9 if self.stats is not None else 0.0
+
+    @property
+    def heartbeat_age_s(self) -> float | None:
+        """How long ago its last heartbeat came."""
+        return None if self._heartbeat_ns is None else (self._clock() - self._heartbeat_ns) / 1e9
+
+    def status(self, view: ManagedEngine) -> EngineStatus:
+        """All that is known of it; ``view``: by the manager."""
+        return EngineStatus(
+            name=view.name,
+            state=view.state,
+            services=view.services,
+            device=self.plan.options.device,
+            pid=self.pid,
+            restarts=view.restarts,
+            requests=view.requests,
+            leases=view.leases,
+            moves=view.moves,
+            withdrawn=view.withdrawn,
+            heartbeat_age_s=self.heartbeat_age_s,
+            last_error=view.last_error,
+            info=self.info,
+            stats=self.stats,
+            stats_age_s=self.stats_age_s,
+        )
+
+    def started(self, incarnation: int) -> None:
+        """Its process was started; nothing that is told of earlier ones counts any more."""
+        self.incarnation, self.runs = incarnation, True
+
+    def beat(self, pid: int) -> None:
+        """Its process gave a sign of life."""
+        self.pid = pid
+        self._heartbeat_ns = self._clock()
+
+    def connect(
+        self,
+        loaded: Loaded,
+        session: str,
+        open_channel: OpenChannel,
+        on_message: Callable[[wire.FromEngine], None],
+    ) -> None:
+        """It is ready: open the channel to it."""
+        self.disconnect("another process took its place")
+        self.info, self.transfer = loaded.info, loaded.transfer
+        self.beat(loaded.pid)
+        self._stats_asked = False
+        self._channel = open_channel(loaded.endpoint, session, on_message)
+
+    def disconnect(self, reason: str) -> None:
+        """Nothing more is sent or read; whoever waits for an answer gets EngineDied."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        self.pid = None
+        for future in self._answers.values():
+            if not future.done():
+                future.set_exception(EngineDied(reason))
+
+    def serve(self, changed: wire.ServiceChanged) -> None:
+        """It has other services now, or other limits of them."""
+        assert self.info is not None
+        self.info = replace(self.info, services=changed.services, weight_bytes=changed.weight_bytes)
+
+    def send(self, message: wire.ToEngine) -> None:
+        """Send a message; lost if the engine is gone."""
+        if self._channel is not None:
+            self._channel.send(message)
+
+    def ask_stats(self) -> None:
+        """Ask for new stats, unless those asked for before have not come."""
+        if self._channel is not None and not self._stats_asked:
+            self._stats_asked = True
+            self._channel.send(wire.AskStats(_UNAWAITED))
+
+    async def ask(self, question: Callable[[int], wire.ToEngine], kind: type[Answer]) -> Answer:
+        """Send the question made of a key, and return the answer with that key; raises EngineDied."""
+        if self._channel is None:
+            raise EngineDied(f"engine {self.plan.name} does not run")
+        key = next(self._keys)
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._answers[key] = future
+        self._channel.send(question(key))
+        try:
+            return await future
+        finally:
+            self._answers.pop(key, None)
+
+    def answered(self, message: wire.Stats | wire.ServiceChanged) -> None:
+        """An answer has come."""
+        if isinstance(message, wire.Stats):
+            self._stats_asked = False
+            self.stats, self._stats_ns = message.stats, self._clock()
+        future = self._answers.get(message.key)
+        if future is not None and not future.done():
+            future.set_result(message)

@@ -1,0 +1,351 @@
+"""The router: takes requests for many engines, owns their streams and all of their tokens.
+
+What goes where is decided by the pure ``Manager``. The router tells it what happens and carries out what it
+decides. It holds the prompt and the output of every unfinished request, so that any engine can go on with it.
+"""
+
+import asyncio
+import itertools
+import logging
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+from shoal.cluster.backends.interface import EngineBackend
+from shoal.cluster.manager.dispatch import PackerDispatch, dispatch_named
+from shoal.cluster.manager.events import ClusterEvent, EpochBegan, Submitted, Ticked
+from shoal.cluster.manager.manager import Manager
+from shoal.cluster.options import ClusterOptions, EnginePlan
+from shoal.cluster.router.action_runner import ActionRunner, OnDecision
+from shoal.cluster.router.administration import Administration
+from shoal.cluster.router.call import Call
+from shoal.cluster.router.call_table import Calls
+from shoal.cluster.router.fleet import Fleet
+from shoal.cluster.router.migration_runner import Mover
+from shoal.cluster.router.remote_engine import OpenChannel
+from shoal.cluster.status import ClusterInfo, EngineStatus, ServiceStatus
+from shoal.core import SLO, EngineDied, QueueFull, Request, SamplingParams
+from shoal.core.service import NO_GOALS
+from shoal.engine import wire
+from shoal.engine.process.child import BUILDER
+from shoal.engine.stats import EngineStats
+from shoal.frontend.channel import EngineChannel
+from shoal.frontend.choices import expand_choices
+from shoal.frontend.detokenize import Decoder
+from shoal.frontend.stream import Stream
+from shoal.frontend.validation import check_priority, check_request
+from shoal.schedule.request_state import hash_prompt
+
+_log = logging.getLogger(__name__)
+_STATS_INTERVAL_S = 1.0
+
+
+class Router:
+    """Submits calls to engines and streams their output back; needs a running event loop.
+
+    Text is made here: detokenising, stop strings and times as a client sees them. A call whose engine ends
+    goes on with another one, or with the next start of the same, from the tokens that were delivered.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[EnginePlan],
+        folders: Mapping[str, Path],
+        tokenizers: Mapping[str, Decoder],
+        engine_backend: EngineBackend,
+        options: ClusterOptions,
+        *,
+        max_queue: int,
+        builder: str = BUILDER,
+        open_channel: OpenChannel = EngineChannel,
+        clock: Callable[[], int] = time.monotonic_ns,
+        on_decision: OnDecision | None = None,
+    ) -> None:
+        self._options = options
+        self._decoders = dict(tokenizers)
+        self._max_queue = max_queue
+        self._clock = clock
+        self._dispatch = dispatch_named(options.dispatch)
+        self._manager = Manager(options, self._dispatch)
+        self._session = secrets.token_hex(4)
+        self._fleet = Fleet(
+            plans,
+            folders,
+            builder,
+            options,
+            engine_backend,
+            session=self._session,
+            open_channel=open_channel,
+            clock=clock,
+            tell=self._tell,
+            on_message=self._handle_message,
+            on_end=lambda engine, reason: self._calls.engine_ended(engine, reason),
+        )
+        self._calls = Calls(self._fleet, self._tell, clock)
+        self._mover = Mover(self._fleet, self._calls, self._tell, clock)
+        self._runner = ActionRunner(
+            self._manager,
+            self._fleet,
+            self._calls,
+            self._mover,
+            clock=clock,
+            on_decision=on_decision,
+        )
+        self.administration = Administration(self._manager, self._fleet, self._decoders, self._tell)
+        """Changes of engines and services."""
+        self._numbers = itertools.count(1)
+        self._closed_reason: str | None = None  # why no new calls are accepted
+        self._closed = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    async def start(
+        cls,
+        plans: Sequence[EnginePlan],
+        folders: Mapping[str, Path],
+        tokenizers: Mapping[str, Decoder],
+        engine_backend: EngineBackend,
+        options: ClusterOptions | None = None,
+        *,
+        progress: Callable[[str], None] | None = None,
+        builder: str = BUILDER,
+        on_decision: OnDecision | None = None,
+    ) -> Self:
+        """Start all engines and wait until their models are loaded, or find those that run already.
+
+        folders, tokenizers: by service name. builder: "module:function" that builds the engine in its
+        process.
+
+        Raises ConfigError, ModelUnavailable or ModelUnsupported as loading does, EngineDied if a process
+        ends.
+        """
+        router = cls(
+            plans,
+            folders,
+            tokenizers,
+            engine_backend,
+            options or ClusterOptions(),
+            max_queue=plans[0].options.max_queue,
+            builder=builder,
+            on_decision=on_decision,
+        )
+        await router.run(progress)
+        return router
+
+    async def run(self, progress: Callable[[str], None] | None = None) -> None:
+        """The rest of ``start``."""
+        self._spawn(self._tick())
+        self._spawn(self._watch())
+        if isinstance(self._dispatch, PackerDispatch):
+            self._spawn(self._begin_epochs())
+        try:
+            await self._fleet.start(progress)
+            self.administration.watch_idle_services()
+        except BaseException:
+            await self.close()
+            raise
+
+    @property
+    def info(self) -> ClusterInfo:
+        """Limits of the services."""
+        return self._fleet.catalog.info
+
+    @property
+    def engines(self) -> Sequence[EngineStatus]:
+        """The engines, as they are now."""
+        return [self._fleet.engines[view.name].status(view) for view in self._manager.engines]
+
+    @property
+    def found_engines(self) -> Mapping[str, int]:
+        """Processes of the engines that ran when this began, by name; they have cancelled what they had."""
+        return self._fleet.found
+
+    @property
+    def services(self) -> Mapping[str, ServiceStatus]:
+        """The services, as they are now."""
+        resumed = self._calls.recoveries.resumed
+        return {
+            name: replace(status, resumed=resumed.get(name, 0))
+            for name, status in self._manager.services.items()
+        }
+
+    def wakes(self, service: str) -> bool:
+        """Whether requests of a service wait until engines that run have loaded it."""
+        return self._manager.wakes(service)
+
+    @property
+    def unfinished(self) -> int:
+        """Choices that have not ended."""
+        return sum(len(call.unfinished) for call in self._calls.all())
+
+    @property
+    def waiting(self) -> int:
+        """Choices that wait for their first token."""
+        return self._calls.waiting
+
+    async def stats(self, engine: str) -> EngineStats:
+        """An engine's stats after its present step; raises EngineDied if it does not run."""
+        return (await self._fleet.engines[engine].ask(wire.AskStats, wire.Stats)).stats
+
+    async def submit(
+        self,
+        service: str,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        slo: SLO = NO_GOALS,
+        arrival_ns: int | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        log_name: str | None = None,
+    ) -> Stream:
+        """Accept a call and return its stream.
+
+        slo: goals, which replace the service's. arrival_ns: when the call came, on the monotonic clock; None:
+        now. priority, cache_salt: as in ``Request``. log_name: what log lines call it beside its own id.
+
+        Raises InvalidRequest, QueueFull or EngineDied before anything is sent.
+        """
+        info = self.info
+        check_request(info, service, prompt, sampling, slo)
+        check_priority(info, priority)
+        if self._closed_reason is not None:
+            raise EngineDied(self._closed_reason)
+        waiting = self._calls.waiting
+        if waiting > 0 and waiting + sampling.n > self._max_queue:
+            raise QueueFull(
+                f"{waiting} requests wait already and at most {self._max_queue} may "
+                f"(max_queue); {sampling.n} more do not fit now",
+                self._calls.retry_after_s(waiting + sampling.n - self._max_queue),
+            )
+        if sampling.max_tokens is None:
+            # Decided once, so that it is the same on every engine.
+            room = self._fleet.catalog.room(service, len(prompt))
+            sampling = replace(sampling, max_tokens=room - len(prompt))
+        call_id = f"{self._session}-{next(self._numbers)}"
+        requests = expand_choices(
+            call_id,
+            service,
+            list(prompt),
+            sampling,
+            self._clock() if arrival_ns is None else arrival_ns,
+            slo,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        call = self._open(call_id, requests, sampling, log_name)
+        if sampling.grammar is not None:
+            try:
+                await call.accepted
+            except BaseException:
+                self._calls.cancel(call)
+                raise
+        return call.stream
+
+    def _open(
+        self, call_id: str, requests: Sequence[Request], sampling: SamplingParams, log_name: str | None
+    ) -> Call:
+        """The call of new requests, which is dispatched."""
+        first = requests[0]
+        stream = Stream(call_id, len(first.prompt), lambda: self._calls.cancel(call))
+        eos = self.info.services[first.service].eos_token_ids
+        decoder = self._decoders[first.service]
+        named = call_id if log_name is None else f"{log_name} ({call_id})"
+        call = Call(call_id, dict(enumerate(requests)), sampling, decoder, eos, stream, named)
+        self._calls.add(call)
+        assert sampling.max_tokens is not None
+        self._tell(
+            Submitted(
+                call_id,
+                first.service,
+                len(first.prompt),
+                sampling.max_tokens,
+                len(requests),
+                self._prefix(first),
+                _moves_kv(sampling),
+            )
+        )
+        if call.engine is None and self.wakes(call.service):
+            call.waits_for_load_ns = self._clock()
+        return call
+
+    def _prefix(self, request: Request) -> tuple[int, ...]:
+        """Hashes of the prompt's full blocks, if the dispatch reads them."""
+        if not self._dispatch.reads_prefixes:
+            return ()
+        hashes = hash_prompt(request.prompt, self._fleet.block_size, request.cache_salt)
+        return tuple(int.from_bytes(digest[:8]) for digest in hashes)
+
+    async def close(self, drain_s: float = 0) -> None:
+        """Reject new calls, let unfinished streams go on for ``drain_s`` seconds, and end the engines.
+
+        Streams unfinished by then raise EngineDied. Closing twice does nothing.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._closed_reason = "the engine is shutting down and takes no new requests"
+        if self._calls and drain_s > 0:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._calls.emptied.wait(), drain_s)
+        for call in self._calls.all():
+            self._calls.end(call, EngineDied("the engine was shut down before the request finished"))
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._fleet.close()
+
+    async def _tick(self) -> None:
+        """Tell the manager that time passes."""
+        while True:
+            await asyncio.sleep(self._options.tick_s)
+            self._tell(Ticked())
+
+    async def _begin_epochs(self) -> None:
+        """Tell the manager how far requests are, for its packer."""
+        while True:
+            await asyncio.sleep(self._options.packing.epoch_s)
+            self._tell(EpochBegan({call.id: call.output_tokens for call in self._calls.all()}))
+
+    async def _watch(self) -> None:
+        """Keep the engines' stats up to date, so that their readers need not wait for a step to end."""
+        while True:
+            await asyncio.sleep(_STATS_INTERVAL_S)
+            self._fleet.ask_stats()
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("the router is broken: restart the server", exc_info=error)
+
+    def _tell(self, event: ClusterEvent) -> None:
+        """Tell the manager what happened."""
+        self._runner.tell(event)
+
+    def _handle_message(self, name: str, message: wire.FromEngine) -> None:
+        match message:
+            case wire.Stepped():
+                self._calls.stepped(message.events)
+            case wire.Refused():
+                self._calls.refused(message)
+            case wire.Accepted():
+                self._calls.accepted(message)
+            case wire.Stats() | wire.ServiceChanged():
+                self._fleet.engines[name].answered(message)
+            case wire.Forgotten():
+                self._fleet.kill_inconsistent(name, "it has forgotten its requests")
+            case _:
+                self._mover.handle(name, message)
+
+
+def _moves_kv(sampling: SamplingParams) -> bool:
+    """Whether engines need nothing but KV and tokens to go on with a call."""
+    return sampling.n == 1 and sampling.grammar is None and sampling.prompt_logprobs is None

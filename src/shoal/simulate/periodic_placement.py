@@ -1,0 +1,78 @@
+"""Serving with placements that are made anew from time to time (SeaLLM, section 4.3)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from shoal.core import Request
+from shoal.place.estimate import Estimate, Found
+from shoal.place.placement import Placement
+from shoal.place.replacement import Hysteresis, IntervalRule
+from shoal.simulate.changing_placement import ChangingCluster
+from shoal.simulate.simulated_groups import estimates_of_rows
+
+Placer = Callable[[Sequence[Request], float, Placement], tuple[Found, Estimate]]
+"""Given the requests of the last interval (on the cluster's clock), its length in seconds and the present
+placement: a new placement with its estimate, and the estimate of the present one, on those requests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """One interval between two placements."""
+
+    begin_s: float
+    """When it began."""
+    length_s: float
+    """How long it was."""
+    estimated: Estimate
+    """What was expected of it."""
+    achieved: Estimate
+    """What came of the requests that ended in it."""
+    changed: bool
+    """Whether there was another placement afterwards."""
+    load_bytes: int
+    """Weights that were loaded for that."""
+
+
+def serve_replacing(
+    cluster: ChangingCluster,
+    requests: Sequence[Request],
+    placer: Placer,
+    estimated: Estimate,
+    rule: IntervalRule,
+    hysteresis: Hysteresis | None = None,
+) -> list[Interval]:
+    """Serve all requests, placing services anew after every interval until no more come.
+
+    requests: those of the cluster. estimated: what is expected of the cluster's first placement. hysteresis:
+    whether to change; None: always, as Eq. 8 has it.
+    """
+    end_s = max((request.arrival_ns for request in requests), default=0) / 1e9
+    services = tuple(cluster.services)
+    found: list[Interval] = []
+    length_s = rule.first_s
+    while cluster.now_s + length_s < end_s:
+        begin_s, ended = cluster.now_s, len(cluster.rows)
+        cluster.run(begin_s + length_s)
+        achieved = Estimate(estimates_of_rows(cluster.rows[ended:], services, cluster.execution_s))
+        recent = _between(requests, begin_s, cluster.now_s)
+        new, present = placer(recent, length_s, cluster.placement)
+        changes = hysteresis is None or hysteresis.worthwhile(present, new.estimate)
+        load_bytes = cluster.change(new.placement).load_bytes if changes else 0
+        found.append(
+            Interval(
+                begin_s=begin_s,
+                length_s=length_s,
+                estimated=estimated,
+                achieved=achieved,
+                changed=changes,
+                load_bytes=load_bytes,
+            )
+        )
+        length_s = rule.next_s(length_s, estimated, achieved)
+        estimated = new.estimate if changes else present
+    cluster.run()
+    return found
+
+
+def _between(requests: Sequence[Request], begin_s: float, end_s: float) -> list[Request]:
+    return [request for request in requests if begin_s * 1e9 <= request.arrival_ns < end_s * 1e9]
