@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.config.nodes import parse_yaml
 from shoal.config.presets import PRESETS
 from shoal.config.scenario_file import load_scenario
 from shoal.config.scenario_run import prepare
+from shoal.config.setting_tree import parse_yaml
 from shoal.core import Request, SyntheticPrompt
 from shoal.core.units import LONGEST_S
 from shoal.forecast import StepRows

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.cluster.manager.dispatch import DISPATCHES
-from shoal.config.nodes import parse_yaml
+from shoal.cluster.dispatch import DISPATCHES
 from shoal.config.scenario_file import load_scenario
 from shoal.config.scenario_run import PreparedRun, prepare
+from shoal.config.setting_tree import parse_yaml
 from shoal.measure import summarise
 from shoal.simulate import OpenLoop, Simulation
 

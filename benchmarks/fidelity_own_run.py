@@ -193,7 +193,7 @@ class Client:
         while self._coming or engine.busy:
             started_ns = self._now_ns()
             self._submit_due(started_ns)
-            if not engine.busy or engine.waits:
+            if not engine.busy or engine.idle:
                 self._wait(started_ns)
                 started_ns = self._now_ns()
                 self._submit_due(started_ns)

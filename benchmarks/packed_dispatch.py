@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from shoal.cluster.manager.dispatch import DISPATCH_NAMES
-from shoal.config.nodes import parse_yaml
+from shoal.cluster.dispatch import DISPATCH_NAMES
 from shoal.config.scenario_file import load_scenario
 from shoal.config.scenario_run import prepare
+from shoal.config.setting_tree import parse_yaml
 from shoal.measure import RunRecord, summarise
 
 SLO_SCALE = 5

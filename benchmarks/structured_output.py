@@ -91,7 +91,7 @@ def decode(engine: Engine, prompt: Sequence[int], grammars: Sequence[Grammar | N
     started, made = time.perf_counter(), 0
     seen: set[str] = set()
     while engine.busy:
-        if engine.waits:
+        if engine.idle:
             time.sleep(0.0005)
         for event in engine.step():
             assert event.error is None, event.error

@@ -107,7 +107,7 @@ class Client:
         cap_s = self._setting.seconds + self._setting.drain
         while (now_s := self._now_s()) < cap_s:
             self._submit_due(now_s)
-            if self._engine.waits or not self._engine.busy:
+            if self._engine.idle or not self._engine.busy:
                 if self._next == len(self._arrivals) and not self._engine.busy:
                     break
                 self._sleep(now_s, cap_s)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         Service,
         ShoalError,
     )
-    from shoal.frontend.offline import Shoal
+    from shoal.frontend.offline_api import Shoal
 
 __all__ = [
     "SLO",
@@ -35,7 +35,7 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> Any:
     if name == "Shoal":
-        from shoal.frontend.offline import Shoal
+        from shoal.frontend.offline_api import Shoal
 
         return Shoal
     if name in __all__:

@@ -20,8 +20,8 @@ from shoal.cli.app import app, run
 from shoal.cli.models import models as models_app
 from shoal.cli.version import describe_cpu
 from shoal.core import EngineDied, FinishReason, Service
-from shoal.frontend import offline
-from shoal.frontend.batch import Completion, RequestOutput
+from shoal.frontend import offline_api
+from shoal.frontend.offline_batch import Completion, RequestOutput
 from shoal.schedule import FcfsStrict
 
 runner = CliRunner()
@@ -82,7 +82,7 @@ class FakeShoal:
 
 @pytest.fixture
 def fake_shoal(monkeypatch):
-    monkeypatch.setattr(offline, "Shoal", FakeShoal)
+    monkeypatch.setattr(offline_api, "Shoal", FakeShoal)
     FakeShoal.made = []
     return FakeShoal
 

@@ -7,7 +7,7 @@ import typer
 
 from shoal.cli.app import app, run
 from shoal.config import CLUSTER_FLAGS, ENGINE_FLAGS, MODEL_FLAGS, SERVER_FLAGS
-from shoal.config.other_flags import ALIASES, HINTS, OWN_ALIASES, POSITIONAL, VALUES, VARIABLES, hint
+from shoal.config.foreign_flags import ALIASES, HINTS, OWN_ALIASES, POSITIONAL, VALUES, VARIABLES, hint
 
 OURS = {
     f"--{'no-' if no else ''}{flag.name}": flag

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from shoal.cli.app import app, run
 from shoal.cli.static_report import report_table
 from shoal.core import FinishReason, RequestRecord, SamplingParams, Service
-from shoal.frontend.batch import Completion
+from shoal.frontend.offline_batch import Completion
 from shoal.static.batching import STATIC_ENGINES, STATIC_PRESETS, BatchAccount
 from shoal.static.serving import offline
 from shoal.static.serving.engine import StaticOutcome

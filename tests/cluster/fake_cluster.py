@@ -207,7 +207,7 @@ class FakeBackend:
             services = dict(process.info.services)
             if error is None and future.result() is not None:
                 services[name] = future.result()
-            services = process.core.with_present_room(services)
+            services = process.core.with_current_capacity(services)
             process.info = replace(process.info, services=services, weight_bytes=process.core.weight_bytes)
             why = None if error is None else str(error)
             self.deliver(process, wire.ServiceChanged(key, services, process.core.weight_bytes, why))

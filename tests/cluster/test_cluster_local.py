@@ -22,7 +22,7 @@ from shoal.cluster.node.folder import SOCKET, NodeFolder, folder_path
 from shoal.core import ConfigError, EngineDied
 from shoal.engine import wire
 from shoal.engine.process.lifeline import PROTOCOL
-from shoal.frontend.channel import EngineChannel
+from shoal.frontend.engine_connection import EngineConnection
 
 TIMEOUT_S = 60
 SETTINGS = {"kv_cache.memory": "64MiB", "threads": "1"}
@@ -109,7 +109,7 @@ def test_an_engine_is_started_heard_and_used():
             assert (await watched.until(Loading)).what.startswith("loading fake")
             await watched.until(Beat)
             messages = []
-            channel = EngineChannel(loaded.endpoint, "s", messages.append)
+            channel = EngineConnection(loaded.endpoint, "s", messages.append)
             channel.send(wire.Submit.from_requests([make_request("s-1-0#1")]))
             async with asyncio.timeout(TIMEOUT_S):
                 while not messages or messages[-1].events[-1].finish is None:
@@ -141,7 +141,7 @@ def test_an_engine_is_started_heard_and_used():
 async def compute(loaded, *ids, prompt=5):
     """A channel over which requests were sent, some steps ago."""
     messages = []
-    channel = EngineChannel(loaded.endpoint, "s", messages.append)
+    channel = EngineConnection(loaded.endpoint, "s", messages.append)
     for id in ids:
         channel.send(wire.Submit.from_requests([make_request(id, prompt, max_tokens=3000)]))
     async with asyncio.timeout(TIMEOUT_S):
@@ -354,7 +354,7 @@ def test_another_server_finds_the_engines_and_none_of_the_old_requests(left_behi
                 assert (loaded.engine, loaded.pid) == (engine, found[engine].pid)
                 assert loaded.info.services["a"].context_tokens == 4000
                 messages = []
-                channel = EngineChannel(loaded.endpoint, "new", messages.append)
+                channel = EngineConnection(loaded.endpoint, "new", messages.append)
                 async with asyncio.timeout(TIMEOUT_S):
                     channel.send(wire.AskStats(1))
                     while not (stats := [m.stats for m in messages if isinstance(m, wire.Stats)]):

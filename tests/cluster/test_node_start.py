@@ -16,7 +16,7 @@ from shoal.cluster.backends.make import make_backend
 from shoal.cluster.backends.node_start import drop_early_node, start_early_node
 from shoal.cluster.node.folder import folder_path
 from shoal.cluster.options import ClusterOptions
-from shoal.engine.process.child import BUILDER
+from shoal.engine.process.child_process import BUILDER
 
 __all__ = ["left_behind", "nothing_left"]  # fixtures
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.config import Config, Scenario, flag_settings, load_config, load_scenario
-from shoal.config.nodes import Table
+from shoal.config.setting_tree import Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

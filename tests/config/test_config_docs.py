@@ -4,7 +4,7 @@ from pathlib import Path
 from config_builders import from_yaml
 
 from shoal.config import PRESETS, config_section
-from shoal.config.other_flags import ALIASES, VALUES
+from shoal.config.foreign_flags import ALIASES, VALUES
 from shoal.config.policies import Policy
 from shoal.serve import ServerOptions
 

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypothesis_profiles import examples
-from shoal.config.nodes import parse_yaml
 from shoal.config.presets import PRESETS
 from shoal.config.scheduler_yaml import in_words, scheduler_settings, to_yaml
+from shoal.config.setting_tree import parse_yaml
 from shoal.config.settings import scheduler_section
 from shoal.core.units import LONGEST_S
 from shoal.schedule import SchedulerOptions

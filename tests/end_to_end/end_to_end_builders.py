@@ -25,7 +25,7 @@ from shoal.core import (
 from shoal.engine import Engine, EngineOptions, assemble_engine
 from shoal.execute.model.loading import LoadedModel, ModelLoader, ModelSet
 from shoal.execute.protocol import Executor, Interrupted, never
-from shoal.frontend.batch import Batch, RequestOutput
+from shoal.frontend.offline_batch import OfflineBatch, RequestOutput
 from shoal.kvcache import BlockPool, KVCacheOptions
 from shoal.schedule import Conservative
 
@@ -171,7 +171,7 @@ _RECENT: deque[LoadedModel] = deque(maxlen=4)
 """Kept for runs to come: those of bundled models take seconds to load."""
 
 
-def run_batch(engine: Engine, batch: Batch) -> list[RequestOutput]:
+def run_batch(engine: Engine, batch: OfflineBatch) -> list[RequestOutput]:
     """The outputs of a batch that has the engine to itself."""
     batch.submit()
     while batch.unfinished or engine.busy:
@@ -200,7 +200,7 @@ def _answer(
             request = coming.pop(0)[1]
             engine.submit(request)
             outcome.tokens[request.id] = []
-        if engine.waits and engine.polls:
+        if engine.idle and engine.needs_polling:
             time.sleep(0.0005)  # for those that it waits for
         for event in engine.step():
             outcome.tokens[event.request_id] += event.tokens

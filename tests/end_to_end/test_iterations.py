@@ -14,7 +14,7 @@ from at_hand import DEVICE
 from shoal.core import FinishReason, SamplingParams, Service, StepPlan, StepResult
 from shoal.engine import EngineOptions, build_engine
 from shoal.execute.protocol import Executor, Interrupted, never
-from shoal.frontend.batch import Batch, Completion
+from shoal.frontend.offline_batch import Completion, OfflineBatch
 from shoal.kvcache import KVCacheOptions
 from shoal.schedule import SchedulerOptions
 
@@ -80,7 +80,7 @@ def answer(
     )
     engine, _ = build_engine(options, {SERVICE: folder}, wrap=wrap)
     made[0].stops = stops
-    batch = Batch(engine)
+    batch = OfflineBatch(engine)
     for number, sampling in enumerate(params):
         batch.add("", SERVICE, make_prompt(9 + 5 * number, seed=number), sampling, Letters())
     completions = [completion for output in run_batch(engine, batch) for completion in output.outputs]

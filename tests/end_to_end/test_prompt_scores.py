@@ -27,7 +27,7 @@ from shoal.core import Request, SamplingParams, Service, TokenLogprobs
 from shoal.engine import Engine, EngineOptions
 from shoal.engine.build import assemble_engine
 from shoal.execute.model.loading import load_models
-from shoal.frontend.batch import Batch
+from shoal.frontend.offline_batch import OfflineBatch
 from shoal.kvcache import KVCacheOptions
 from shoal.models import Tokenizer
 from shoal.schedule import SchedulerOptions
@@ -171,7 +171,7 @@ class Letters:
 
 def test_a_batch_has_the_scores_of_each_prompt_once(folders: dict[str, Path]) -> None:
     engine = tiny_engine(folders)
-    batch = Batch(engine)
+    batch = OfflineBatch(engine)
     sampling = SamplingParams(max_tokens=2, n=3, prompt_logprobs=TOP, embed=True)
     prompt = make_prompt(23)
     batch.add("scored", "llama", prompt, sampling, Letters())

@@ -16,7 +16,7 @@ from shoal.core import FinishReason, Request, SamplingParams, Service, TokenLogp
 from shoal.engine import Engine, EngineOptions
 from shoal.engine.build import assemble_engine
 from shoal.execute.model.loading import load_models
-from shoal.frontend.batch import Batch, Completion
+from shoal.frontend.offline_batch import Completion, OfflineBatch
 from shoal.kvcache import KVCacheOptions
 from shoal.schedule import SchedulerOptions, Slice
 
@@ -60,7 +60,7 @@ def new_engine(folders: dict[str, Path]) -> NewEngine:
 
 def answer(engine: Engine, calls: Sequence[tuple[SamplingParams, Sequence[int]]]) -> list[Completion]:
     """What becomes of the prompt for each (parameters, output to go on from), all at once."""
-    batch = Batch(engine)
+    batch = OfflineBatch(engine)
     for sampling, output in calls:
         batch.add("", MANY, PROMPT, sampling, Letters(), output=output, eos_token_ids=(EOS,))
     return [completion for output in run_batch(engine, batch) for completion in output.outputs]

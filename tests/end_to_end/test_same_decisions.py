@@ -126,7 +126,7 @@ class Recorder:
         while self.coming or self.engine.busy:
             self.arrivals_before(self.now_ns + 1)
             self.engine.begin()
-            if self.engine.waits:
+            if self.engine.idle:
                 times = [self.coming[0].arrival_ns] if self.coming else []
                 if self.engine.idle_until_ns is not None:
                     times.append(max(self.engine.idle_until_ns, self.now_ns + 1_000_000))

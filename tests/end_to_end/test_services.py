@@ -150,8 +150,8 @@ def test_an_engine_may_be_empty_and_counts_go_on_when_a_name_comes_back(folders:
     for name in ("llama-0", "gpt2-0"):
         walk.remove(name, drain=True)
     walk.finish()
-    assert walk.engine.waits or walk.engine.step() == []
-    assert walk.engine.waits
+    assert walk.engine.idle or walk.engine.step() == []
+    assert walk.engine.idle
     assert walk.engine.stats().services == {}
     with pytest.raises(InvalidRequest, match="not served here"):
         walk.submit("llama-0")

@@ -14,8 +14,8 @@ from jsonschema import Draft202012Validator
 
 from at_hand import bundled_model
 from shoal.core import Grammar, GrammarKind, SamplingParams, Service
-from shoal.frontend.batch import Completion
-from shoal.frontend.offline import Shoal
+from shoal.frontend.offline_api import Shoal
+from shoal.frontend.offline_batch import Completion
 from shoal.kvcache import KVCacheOptions
 from shoal.models import resolve_model
 

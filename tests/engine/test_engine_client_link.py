@@ -12,7 +12,7 @@ from shoal.engine import wire
 from shoal.engine.migration.transfer import Transfer
 from shoal.engine.process.client_link import ClientLink
 from shoal.engine.process.server import EngineServer, Services
-from shoal.frontend.channel import EngineChannel
+from shoal.frontend.engine_connection import EngineConnection
 
 TIMEOUT_S = 30
 
@@ -23,7 +23,7 @@ class Client:
     def __init__(self, endpoint, session="s"):
         self.messages = []
         self.news = asyncio.Event()
-        self.channel = EngineChannel(endpoint, session, self._take)
+        self.channel = EngineConnection(endpoint, session, self._take)
         self.send = self.channel.send
 
     def _take(self, message):
@@ -128,7 +128,7 @@ def test_an_engine_that_waits_notices_that_its_client_is_gone(bind):
             await client.stats()
             taken = made.fake_pool.allocate("a", 20)
             client.submit("r", max_tokens=30)
-            await until(lambda: made.unfinished == 1 and made.waits)
+            await until(lambda: made.unfinished == 1 and made.idle)
             client.channel.close()
             await until(lambda: made.unfinished == 0)
             made.fake_pool.free("a", taken)
@@ -224,7 +224,7 @@ def test_a_channel_reads_on_after_an_error_and_while_it_sends(bind):
                     raise RuntimeError("the reader is broken")
 
             depth = []
-            channel = EngineChannel(endpoint, "s", take)
+            channel = EngineConnection(endpoint, "s", take)
             channel.send(wire.AskStats(0))
             await until(lambda: len(keys) == 21)
             channel.close()

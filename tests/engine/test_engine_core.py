@@ -52,10 +52,10 @@ def test_outputs_do_not_depend_on_batch_depth_or_preemptions(depth, blocks):
 def test_an_engine_without_requests_waits():
     engine, _ = make_engine()
     assert engine.step() == []
-    assert engine.waits
+    assert engine.idle
     assert engine.idle_until_ns is None
     engine.submit(make_request())
-    assert not engine.waits
+    assert not engine.idle
     run_all(engine)
     assert engine.unfinished == 0
 
@@ -67,7 +67,7 @@ def test_an_engine_does_not_wait_after_a_step_that_made_room():
         engine.submit(make_request(f"r{number}", prompt=6, max_tokens=20))
     while engine.busy:
         engine.step()
-        assert not (engine.unfinished and engine.waits)
+        assert not (engine.unfinished and engine.idle)
     assert engine.stats().services["a"].preemptions > 0
 
 

@@ -9,7 +9,7 @@ from shoal.core import SamplingParams
 from shoal.engine import wire
 from shoal.engine.migration.transfer import Transfer
 from shoal.engine.process.server import EngineServer, Services
-from shoal.frontend.choices import expand_choices
+from shoal.frontend.choice_requests import expand_choices
 
 
 class Over(Exception):

@@ -67,10 +67,10 @@ def test_a_service_enters_between_two_steps(model, depth):
 def test_an_idle_engine_notices_what_has_loaded():
     engine, _ = make_engine()
     engine.step()
-    assert engine.waits
+    assert engine.idle
     engine.fake_services.loading.clear()
     future = add(engine, "b")
-    assert engine.waits, "nothing can be done before it has loaded"
+    assert engine.idle, "nothing can be done before it has loaded"
     engine.fake_services.loading.set()
     settle(engine, future)
     assert set(engine.stats().services) == {"a", "b"}

@@ -16,7 +16,7 @@ from shoal.core import (
     TokenLogprobs,
 )
 from shoal.engine import wire
-from shoal.frontend.choices import expand_choices
+from shoal.frontend.choice_requests import expand_choices
 
 LOGPROBS = st.builds(
     TokenLogprobs,

@@ -11,8 +11,8 @@ def fake_models(monkeypatch):
     """Every Shoal has a fake engine and a tokenizer of bytes."""
     from engine_builders import ByteTokenizer, build_fake
 
-    from shoal.frontend import offline
+    from shoal.frontend import offline_api
 
-    monkeypatch.setattr(offline, "build_engine", build_fake)
-    monkeypatch.setattr(offline, "resolve_service", lambda service, progress=None: Path(service.model))
-    monkeypatch.setattr(offline.Tokenizer, "from_folder", lambda *_: ByteTokenizer())
+    monkeypatch.setattr(offline_api, "build_engine", build_fake)
+    monkeypatch.setattr(offline_api, "resolve_service", lambda service, progress=None: Path(service.model))
+    monkeypatch.setattr(offline_api.Tokenizer, "from_folder", lambda *_: ByteTokenizer())

@@ -11,10 +11,10 @@ from dataclasses import replace
 import pytest
 from engine_builders import expected_tokens, make_request
 
-import shoal.frontend.offline as offline
+import shoal.frontend.offline_api as offline
 from shoal import SLO, SamplingParams, Service, Shoal
 from shoal.core import ConfigError, FinishReason, InvalidRequest, QueueFull, SamplingDefaults, derive_seed
-from shoal.frontend.choices import expand_choices
+from shoal.frontend.choice_requests import expand_choices
 from shoal.kvcache.options import KVCacheOptions
 
 SMALL = KVCacheOptions(memory_bytes=1 << 14, block_size=4)

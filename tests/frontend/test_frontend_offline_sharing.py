@@ -26,7 +26,7 @@ from shoal.core import (
     SLOExpired,
     TokenEvent,
 )
-from shoal.frontend.offline_async import AsyncCalls
+from shoal.frontend.offline_async_api import AsyncCalls
 from shoal.kvcache.options import KVCacheOptions
 from shoal.schedule.options import SchedulerOptions
 

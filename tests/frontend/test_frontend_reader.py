@@ -4,7 +4,7 @@ import pytest
 from engine_builders import EOS, ByteTokenizer, make_request
 
 from shoal.core import FinishReason, SamplingParams, TokenEvent, TokenLogprobs
-from shoal.frontend.choices import expand_choices
+from shoal.frontend.choice_requests import expand_choices
 from shoal.frontend.reader import ChoiceReader
 
 

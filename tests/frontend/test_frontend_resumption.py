@@ -118,7 +118,7 @@ def test_complete_output_ends_with_the_next_step_and_computes_nothing():
     engine, _ = make_engine()
     engine.submit(replace(make_request("r"), output_tokens=tuple(range(97, 105)), resume_state=CARRIED))
     assert engine.unfinished == 1
-    assert not engine.waits
+    assert not engine.idle
     [event] = engine.step()
     assert (event.request_id, event.tokens, event.finish) == ("r", (), FinishReason.LENGTH)
     assert event.position == 8

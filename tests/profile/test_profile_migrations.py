@@ -9,7 +9,7 @@ from engine_builders import FakeExecutor, build_fake, make_options
 
 from shoal.core import ConfigError
 from shoal.profile.measure import profiling_options
-from shoal.profile.migrations import MOVES, REPEATS, MoveProfiler
+from shoal.profile.migrations import MOVES, REPEATS, MigrationProfiler
 
 
 def pair(blocks=400):
@@ -36,7 +36,7 @@ def test_rates_are_those_of_the_slower_side(tmp_path, monkeypatch):
     monkeypatch.setattr(FakeExecutor, "read_blocks", read)
     [name] = info.services
     told = []
-    with closing(MoveProfiler(engines, tmp_path)) as profiler:
+    with closing(MigrationProfiler(engines, tmp_path)) as profiler:
         service = replace(info.services[name], vocab_size=256)
         rates = profiler.measure(name, service, lambda done, total: told.append((done, total)))
         assert not any(engine.busy for engine in engines)
@@ -55,7 +55,7 @@ def test_a_pool_without_room_for_a_request_is_refused(tmp_path):
     engines, info = pair(blocks=2)
     [name] = info.services
     with (
-        closing(MoveProfiler(engines, tmp_path)) as profiler,
+        closing(MigrationProfiler(engines, tmp_path)) as profiler,
         pytest.raises(ConfigError, match="too few to move a request; raise --kv-memory"),
     ):
         profiler.measure(name, info.services[name], lambda done, total: None)

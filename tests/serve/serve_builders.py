@@ -31,7 +31,7 @@ from shoal.core import (
 from shoal.core.service import NO_GOALS
 from shoal.engine.info import ServiceInfo
 from shoal.engine.stats import EngineStats, PoolStats, ServiceStats, StepTotals
-from shoal.frontend.choices import expand_choices
+from shoal.frontend.choice_requests import expand_choices
 from shoal.frontend.reader import ChoiceReader
 from shoal.frontend.stream import Stream
 from shoal.frontend.validation import check_priority, check_request

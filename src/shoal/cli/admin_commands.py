@@ -70,8 +70,8 @@ def settings_of(pairs: Sequence[str] | None) -> dict[str, Any]:
 
     Raises ConfigError for a pair that is none, and for keys that are written twice.
     """
-    from shoal.config.nodes import Node, Scalar, Table, problem
     from shoal.config.policies import put
+    from shoal.config.setting_tree import Node, Scalar, Table, problem
 
     entries: dict[str, Node] = {}
     for pair in pairs or ():

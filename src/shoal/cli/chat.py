@@ -10,7 +10,7 @@ import typer
 from shoal.cli.flags import ConfigFile, with_flags
 from shoal.cli.sampling import MaxTokens, Seed, Temperature, TopP, given
 from shoal.config import ENGINE_FLAGS
-from shoal.config.nodes import Table
+from shoal.config.setting_tree import Table
 from shoal.core import ConfigError, InvalidRequest, QueueFull
 from shoal.models import NO_CHAT_TEMPLATE
 

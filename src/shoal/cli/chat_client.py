@@ -12,7 +12,7 @@ from shoal.cluster.options import EnginePlan
 from shoal.cluster.router.router import Router
 from shoal.core import ConfigError, EngineDied, InvalidRequest, QueueFull, Service
 from shoal.engine import EngineOptions
-from shoal.frontend.sampling import with_sampling_defaults
+from shoal.frontend.sampling_defaults import with_sampling_defaults
 from shoal.models import Progress, Tokenizer, resolve_service
 
 Message = dict[str, str]

@@ -9,7 +9,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from shoal.cli.help import PlainHelp
 from shoal.config import RENAMED_FLAGS
-from shoal.config.other_flags import ALIASES, HINTS, OWN_ALIASES, POSITIONAL, VALUES, hint, plain_name
+from shoal.config.foreign_flags import ALIASES, HINTS, OWN_ALIASES, POSITIONAL, VALUES, hint, plain_name
 
 F = TypeVar("F", bound=Callable[..., Any])
 

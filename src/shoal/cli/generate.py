@@ -24,11 +24,11 @@ from shoal.cli.sampling import (
     given,
 )
 from shoal.config import ENGINE_FLAGS
-from shoal.config.nodes import Table
+from shoal.config.setting_tree import Table
 from shoal.core import ConfigError
 
 if TYPE_CHECKING:
-    from shoal.frontend.batch import RequestOutput
+    from shoal.frontend.offline_batch import RequestOutput
 
 
 @with_flags(ENGINE_FLAGS)
@@ -91,7 +91,7 @@ def generate(
     lines = collect_prompts(prompts or (), file, sampling)
     if chat and any(not isinstance(line.prompt, str) for line in lines):
         raise ConfigError("--chat needs prompts as text, but one is a list of token ids")
-    from shoal.frontend.offline import Shoal
+    from shoal.frontend.offline_api import Shoal
 
     with Shoal(
         options.services,

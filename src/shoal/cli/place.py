@@ -18,7 +18,7 @@ from shoal.cli.planning_flags import (
     Slo,
     read_asked,
 )
-from shoal.config.nodes import Table
+from shoal.config.setting_tree import Table
 
 
 @with_flags(PLAN_FLAGS, defaults=scenario_defaults)

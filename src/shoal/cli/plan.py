@@ -19,7 +19,7 @@ from shoal.cli.planning_flags import (
     Slo,
     read_asked,
 )
-from shoal.config.nodes import Table
+from shoal.config.setting_tree import Table
 from shoal.core import ShoalError
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from shoal.cli.flags import share_flag
-from shoal.config.nodes import Table
 from shoal.config.scenario_flags import SCENARIO_FLAGS
+from shoal.config.setting_tree import Table
 
 if TYPE_CHECKING:
     from shoal.config.scenario import Scenario

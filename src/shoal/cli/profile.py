@@ -10,7 +10,7 @@ import typer
 from shoal.cli.flags import ConfigFile, with_flags
 from shoal.cli.output import STANDARD_OUTPUT, check_outputs, json_text, output_file
 from shoal.config import ENGINE_FLAGS, load_config
-from shoal.config.nodes import Table
+from shoal.config.setting_tree import Table
 from shoal.core import ConfigError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from shoal.core.units import format_size
 
 if TYPE_CHECKING:
     from shoal.engine import EngineOptions
-    from shoal.profile.migrations import MoveRates
+    from shoal.profile.migrations import MigrationRates
 
 _MIB = 1 << 20
 
@@ -24,7 +24,7 @@ _MIB = 1 << 20
 class LinkReport:
     """What was measured of each service, and what moves may take of an engine's time."""
 
-    rates: "Mapping[str, MoveRates]"
+    rates: "Mapping[str, MigrationRates]"
     """By service."""
     epoch_s: float
     """Length of an epoch."""
@@ -81,12 +81,12 @@ def measure_links(options: "EngineOptions", epoch_s: float, share: float) -> Lin
     from shoal.cli.progress import ProgressDisplay
     from shoal.models import resolve_service
     from shoal.profile.measure import profiling_options
-    from shoal.profile.migrations import MoveProfiler, build_pair
+    from shoal.profile.migrations import MigrationProfiler, build_engine_pair
 
     with ProgressDisplay() as progress, TemporaryDirectory(prefix="shoal-") as folder:
         folders = {s.name: resolve_service(s, progress.update) for s in options.services}
-        engines, info = build_pair(profiling_options(options), folders, progress=progress.message)
-        profiler = MoveProfiler(engines, Path(folder))
+        engines, info = build_engine_pair(profiling_options(options), folders, progress=progress.message)
+        profiler = MigrationProfiler(engines, Path(folder))
         try:
             rates = {
                 name: profiler.measure(name, service, partial(progress.update, f"moving requests of {name}"))

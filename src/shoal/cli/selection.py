@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from shoal.config import Config, load_config
-from shoal.config.nodes import Listing, Scalar, Table
+from shoal.config.setting_tree import Listing, Scalar, Table
 from shoal.core import ConfigError, Service
 from shoal.models import check_service
 from shoal.serve.options import ServerOptions

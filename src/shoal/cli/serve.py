@@ -12,8 +12,8 @@ from shoal.cli.flags import ConfigFile, with_flags
 from shoal.cli.progress import ProgressDisplay
 from shoal.cli.start_summary import print_access, print_addresses, print_engines
 from shoal.config import CLUSTER_FLAGS, ENGINE_FLAGS, MODEL_FLAGS, SERVER_FLAGS
-from shoal.config.nodes import Table
-from shoal.config.other_flags import VARIABLES
+from shoal.config.foreign_flags import VARIABLES
+from shoal.config.setting_tree import Table
 
 if TYPE_CHECKING:
     from shoal.serve.backend import Backend, TextCodec

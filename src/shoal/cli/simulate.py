@@ -8,8 +8,8 @@ import typer
 
 from shoal.cli.flags import ConfigFile, scenario_defaults, with_flags
 from shoal.cli.output import STANDARD_OUTPUT, check_outputs, output_file, print_written
-from shoal.config.nodes import Table
 from shoal.config.scenario_flags import SCENARIO_FLAGS
+from shoal.config.setting_tree import Table
 
 if TYPE_CHECKING:
     from shoal.measure import RunRecord

@@ -6,7 +6,6 @@ from pathlib import Path
 from rich.console import Console
 
 from shoal.cli.output import output_file
-from shoal.config.nodes import Table
 from shoal.config.scenario import Scenario
 from shoal.config.scenario_file import load_scenario
 from shoal.config.scenario_measured import (
@@ -17,6 +16,7 @@ from shoal.config.scenario_measured import (
     with_overhead,
 )
 from shoal.config.scenario_run import PreparedRun
+from shoal.config.setting_tree import Table
 from shoal.core import ConfigError
 from shoal.measure import RunRecord
 

@@ -13,11 +13,11 @@ from shoal.cli.output import STANDARD_OUTPUT, check_outputs, output_file
 from shoal.cli.prompts import PromptLine, collect_prompts
 from shoal.cli.sampling import IgnoreEos, MaxTokens, Stop, given
 from shoal.config import ENGINE_FLAGS, parse_duration, parse_size
-from shoal.config.nodes import Table
+from shoal.config.setting_tree import Table
 from shoal.core import ConfigError, SamplingParams
 
 if TYPE_CHECKING:
-    from shoal.frontend.batch import Completion
+    from shoal.frontend.offline_batch import Completion
 
 T = TypeVar("T")
 

@@ -89,8 +89,8 @@ def _detected(host: str | None) -> "Topology":
 
 
 def _shape(model: str) -> "ModelSpec":
-    from shoal.config.nodes import Scalar
     from shoal.config.scenario_kinds import ModelShape
+    from shoal.config.setting_tree import Scalar
 
     return ModelShape(Path.cwd()).read(Scalar(model, ""), "--map")
 

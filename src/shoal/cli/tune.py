@@ -7,8 +7,8 @@ import typer
 
 from shoal.cli.flags import ConfigFile, scenario_defaults, share_flag, with_flags
 from shoal.cli.output import STANDARD_OUTPUT, check_outputs, json_text, print_written, write_texts
-from shoal.config.nodes import Table
 from shoal.config.scenario_flags import SCENARIO_FLAGS
+from shoal.config.setting_tree import Table
 
 _SEARCH = "Search"
 _RESULTS = "Results"

@@ -72,7 +72,7 @@ class ClusterOptions:
     hung_after_s: float = 10.0
     """An engine silent for so long, without CPU time, is killed."""
     step_timeout_s: float = 30.0
-    """An engine whose step stands still for so long is killed; see ``StepJudge``."""
+    """An engine whose step stands still for so long is killed; see ``HangDetector``."""
     load_timeout_s: float = 120.0
     """An engine that does not get on with loading for so long is killed."""
     restart: RestartOptions = field(default_factory=RestartOptions)

@@ -5,9 +5,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from shoal.config.kinds import Maybe, ScalarKind, Several, Text, integer
-from shoal.config.nodes import Node, Scalar, Table, problem, read_yaml
 from shoal.config.sections import Rules, Section, section_of
+from shoal.config.setting_tree import Node, Scalar, Table, problem, read_yaml
+from shoal.config.value_kinds import Maybe, ScalarKind, Several, Text, integer
 from shoal.core import ConfigError
 
 _MAX_NAME_CHARACTERS = 64

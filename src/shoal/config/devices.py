@@ -4,9 +4,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shoal.config.kinds import Maybe, ScalarKind, Several, Text, as_table, hint, integer, size
-from shoal.config.nodes import Node, Scalar, Table, place_of, problem
 from shoal.config.sections import Rules, Section, section_of
+from shoal.config.setting_tree import Node, Scalar, Table, place_of, problem
+from shoal.config.value_kinds import Maybe, ScalarKind, Several, Text, as_table, hint, integer, size
 from shoal.core import ConfigError
 
 Placement = Mapping[str, tuple[str, ...]]

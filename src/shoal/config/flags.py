@@ -3,8 +3,8 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from shoal.config.nodes import Listing, Node, Scalar, Table, problem
 from shoal.config.policies import parse_pairs, put
+from shoal.config.setting_tree import Listing, Node, Scalar, Table, problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.config.kinds import Choice
-from shoal.config.nodes import Node, Scalar, Table, describe, problem
 from shoal.config.sections import Section
+from shoal.config.setting_tree import Node, Scalar, Table, describe, problem
+from shoal.config.value_kinds import Choice
 
 NAME_KEY = "policy"
 

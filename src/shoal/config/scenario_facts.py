@@ -6,7 +6,7 @@ from shoal.config.presets import PRESETS
 from shoal.config.scenario import FitLatency, Latency, ProfileLatency, RooflineOptions, Scenario
 from shoal.config.scenario_kinds import arrivals_kind, lengths_kind
 from shoal.config.scenario_latency import link_section, overhead_section
-from shoal.config.scenario_moves import engine_link_section
+from shoal.config.scenario_migrations import engine_link_section
 from shoal.config.scenario_pool import Deployment, Pools, capacity
 from shoal.config.scheduler_yaml import in_words
 from shoal.core.units import format_duration

@@ -5,9 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shoal.cluster.manager.dispatch import DISPATCH_NAMES
-from shoal.config.kinds import Choice, Kind, Maybe, Several, as_table, integer, number, seconds
-from shoal.config.nodes import Node, Scalar, Table, place_of, problem, read_yaml
+from shoal.cluster.dispatch import DISPATCH_NAMES
 from shoal.config.scenario import (
     INCIDENTS,
     LARGEST_ENGINES,
@@ -28,10 +26,12 @@ from shoal.config.scenario_kinds import (
     located,
 )
 from shoal.config.scenario_latency import latency_kind
-from shoal.config.scenario_moves import engine_link_section
+from shoal.config.scenario_migrations import engine_link_section
 from shoal.config.sections import Key, Section, UnknownKey, section_of
 from shoal.config.services import check_name, goal_kinds
+from shoal.config.setting_tree import Node, Scalar, Table, place_of, problem, read_yaml
 from shoal.config.settings import elsewhere, scheduler_section
+from shoal.config.value_kinds import Choice, Kind, Maybe, Several, as_table, integer, number, seconds
 from shoal.core import ConfigError, slo_problem
 from shoal.workload import FORMATS, AtOnce, Poisson, Replay, WorkloadOptions, guess_format
 from shoal.workload.rows import LARGEST_REQUESTS

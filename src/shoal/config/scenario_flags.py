@@ -2,7 +2,7 @@
 
 from shoal.cluster.manager.dispatch import DISPATCH_NAMES
 from shoal.config.flags import ENGINE_FLAGS, Flag, overlay
-from shoal.config.nodes import Node, Table
+from shoal.config.setting_tree import Node, Table
 
 _SAME = ("kv-cache-dtype", "block-size", "layout", "prefix-caching", "swap")
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.config.kinds import Choice, Kind, Maybe, Text, integer, number
-from shoal.config.nodes import Node, Scalar, Table, describe, problem
 from shoal.config.policies import Policy
 from shoal.config.sections import Section, section_of
+from shoal.config.setting_tree import Node, Scalar, Table, describe, problem
+from shoal.config.value_kinds import Choice, Kind, Maybe, Text, integer, number
 from shoal.core import ConfigError
 from shoal.forecast.model_spec import ModelSpec, find_model_spec, model_spec
 from shoal.workload import ARRIVALS, LENGTHS, SIDE_DISTRIBUTIONS, FixedLength, Independent, Replay

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.config.kinds import Maybe, Text, as_table, byte_rate, integer, number, seconds
-from shoal.config.nodes import Node, Scalar, problem
 from shoal.config.scenario import (
     LARGEST_ENGINES,
     FitLatency,
@@ -16,6 +14,8 @@ from shoal.config.scenario import (
 )
 from shoal.config.scenario_kinds import FilePath, ModelShape
 from shoal.config.sections import Section, section_of, unknown_key
+from shoal.config.setting_tree import Node, Scalar, problem
+from shoal.config.value_kinds import Maybe, Text, as_table, byte_rate, integer, number, seconds
 from shoal.core import ConfigError
 from shoal.forecast.device_specs import DeviceSpec, device_spec
 from shoal.forecast.overhead import HostOverhead

@@ -5,10 +5,10 @@ from functools import partial
 from pathlib import Path
 
 from shoal.config.flags import overlay
-from shoal.config.nodes import Scalar, Table
 from shoal.config.scenario import FitLatency, Latency, RooflineLatency, Scenario
 from shoal.config.scenario_file import load_scenario
 from shoal.config.scenario_run import PreparedRun, prepare
+from shoal.config.setting_tree import Scalar, Table
 from shoal.core import ConfigError
 from shoal.forecast import NO_OVERHEAD, HostOverhead, OverheadTimes, ScaledTimes
 from shoal.measure import Comparison, RunRecord, compare_with_measured

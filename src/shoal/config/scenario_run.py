@@ -15,7 +15,7 @@ from shoal.config.scenario import (
     ScenarioService,
 )
 from shoal.config.scenario_facts import state_facts
-from shoal.config.scenario_moves import check_alone, deaths_of, moving_of
+from shoal.config.scenario_migrations import check_alone, deaths_of, moving_of
 from shoal.config.scenario_pool import Deployment, capacity, plan_pools
 from shoal.core import ConfigError, Request
 from shoal.forecast import (

@@ -5,12 +5,12 @@ from typing import Any
 
 import yaml
 
-from shoal.config.kinds import Kind, Maybe, OrNever
-from shoal.config.nodes import Scalar
 from shoal.config.policies import NAME_KEY, Policy
 from shoal.config.presets import PRESETS
 from shoal.config.sections import Section
+from shoal.config.setting_tree import Scalar
 from shoal.config.settings import scheduler_section
+from shoal.config.value_kinds import Kind, Maybe, OrNever
 from shoal.core import ConfigError
 from shoal.schedule import SchedulerOptions
 

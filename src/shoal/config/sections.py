@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.config.kinds import (
+from shoal.config.setting_tree import Node, SettingError, problem
+from shoal.config.value_kinds import (
     Choice,
     Kind,
     Maybe,
@@ -30,7 +31,6 @@ from shoal.config.kinds import (
     seconds,
     size,
 )
-from shoal.config.nodes import Node, SettingError, problem
 from shoal.core import ShoalError
 
 Rules = Mapping[tuple[type, str], Kind]

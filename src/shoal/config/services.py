@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shoal.config.kinds import Choice, Maybe, OrNever, Several, Template, Text, integer, number, seconds
-from shoal.config.nodes import Node, Scalar, Table, below, place_of, problem
 from shoal.config.sections import Rules, Section, section_of
+from shoal.config.setting_tree import Node, Scalar, Table, below, place_of, problem
+from shoal.config.value_kinds import Choice, Maybe, OrNever, Several, Template, Text, integer, number, seconds
 from shoal.core import SLO, ConfigError, SamplingDefaults, Service, slo_problem, weights_problem
 from shoal.core.service import LARGEST_SEED
 from shoal.core.slo import LARGEST_SCALE

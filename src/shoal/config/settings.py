@@ -16,13 +16,13 @@ from shoal.config.devices import (
     named_devices,
 )
 from shoal.config.flags import overlay
-from shoal.config.kinds import Choice, Maybe, OrNever, Several, as_table, integer, seconds
-from shoal.config.nodes import Node, Table, parse_yaml, problem, read_text
-from shoal.config.other_files import refuse_modelfile, refuse_other_yaml
+from shoal.config.foreign_files import refuse_modelfile, refuse_other_yaml
 from shoal.config.policies import Policy
 from shoal.config.presets import PRESETS
 from shoal.config.sections import Key, Section, UnknownKey, section_of
 from shoal.config.services import check_services, service_section
+from shoal.config.setting_tree import Node, Table, parse_yaml, problem, read_text
+from shoal.config.value_kinds import Choice, Maybe, OrNever, Several, as_table, integer, seconds
 from shoal.core import ConfigError, Service
 from shoal.core.units import LONGEST_S
 from shoal.engine.build import default_threads

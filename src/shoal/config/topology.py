@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shoal.config.kinds import Several, as_table, byte_rate, hint
-from shoal.config.nodes import Node, Table, parse_yaml, place_of, problem, read_yaml
 from shoal.config.sections import Rules, Section, section_of
+from shoal.config.setting_tree import Node, Table, parse_yaml, place_of, problem, read_yaml
+from shoal.config.value_kinds import Several, as_table, byte_rate, hint
 from shoal.core.cluster import ClusterSpec, Device, Link
 from shoal.core.units import format_byte_rate, format_size
 from shoal.place.topology import Topology

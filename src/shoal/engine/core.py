@@ -26,11 +26,11 @@ from shoal.core import (
     TokenEvent,
 )
 from shoal.engine import wire
-from shoal.engine.grammar_places import GrammarPlaces
+from shoal.engine.grammar_leases import GrammarLeases
 from shoal.engine.info import ServiceInfo
 from shoal.engine.migration import wire as migration_wire
-from shoal.engine.migration.engine_side import EngineSide
-from shoal.engine.migration.migrations import Migrations
+from shoal.engine.migration.engine_access import EngineAccess
+from shoal.engine.migration.handler import Migrations
 from shoal.engine.migration.transfer import KVTransfer
 from shoal.engine.service_changes import ServiceChanges
 from shoal.engine.speed import measure_speed
@@ -81,7 +81,7 @@ class Engine:
         self._executor = executor
         self._depth = depth
         self._clock = clock
-        self._grammars = GrammarPlaces(grammars)
+        self._grammars = GrammarLeases(grammars)
         self._changes = changes
         self.interrupted: Interrupted = never
         """Whether something waits to be submitted or cancelled: steps made under one decision then end early.
@@ -105,7 +105,7 @@ class Engine:
         speed = measure_speed(self._executor, self._pool, name, most_tokens, vocab_size, compiles=compiles)
         return service if speed is None else replace(service, **speed._asdict())
 
-    def with_present_room(self, services: Mapping[str, ServiceInfo]) -> dict[str, ServiceInfo]:
+    def with_current_capacity(self, services: Mapping[str, ServiceInfo]) -> dict[str, ServiceInfo]:
         """Those of some services that are still there, with the room that the pool gives each now."""
         room = {
             name: self._pool.max_blocks(name) * self._pool.block_size for name in self._pool.layout.services
@@ -184,7 +184,7 @@ class Engine:
         tell: sends to who orders it; called by ``begin``, when all events so far were returned.
         """
         self._migrations = Migrations(
-            EngineSide(self._scheduler, self._pool, self._executor, transfer, tell, self.now_ns)
+            EngineAccess(self._scheduler, self._pool, self._executor, transfer, tell, self.now_ns)
         )
 
     def migrate(self, order: migration_wire.ToEngine) -> None:
@@ -264,19 +264,19 @@ class Engine:
         return self.unfinished > 0 or bool(self._in_flight)
 
     @property
-    def waits(self) -> bool:
+    def idle(self) -> bool:
         """Whether a step would do nothing before ``idle_until_ns``, or before a submit or cancel."""
-        return self._idle is not None and not self._in_flight and not self._ended and not self.pausing
+        return self._idle is not None and not self._in_flight and not self._ended and not self.needs_pause
 
     @property
-    def pausing(self) -> bool:
+    def needs_pause(self) -> bool:
         """Whether something is to be done for which no plan may be in flight."""
         if self._changes is not None and self._changes.ready:
             return True
         return self._migrations is not None and self._migrations.ready
 
     @property
-    def polls(self) -> bool:
+    def needs_polling(self) -> bool:
         """While the engine waits: whether it has to be asked again soon, as KV is sent that nobody takes, or
         it is not known yet which tokens may come next."""
         if self._migrations is not None and self._migrations.blocked:
@@ -321,7 +321,7 @@ class Engine:
         self._idle = None
         if postponed := self._scheduler.postponed:
             self._scheduler.ready(self._executor.ready(postponed))
-        if self.pausing:
+        if self.needs_pause:
             if self._in_flight:
                 return  # services and KV come and go when no plan is in flight
             self._change()
@@ -336,7 +336,7 @@ class Engine:
                 return
             if self.observer is not None:
                 self.observer.begin(plan, self._scheduler.newest_plan_ids)
-            self._executor.submit(plan, lambda: self.pausing or self.interrupted())
+            self._executor.submit(plan, lambda: self.needs_pause or self.interrupted())
             self._in_flight.append(plan)
 
     def _change(self) -> None:

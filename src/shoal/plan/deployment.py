@@ -4,14 +4,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from shoal.config.kinds import seconds, size
-from shoal.config.nodes import parse_yaml
 from shoal.config.presets import PRESETS
 from shoal.config.scenario import Scenario, ScenarioService
 from shoal.config.scheduler_yaml import plain, plain_section, scheduler_settings, to_yaml
 from shoal.config.sections import section_of
 from shoal.config.services import goal_kinds
+from shoal.config.setting_tree import parse_yaml
 from shoal.config.settings import Config, scheduler_section
+from shoal.config.value_kinds import seconds, size
 from shoal.core import NO_GOALS, SLO, ConfigError, ModelUnavailable
 from shoal.models.resolve import check_model
 from shoal.place.placement import Group, Placement

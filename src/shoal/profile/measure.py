@@ -233,7 +233,7 @@ class Profiler:
             self._engine.step()
             rows = self._recorder.take()
             if rows is None:
-                if self._engine.waits:
+                if self._engine.idle:
                     raise RuntimeError(f"{service}: requests are unfinished, but the scheduler waits")
                 continue
             starts.append(started)

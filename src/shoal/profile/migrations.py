@@ -32,7 +32,7 @@ _STUCK_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoveRates:
+class MigrationRates:
     """How fast requests of one service move."""
 
     prompt_tokens: int
@@ -81,7 +81,7 @@ class _Side:
 
     def work(self) -> None:
         """A turn without steps, if there is anything to do; it is timed."""
-        if self.engine.pausing:
+        if self.engine.needs_pause:
             started = time.perf_counter()
             self.engine.begin()
             self.worked_s += time.perf_counter() - started
@@ -104,14 +104,14 @@ class _Copied(NamedTuple):
     """How long the destination did."""
 
 
-class MoveProfiler:
-    """Moves requests between two engines (``build_pair``). folder: for their sockets."""
+class MigrationProfiler:
+    """Moves requests between two engines (``build_engine_pair``). folder: for their sockets."""
 
     def __init__(self, engines: Sequence[Engine], folder: Path) -> None:
         self._sides = [_Side(engine, f"ipc://{folder}/{number}") for number, engine in enumerate(engines)]
         self._numbers = count()
 
-    def measure(self, service: str, info: ServiceInfo, advance: Callable[[int, int], None]) -> MoveRates:
+    def measure(self, service: str, info: ServiceInfo, advance: Callable[[int, int], None]) -> MigrationRates:
         """The rates of a service; ``advance`` hears how many moves are done, of how many.
 
         Raises ConfigError where two such requests have no room.
@@ -131,7 +131,7 @@ class MoveProfiler:
                 takes += [move.num_bytes / move.take_s for move in moves]
                 prefills.append(tokens / prefill_s)
             advance(repeat + 1, REPEATS + 1)
-        return MoveRates(
+        return MigrationRates(
             prompt_tokens=tokens,
             send_bytes_per_s=median(sends),
             take_bytes_per_s=median(takes),
@@ -173,7 +173,7 @@ class MoveProfiler:
         """Those of the next step that makes any."""
         until_s = time.monotonic() + _STUCK_S
         while not (made := side.step()):
-            if time.monotonic() > until_s and side.engine.waits:
+            if time.monotonic() > until_s and side.engine.idle:
                 raise RuntimeError("a request does not run that was moved to measure it")
         return made
 
@@ -210,7 +210,7 @@ def _heard(message: wire.FromEngine) -> Stopped | None:
     return message if isinstance(message, Stopped) else None
 
 
-def build_pair(
+def build_engine_pair(
     options: EngineOptions,
     folders: Mapping[str, Path],
     *,

@@ -15,7 +15,7 @@ from shoal.cluster.options import ClusterOptions, EnginePlan
 from shoal.cluster.router.router import Router
 from shoal.config.api_keys import check_key_services
 from shoal.core import ConfigError, InvalidRequest, Service
-from shoal.engine.process.child import check_open_files
+from shoal.engine.process.child_process import check_open_files
 from shoal.models import Progress, check_service
 from shoal.serve.backend import TextCodec
 from shoal.serve.http.address import check_address

@@ -7,7 +7,7 @@ from pathlib import Path
 from anyio import to_thread
 
 from shoal.core import InvalidRequest, ModelUnsupported, Service
-from shoal.frontend.sampling import with_sampling_defaults
+from shoal.frontend.sampling_defaults import with_sampling_defaults
 from shoal.models import Progress, has_tokenizer, resolve_service
 from shoal.models.chat_template.template import ChatTemplate
 from shoal.serve.backend import TextCodec

@@ -10,8 +10,8 @@ from typing import Self
 
 import psutil
 
-from shoal.engine.process.children import interrupts_held_back, kill_child
-from shoal.models.tokenizer.messages import HEADER
+from shoal.engine.process.child_signals import interrupts_held_back, kill_child
+from shoal.models.tokenizer_messages import HEADER
 
 # A process that has no CPU time for so long does not run any more: somebody stopped it.
 _PATIENCE_S = 3.0

@@ -21,7 +21,7 @@ import psutil
 from anyio import BrokenWorkerProcess, CapacityLimiter, to_process
 
 from shoal.core import InvalidRequest
-from shoal.engine.process.children import interrupts_held_back
+from shoal.engine.process.child_signals import interrupts_held_back
 
 Result = TypeVar("Result")
 

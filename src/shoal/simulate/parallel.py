@@ -9,8 +9,8 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from shoal.engine.process.children import interrupts_held_back
-from shoal.models.child_process import end_with_parent
+from shoal.engine.process.child_signals import interrupts_held_back
+from shoal.models.child import end_with_parent
 
 Shared = TypeVar("Shared")
 Point = TypeVar("Point")

@@ -220,7 +220,7 @@ class Replica:
     @property
     def _may_skip(self) -> bool:
         """Whether nothing but decode steps may be to do, and nobody waits for news of one of them."""
-        if not self._skips or self._engine.pausing:
+        if not self._skips or self._engine.needs_pause:
             return False
         return all(self.scheduler.table_of(request) is None for request in self._expected)
 

@@ -29,7 +29,7 @@ class Loaded:
     pid: int
     """Its process."""
     endpoint: str
-    """ZeroMQ address to which ``EngineChannel`` connects."""
+    """ZeroMQ address to which ``EngineConnection`` connects."""
     info: EngineInfo
     """Limits of its services."""
     transfer: str = ""

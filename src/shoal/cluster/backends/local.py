@@ -23,8 +23,8 @@ from shoal.cluster.node.folder import SOCKET, check_folder, folder_path
 from shoal.cluster.node.node_process import cpu_s, kill_node, node_behind
 from shoal.core import ConfigError, EngineDied
 from shoal.engine.process import lifeline
-from shoal.engine.process.child import check_open_files, describe_end
-from shoal.engine.process.work_watch import CIRCLES_FACTOR, WorkWatch
+from shoal.engine.process.child_process import check_open_files, describe_end
+from shoal.engine.process.stall_tracker import BUSY_LOOP_FACTOR, StallTracker
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.02
@@ -143,7 +143,7 @@ class LocalBackend:
 
     async def _connect(self) -> _Link:
         """A connection to the node, which is started if there is none."""
-        work, looked_s, used_s = WorkWatch(), time.monotonic(), 0.0
+        work, looked_s, used_s = StallTracker(), time.monotonic(), 0.0
         while True:
             link = await self._try_connect()
             if link is not None:
@@ -157,7 +157,7 @@ class LocalBackend:
             before_s, looked_s = looked_s, time.monotonic()
             before_used_s, used_s = used_s, max(used_s, cpu_s(self._process.pid))
             work.look(looked_s - before_s, used_s - before_used_s)
-            if work.still_s > _START_TIMEOUT_S or work.took_s > CIRCLES_FACTOR * _START_TIMEOUT_S:
+            if work.still_s > _START_TIMEOUT_S or work.took_s > BUSY_LOOP_FACTOR * _START_TIMEOUT_S:
                 raise EngineDied(f"{self._what} does not start in {self._path}")
             await asyncio.sleep(_RETRY_S)
 
@@ -191,10 +191,10 @@ class LocalBackend:
 
         Raises EngineDied where it hangs, and nobody knows which process it is.
         """
-        work, used_s = WorkWatch(), 0.0 if node is None else cpu_s(node.pid)
+        work, used_s = StallTracker(), 0.0 if node is None else cpu_s(node.pid)
         answering = asyncio.create_task(wire.read_from_node(reader))
         try:
-            while work.still_s < _ANSWER_TIMEOUT_S and work.took_s < CIRCLES_FACTOR * _ANSWER_TIMEOUT_S:
+            while work.still_s < _ANSWER_TIMEOUT_S and work.took_s < BUSY_LOOP_FACTOR * _ANSWER_TIMEOUT_S:
                 await asyncio.wait((answering,), timeout=_ANSWER_TIMEOUT_S / _LOOKS)
                 if answering.done():
                     return answering.result()
@@ -273,8 +273,8 @@ class LocalBackend:
 
     async def _watch(self, link: _Link) -> None:
         """Kill a node that is silent and hangs; a time in which this process slept counts as one look."""
-        work, used_s = WorkWatch(), cpu_s(link.pid)
-        while work.still_s <= self._silence_s and work.took_s <= CIRCLES_FACTOR * self._silence_s:
+        work, used_s = StallTracker(), cpu_s(link.pid)
+        while work.still_s <= self._silence_s and work.took_s <= BUSY_LOOP_FACTOR * self._silence_s:
             self._heard = False
             await asyncio.sleep(self._heartbeat_s)
             before_s, used_s = used_s, cpu_s(link.pid)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from contextlib import suppress
 
-from shoal.engine.process.children import interrupts_held_back
+from shoal.engine.process.child_signals import interrupts_held_back
 
 END_OF_FOLDER = b"\0"
 """Behind the path that a node reads from its standard input."""

@@ -20,7 +20,7 @@ from shoal.cluster.manager.events import (
     Submitted,
 )
 from shoal.cluster.status import EngineState
-from shoal.engine.process.work_watch import WorkWatch
+from shoal.engine.process.stall_tracker import StallTracker
 
 TRANSITIONS: Mapping[EngineState, frozenset[EngineState]] = {
     EngineState.WAITING: frozenset({EngineState.LOADING, EngineState.DRAINING}),
@@ -134,7 +134,7 @@ class Engine:
     """How often it was started again."""
     last_error: str | None = None
     """Why it ended last."""
-    work: WorkWatch = field(default_factory=WorkWatch)
+    work: StallTracker = field(default_factory=StallTracker)
     """What was seen of it since it got on with loading, or later since its last sign of life."""
     doing: str = ""
     """What it told last that it does, while it loads."""

@@ -6,7 +6,7 @@ from shoal.cluster.manager.actions import KillEngine, StartEngine
 from shoal.cluster.manager.state import Engine
 from shoal.cluster.options import ClusterOptions
 from shoal.cluster.status import EngineState
-from shoal.engine.process.work_watch import CIRCLES_FACTOR, WorkWatch
+from shoal.engine.process.stall_tracker import BUSY_LOOP_FACTOR, StallTracker
 
 
 class Supervisor:
@@ -14,7 +14,7 @@ class Supervisor:
 
     Each tick moves that clock by the time since the last one, but at most by two intervals between ticks: so
     a process that could not hear engines for a while does not take their silence for death. Engines that use
-    CPU time meanwhile are at work (see ``WorkWatch``).
+    CPU time meanwhile are at work (see ``StallTracker``).
     """
 
     def __init__(self, options: ClusterOptions, starts_with: Callable[[Engine], tuple[str, ...]]) -> None:
@@ -109,18 +109,18 @@ class Supervisor:
         return [_kill(engine, f"it did not get on with loading{doing}, and {why}")] if why else []
 
 
-def _hangs(work: WorkWatch, key: str, limit_s: float) -> str:
+def _hangs(work: StallTracker, key: str, limit_s: float) -> str:
     """What an engine used that hangs, in words; empty: it does not. key: of the limit."""
     if work.still_s > limit_s:
         return (
             f"used {work.still_cpu_s:.2f} s of CPU time in {work.still_s:.1f} s"
             f" (the limit, {key}, is {limit_s:g} s)"
         )
-    most_s = CIRCLES_FACTOR * limit_s
+    most_s = BUSY_LOOP_FACTOR * limit_s
     if work.took_s > most_s and work.cpu_s > most_s:
         return (
             f"used {work.cpu_s:.0f} s of CPU time in {work.took_s:.0f} s"
-            f" (the limit is {CIRCLES_FACTOR:g} times {key}, {limit_s:g} s)"
+            f" (the limit is {BUSY_LOOP_FACTOR:g} times {key}, {limit_s:g} s)"
         )
     return ""
 

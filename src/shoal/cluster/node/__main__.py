@@ -17,7 +17,7 @@ from shoal.cluster.backends.node_start import END_OF_FOLDER
 from shoal.cluster.node.folder import NodeFolder
 from shoal.cluster.node.server import NodeServer
 from shoal.core import ConfigError
-from shoal.engine.process.child import BUILDER, PrestartedEngine
+from shoal.engine.process.child_process import BUILDER, PrestartedEngine
 
 TAKEN = 3
 """Exit status where another node has the folder."""

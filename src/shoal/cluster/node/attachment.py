@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from shoal.cluster.node import wire
-from shoal.cluster.node.engine_processes import Node, NodeEvent
-from shoal.engine.process.child import PrestartedEngine
+from shoal.cluster.node.engines import Node, NodeEvent
+from shoal.engine.process.child_process import PrestartedEngine
 from shoal.engine.process.lifeline import PROTOCOL
 
 # How long a server waits for the one before it, which may just be ending.

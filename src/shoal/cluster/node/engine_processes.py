@@ -11,7 +11,7 @@ import psutil
 
 from shoal.core import ShoalError
 from shoal.engine.process import lifeline
-from shoal.engine.process.child import EngineChild, PrestartedEngine
+from shoal.engine.process.child_process import EngineChild, PrestartedEngine
 
 _SETTLE_S = 0.01
 

@@ -9,7 +9,7 @@ import msgspec
 from shoal.cluster.node import wire
 from shoal.cluster.node.attachment import Tenancy
 from shoal.cluster.node.folder import SOCKET, NodeFolder
-from shoal.engine.process.child import PrestartedEngine
+from shoal.engine.process.child_process import PrestartedEngine
 
 
 class NodeServer:

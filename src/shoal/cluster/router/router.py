@@ -31,11 +31,11 @@ from shoal.cluster.status import ClusterInfo, EngineStatus, ServiceStatus
 from shoal.core import SLO, EngineDied, QueueFull, Request, SamplingParams
 from shoal.core.service import NO_GOALS
 from shoal.engine import wire
-from shoal.engine.process.child import BUILDER
+from shoal.engine.process.child_process import BUILDER
 from shoal.engine.stats import EngineStats
-from shoal.frontend.channel import EngineChannel
-from shoal.frontend.choices import expand_choices
+from shoal.frontend.choice_requests import expand_choices
 from shoal.frontend.detokenize import Decoder
+from shoal.frontend.engine_connection import EngineConnection
 from shoal.frontend.stream import Stream
 from shoal.frontend.validation import check_priority, check_request
 from shoal.schedule.request_state import hash_prompt
@@ -61,7 +61,7 @@ class Router:
         *,
         max_queue: int,
         builder: str = BUILDER,
-        open_channel: OpenChannel = EngineChannel,
+        open_channel: OpenChannel = EngineConnection,
         clock: Callable[[], int] = time.monotonic_ns,
         on_decision: OnDecision | None = None,
     ) -> None:

@@ -12,7 +12,7 @@ import zmq
 
 from shoal.core import InvalidRequest, Request
 from shoal.engine import wire
-from shoal.engine.migration.engine_side import EngineSide
+from shoal.engine.migration.engine_access import EngineAccess
 from shoal.engine.migration.transfer import Blocks
 from shoal.engine.migration.wire import Abort, Copied, Export, NotExported, Stopped
 from shoal.schedule import HeldRequest, KVTable, resumable_request
@@ -45,7 +45,7 @@ class _Export:
 class Exports:
     """All exports of one engine; called while no plan is in flight, but for questions and ``clear``."""
 
-    def __init__(self, engine: EngineSide) -> None:
+    def __init__(self, engine: EngineAccess) -> None:
         self._engine = engine
         self._scheduler, self._pool, self._transfer = engine.scheduler, engine.pool, engine.transfer
         self._exports: dict[str, _Export] = {}

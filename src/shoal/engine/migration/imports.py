@@ -7,7 +7,7 @@ request it is, and all of its KV has come, the request runs.
 from dataclasses import dataclass, field
 
 from shoal.core import InvalidRequest
-from shoal.engine.migration.engine_side import EngineSide
+from shoal.engine.migration.engine_access import EngineAccess
 from shoal.engine.migration.transfer import Arrived
 from shoal.engine.migration.wire import Commit, Declined, Drop, Failed, Reserve, Reserved
 
@@ -33,7 +33,7 @@ class _Import:
 class Imports:
     """All imports of one engine; called while no plan is in flight, but for questions and ``clear``."""
 
-    def __init__(self, engine: EngineSide) -> None:
+    def __init__(self, engine: EngineAccess) -> None:
         self._engine = engine
         self._scheduler, self._pool, self._transfer = engine.scheduler, engine.pool, engine.transfer
         self._imports: dict[str, _Import] = {}

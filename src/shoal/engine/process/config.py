@@ -21,7 +21,7 @@ class EngineConfig:
     heartbeat_s: float
     """It gives a sign of life so often."""
     step_timeout_s: float = 30.0
-    """Its steps are judged by this time; see ``StepJudge``."""
+    """Its steps are judged by this time; see ``HangDetector``."""
 
     def settings(self, name: str) -> dict[str, str]:
         """All of it by paths that begin with ``name``, so that what differs from another can be told."""

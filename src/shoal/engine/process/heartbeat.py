@@ -6,8 +6,8 @@ from contextlib import suppress
 
 from shoal.engine.build import default_threads
 from shoal.engine.process.config import EngineConfig
+from shoal.engine.process.hang_detector import HangDetector, StepTimer
 from shoal.engine.process.lifeline import Beat, Lifeline
-from shoal.engine.process.step_watch import StepJudge, StepWatch
 
 # A look at the present step counts for at most so many times the time between two, and for such a part of the
 # limit: in a single one a process that gets little of a core may not have had its turn.
@@ -15,18 +15,18 @@ _LATE_LOOK = 2.0
 _PART_OF_LIMIT = 1 / 3
 
 
-def start_heartbeat(owner: Lifeline, config: EngineConfig) -> StepWatch:
+def start_heartbeat(owner: Lifeline, config: EngineConfig) -> StepTimer:
     """Give signs of life from now on, until the owner is gone; returns what is to be told of steps."""
     threads = None if config.options.device != "cpu" else config.options.threads or default_threads()
-    watch = StepWatch(time.monotonic_ns if threads is None else lambda: time.process_time_ns() // threads)
+    watch = StepTimer(time.monotonic_ns if threads is None else lambda: time.process_time_ns() // threads)
     most_s = min(_LATE_LOOK * config.heartbeat_s, _PART_OF_LIMIT * config.step_timeout_s)
-    judge = StepJudge(config.step_timeout_s, threads, most_s)
+    judge = HangDetector(config.step_timeout_s, threads, most_s)
     arguments = (owner, config.heartbeat_s, watch, judge)
     threading.Thread(target=_beat, args=arguments, name="heartbeat", daemon=True).start()
     return watch
 
 
-def _beat(owner: Lifeline, every_s: float, watch: StepWatch, judge: StepJudge) -> None:
+def _beat(owner: Lifeline, every_s: float, watch: StepTimer, judge: HangDetector) -> None:
     looked_ns, used_ns = time.monotonic_ns(), _used_ns()
     with suppress(ConnectionError):
         while True:

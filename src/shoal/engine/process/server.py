@@ -29,14 +29,14 @@ from shoal.engine.core import Engine
 from shoal.engine.info import EngineInfo, ServiceInfo
 from shoal.engine.migration.transfer import Transfer, transfer_address
 from shoal.engine.process import lifeline
-from shoal.engine.process.arrivals import Arrival, Arrivals
 from shoal.engine.process.client_link import ClientLink
 from shoal.engine.process.config import EngineConfig
+from shoal.engine.process.crash_journal import Journal
+from shoal.engine.process.hang_detector import StepTimer
 from shoal.engine.process.heartbeat import start_heartbeat
-from shoal.engine.process.journal import Journal
 from shoal.engine.process.lifeline import Lifeline
-from shoal.engine.process.step_watch import StepWatch
-from shoal.models.child_process import end_with_parent
+from shoal.engine.process.pending_calls import Arrival, Arrivals
+from shoal.models.child import end_with_parent
 
 Builder = Callable[..., tuple[Engine, EngineInfo]]
 
@@ -92,7 +92,7 @@ class EngineServer:
         events = self._engine.step()
         if events:
             self._send_events(events)
-        elif self._engine.waits and not self._arrivals.waits:
+        elif self._engine.idle and not self._arrivals.waits:
             self._link.wait(self._idle_timeout_ms())
 
     def _has_messages(self) -> bool:
@@ -219,7 +219,7 @@ class EngineServer:
         self._link.send(wire.encode(message))
 
     def _idle_timeout_ms(self) -> int | None:
-        if self._arrivals.preparing or self._changing or self._engine.polls:
+        if self._arrivals.preparing or self._changing or self._engine.needs_polling:
             return _POLL_MS
         until_ns = self._engine.idle_until_ns
         if until_ns is None:
@@ -230,7 +230,7 @@ class EngineServer:
 class _PlanRecord:
     """Notes whose plans are computed, and times them."""
 
-    def __init__(self, journal: Journal, watch: StepWatch) -> None:
+    def __init__(self, journal: Journal, watch: StepTimer) -> None:
         self._journal = journal
         self._watch = watch
 
@@ -263,12 +263,12 @@ class Services:
     def change(self, name: str, service: ServiceInfo | None) -> None:
         """A service has come, or has gone (None); others may have more room now, or less."""
         come = {} if service is None else {name: service}
-        services = self._engine.with_present_room({**self._info.services, **come})
+        services = self._engine.with_current_capacity({**self._info.services, **come})
         self._info = replace(self._info, services=services, weight_bytes=self._engine.weight_bytes)
         self._tell(self._info)
 
 
-def serve(start: lifeline.Start, config: EngineConfig, owner: Lifeline, watch: StepWatch) -> None:
+def serve(start: lifeline.Start, config: EngineConfig, owner: Lifeline, watch: StepTimer) -> None:
     """Build the engine and serve it until it fails, which is told."""
 
     def report(what: str) -> None:

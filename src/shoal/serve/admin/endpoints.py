@@ -8,8 +8,8 @@ from pydantic_core import from_json
 from starlette.responses import Response
 
 from shoal.config.devices import read_added_engine
-from shoal.config.nodes import SettingError, Table, node_of
 from shoal.config.services import read_added_service
+from shoal.config.setting_tree import SettingError, Table, node_of
 from shoal.core import ConfigError, InvalidRequest, ModelUnavailable
 from shoal.serve.admin.cluster_admin import ClusterAdmin
 from shoal.serve.admin.cluster_responses import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from shoal.frontend.batch import read_embedding
+from shoal.frontend.offline_batch import read_embedding
 from shoal.frontend.reader import Delta
 from shoal.serve.generation_response import Framing
 from shoal.serve.http.request_context import RequestContext

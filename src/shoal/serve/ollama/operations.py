@@ -11,8 +11,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from shoal.cluster.status import ServiceState
-from shoal.config.nodes import Table, node_of
 from shoal.config.services import read_added_service
+from shoal.config.setting_tree import Table, node_of
 from shoal.core import ConfigError, ServiceUnavailable
 from shoal.serve.admin.cluster_admin import ClusterAdmin
 from shoal.serve.admin.cluster_responses import Operation

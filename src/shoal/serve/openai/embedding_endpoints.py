@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Send
 
 from shoal.core import InvalidRequest
-from shoal.frontend.batch import EMBEDDING_SAMPLING, read_embedding
+from shoal.frontend.offline_batch import EMBEDDING_SAMPLING, read_embedding
 from shoal.frontend.reader import Delta
 from shoal.frontend.validation import check_request
 from shoal.serve.api import Api

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from shoal.core import InvalidRequest, LengthPredictor, Request, Service, resolve_slo
 from shoal.engine.info import EngineInfo
-from shoal.frontend.batch import Completion
 from shoal.frontend.detokenize import Decoder
+from shoal.frontend.offline_batch import Completion
 from shoal.frontend.progress import TokenProgress
 from shoal.frontend.validation import check_request
 from shoal.static.batching import Assignment, GlobalBatcher, MemoryLimit, ServingTime, StaticOptions

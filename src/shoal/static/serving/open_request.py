@@ -4,8 +4,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from shoal.core import FinishReason, InvalidRequest, LengthPredictor, Request, SamplingParams, TokenEvent
-from shoal.frontend.batch import Completion
 from shoal.frontend.detokenize import Decoder
+from shoal.frontend.offline_batch import Completion
 from shoal.frontend.reader import ChoiceReader
 from shoal.static.batching import StaticRequest
 

@@ -14,7 +14,7 @@ _NOTICE_S = 1.0
 _READABLE = int(zmq.POLLIN)
 
 
-class LinkWatch:
+class ConnectionMonitor:
     """Tells once when a socket's only connection is lost, is not made, or has been silent for 10 s.
 
     To be made before the socket connects. on_lost: called from the event loop.

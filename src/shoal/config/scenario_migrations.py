@@ -1,9 +1,9 @@
 """What a scenario says of engines that are drained or die, and of requests that move between them."""
 
-from shoal.config.kinds import byte_rate
 from shoal.config.scenario import Scenario
 from shoal.config.scenario_pool import Pools
 from shoal.config.sections import Section, section_of
+from shoal.config.value_kinds import byte_rate
 from shoal.core import ConfigError
 from shoal.core.cluster import Link
 from shoal.simulate import Deaths, Moving

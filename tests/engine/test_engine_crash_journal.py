@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypothesis_profiles import examples
-from shoal.engine.process.journal import Journal, make_journal, read_journal
+from shoal.engine.process.crash_journal import Journal, make_journal, read_journal
 
 PLANS = st.lists(st.lists(st.text(max_size=9), max_size=5), max_size=8)
 
@@ -73,7 +73,7 @@ def test_what_is_noted_outlives_a_process_that_is_killed(tmp_path):
         """
         import os, signal, sys
         from pathlib import Path
-        from shoal.engine.process.journal import Journal
+        from shoal.engine.process.crash_journal import Journal
         journal = Journal(Path(sys.argv[1]))
         journal.begin(0, ["a", "b"])
         journal.begin(1, ["c"])

@@ -4,7 +4,7 @@ import asyncio
 import signal
 import subprocess
 
-from shoal.engine.process.children import interrupts_held_back, kill_child
+from shoal.engine.process.child_signals import interrupts_held_back, kill_child
 
 
 def test_interrupts_come_through_again_afterwards():

@@ -5,8 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from shoal.core import SLO
-from shoal.frontend.batch import RequestOutput
-from shoal.frontend.offline_calls import (
+from shoal.frontend.offline_arguments import (
     Asked,
     CallMaker,
     Message,
@@ -15,7 +14,8 @@ from shoal.frontend.offline_calls import (
     embeddings_of,
     only_call,
 )
-from shoal.frontend.offline_runs import Runner, require_success
+from shoal.frontend.offline_batch import RequestOutput
+from shoal.frontend.offline_runner import Runner, require_success
 
 
 class AsyncCalls:

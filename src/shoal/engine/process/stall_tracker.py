@@ -8,11 +8,11 @@ uses more than anything plausible.
 LEAST_SHARE = 1 / 300
 """A process that uses less of a core than this stands still: some of its threads only look around."""
 
-CIRCLES_FACTOR = 20.0
+BUSY_LOOP_FACTOR = 20.0
 """What uses CPU time gets so many times the limit of what uses none."""
 
 
-class WorkWatch:
+class StallTracker:
     """Adds up time and CPU time since the last progress."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Protocol
 
-from shoal.config.nodes import Listing, Node, Scalar, SettingError, Table, describe, problem
+from shoal.config.setting_tree import Listing, Node, Scalar, SettingError, Table, describe, problem
 from shoal.core import ConfigError
 from shoal.core.units import (
     format_byte_rate,

@@ -8,12 +8,12 @@ from collections.abc import Callable
 import zmq
 
 from shoal.engine import wire
-from shoal.engine.process.link_watch import LinkWatch
+from shoal.engine.process.connection_monitor import ConnectionMonitor
 
 _READABLE = int(zmq.POLLIN)
 
 
-class EngineChannel:
+class EngineConnection:
     """A DEALER socket that is connected to an engine.
 
     It is watched here, and not by ``zmq.asyncio``, whose futures take as much time for one message as
@@ -33,9 +33,9 @@ class EngineChannel:
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.set_hwm(0)
         self._reading = False
-        self._watch: LinkWatch | None = None
+        self._watch: ConnectionMonitor | None = None
         if endpoint.startswith("tcp:"):
-            self._watch = LinkWatch(self._socket, lambda: on_message(wire.Forgotten()))
+            self._watch = ConnectionMonitor(self._socket, lambda: on_message(wire.Forgotten()))
         try:
             self._socket.connect(endpoint)
         except zmq.ZMQError:

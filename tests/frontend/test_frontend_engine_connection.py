@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from shoal.engine import wire
-from shoal.engine.process import link_watch
+from shoal.engine.process import connection_monitor
 from shoal.engine.process.client_link import ClientLink
-from shoal.frontend.channel import EngineChannel
+from shoal.frontend.engine_connection import EngineConnection
 
 
 class Cable:
@@ -45,13 +45,13 @@ async def until(condition) -> None:
 
 
 def test_a_lost_connection_is_told_once_and_both_ends_notice(monkeypatch):
-    monkeypatch.setattr(link_watch, "_NOTICE_S", 0.01)
+    monkeypatch.setattr(connection_monitor, "_NOTICE_S", 0.01)
 
     async def scenario():
         link = ClientLink("tcp://127.0.0.1:*")
         told: list[wire.FromEngine] = []
         cable = Cable(int(link.endpoint.rpartition(":")[2]))
-        channel = EngineChannel(await cable.lay(), "session", told.append)
+        channel = EngineConnection(await cable.lay(), "session", told.append)
         frames = []
         await until(lambda: (frame := link.receive()) is not None and frames.append(frame) is None)
         hello = wire.decode_to_engine(frames[0])
@@ -73,14 +73,14 @@ def test_a_lost_connection_is_told_once_and_both_ends_notice(monkeypatch):
 
 @pytest.mark.parametrize("close", [True, False])
 def test_a_connection_that_is_not_made_is_told_unless_the_channel_is_closed(monkeypatch, close):
-    monkeypatch.setattr(link_watch, "_CONNECT_S", 0.01)
+    monkeypatch.setattr(connection_monitor, "_CONNECT_S", 0.01)
 
     async def scenario():
         link = ClientLink("tcp://127.0.0.1:*")
         endpoint = link.endpoint
         link.close()
         told: list[wire.FromEngine] = []
-        channel = EngineChannel(endpoint, "session", told.append)
+        channel = EngineConnection(endpoint, "session", told.append)
         if close:
             channel.close()
         await asyncio.sleep(0.1)

@@ -14,9 +14,7 @@ from shoal.core.units import parse_size
 from shoal.engine.build import build_engine
 from shoal.engine.options import EngineOptions
 from shoal.engine.stats import EngineStats
-from shoal.frontend.batch import RequestOutput
-from shoal.frontend.offline_async import AsyncCalls
-from shoal.frontend.offline_calls import (
+from shoal.frontend.offline_arguments import (
     Asked,
     Call,
     CallMaker,
@@ -26,9 +24,11 @@ from shoal.frontend.offline_calls import (
     embeddings_of,
     only_call,
 )
-from shoal.frontend.offline_runs import Runner, require_success
+from shoal.frontend.offline_async_api import AsyncCalls
+from shoal.frontend.offline_batch import RequestOutput
+from shoal.frontend.offline_runner import Runner, require_success
 from shoal.frontend.progress import LoadProgress, TokenProgress
-from shoal.frontend.sampling import with_sampling_defaults
+from shoal.frontend.sampling_defaults import with_sampling_defaults
 from shoal.kvcache.options import KVCacheOptions
 from shoal.models import NoTokenizer, Tokenizer, has_tokenizer, resolve_service
 from shoal.schedule.options import SchedulerOptions

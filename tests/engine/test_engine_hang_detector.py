@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.core import StepPlan
-from shoal.engine.process.step_watch import PresentStep, StepJudge, StepWatch
+from shoal.engine.process.hang_detector import PresentStep, HangDetector, StepTimer
 
 
 class Clock:
@@ -29,7 +29,7 @@ def plan(number, tokens, iterations=1, service="a"):
 
 def test_a_step_is_compared_with_those_of_its_service_and_its_size():
     clock = Clock()
-    watch = StepWatch(clock)
+    watch = StepTimer(clock)
     assert watch.present is None
     for number, (seconds, usual_s) in enumerate([(4.0, None), (2.0, 4.0)]):
         watch.begin(plan(number, 1000))
@@ -48,7 +48,7 @@ def test_a_step_is_compared_with_those_of_its_service_and_its_size():
 
 def test_the_oldest_of_two_plans_is_timed_from_the_end_of_the_one_before():
     clock = Clock()
-    watch = StepWatch(clock)
+    watch = StepTimer(clock)
     watch.begin(plan(0, 1))
     clock.sleep(1)
     watch.begin(plan(1, 100))
@@ -76,14 +76,14 @@ def looks(judge, step, seconds, share, every_s=1.0):
 @pytest.mark.parametrize("share", [0.01, 0.2, 1.0])
 def test_a_step_on_a_busy_machine_is_left_alone(threads, share):
     """It computes for 20 s on its threads, and gets a share of what it would take."""
-    judge = StepJudge(30, threads, most_s=2)
+    judge = HangDetector(30, threads, most_s=2)
     step = PresentStep(1, "a", 20.0)
     assert judge.look(step, 1, 1) == ""
     assert looks(judge, step, 20 / share, share * threads) is None
 
 
 def test_a_step_that_uses_no_cpu_time_stands_still():
-    judge = StepJudge(30, 2, most_s=2)
+    judge = HangDetector(30, 2, most_s=2)
     for plan_number, usual_s in enumerate((None, 0.01, 500.0)):
         step = PresentStep(plan_number, "chat", usual_s)
         assert judge.look(step, 1, 1) == ""
@@ -111,7 +111,7 @@ def test_a_step_that_uses_no_cpu_time_stands_still():
 def test_a_step_that_computes_for_ever_is_noticed_by_its_cpu_time(usual_s, most_s, says):
     step = PresentStep(1, "a", usual_s)
     for share in (0.25, 2.0):
-        judge = StepJudge(30, 2, most_s=2)
+        judge = HangDetector(30, 2, most_s=2)
         assert judge.look(step, 1, 1) == ""
         seconds, why = looks(judge, step, 10_000, share)
         assert seconds == most_s * 2 / share + 1
@@ -122,7 +122,7 @@ def test_a_step_that_computes_for_ever_is_noticed_by_its_cpu_time(usual_s, most_
 
 def test_on_a_gpu_only_time_counts():
     for share in (0.0, 1.0):
-        judge = StepJudge(30, None, most_s=2)
+        judge = HangDetector(30, None, most_s=2)
         assert judge.look(PresentStep(1, "a", 4.0), 1, share) == ""
         seconds, why = looks(judge, PresentStep(1, "a", 4.0), 1000, share)
         assert seconds == 81
@@ -132,7 +132,7 @@ def test_on_a_gpu_only_time_counts():
 
 
 def test_a_process_that_slept_has_seen_nothing():
-    judge = StepJudge(30, 1, most_s=2)
+    judge = HangDetector(30, 1, most_s=2)
     step = PresentStep(7, "a", 1.0)
     assert judge.look(None, 100, 0) == ""
     assert judge.look(step, 100, 0) == ""

@@ -20,7 +20,7 @@ from shoal.core import (
 from shoal.core.service import NO_GOALS
 from shoal.engine.core import Engine
 from shoal.execute.grammar.pool import MAX_PROCESSES
-from shoal.frontend.choices import expand_choices
+from shoal.frontend.choice_requests import expand_choices
 from shoal.frontend.detokenize import Decoder
 from shoal.frontend.reader import ChoiceReader, Delta
 
@@ -126,7 +126,7 @@ class _Prompt:
         )
 
 
-class Batch:
+class OfflineBatch:
     """Prompts that are added one by one and submitted together, and what becomes of them.
 
     told: called with each delta, in the thread that steps the engine.

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from shoal.config.drafts import Draft, is_foreign, number_or_text, service_of_command, words_of
-from shoal.config.nodes import Listing, Node, Scalar, Table
-from shoal.config.other_flags import plain_name
+from shoal.config.foreign_drafts import Draft, is_foreign, number_or_text, service_of_command, words_of
+from shoal.config.foreign_flags import plain_name
+from shoal.config.setting_tree import Listing, Node, Scalar, Table
 from shoal.core import ConfigError
 
 _PARAMETERS = {

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from shoal.core import SLO, InvalidRequest, SamplingDefaults, SamplingParams
 from shoal.core.service import NO_GOALS
 from shoal.engine.info import EngineInfo
-from shoal.frontend.batch import EMBEDDING_SAMPLING, RequestOutput
+from shoal.frontend.offline_batch import EMBEDDING_SAMPLING, RequestOutput
 from shoal.frontend.validation import check_request, find_service, most_prompt_tokens
 from shoal.models import Tokenizer
 

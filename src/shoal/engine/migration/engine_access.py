@@ -12,7 +12,7 @@ from shoal.schedule import Scheduler
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSide:
+class EngineAccess:
     """An engine between two steps, while no plan is in flight."""
 
     scheduler: Scheduler

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from shoal.config.flags import CLUSTER_FLAGS, ENGINE_FLAGS, MODEL_FLAGS, SERVER_FLAGS
-from shoal.config.other_flags import ALIASES, HINTS, POSITIONAL, VALUES, plain_name
+from shoal.config.foreign_flags import ALIASES, HINTS, POSITIONAL, VALUES, plain_name
 
 _FLAGS = {f"--{flag.name}": flag for flag in (*MODEL_FLAGS, *ENGINE_FLAGS, *CLUSTER_FLAGS, *SERVER_FLAGS)}
 _SECRETS = ("--api-key", "--admin-key")

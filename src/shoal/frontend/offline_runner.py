@@ -9,9 +9,9 @@ from queue import SimpleQueue
 from shoal.core import FinishReason, InvalidRequest, ShoalError, SLOExpired
 from shoal.engine.core import Engine
 from shoal.engine.info import EngineInfo
-from shoal.frontend.batch import Batch, RequestOutput
-from shoal.frontend.engine_thread import EngineThread
-from shoal.frontend.offline_calls import Call
+from shoal.frontend.offline_arguments import Call
+from shoal.frontend.offline_batch import OfflineBatch, RequestOutput
+from shoal.frontend.offline_engine_thread import EngineThread
 from shoal.frontend.reader import Delta
 from shoal.models import Tokenizer
 
@@ -19,7 +19,7 @@ from shoal.models import Tokenizer
 class Runner:
     """Runs calls in an engine that it owns; any number of threads and coroutines may use it at once.
 
-    Its errors are those of ``EngineThread.run`` and ``Batch.prepare``.
+    Its errors are those of ``EngineThread.run`` and ``OfflineBatch.prepare``.
     """
 
     def __init__(self, engine: Engine, info: EngineInfo, tokenizers: Mapping[str, Tokenizer]) -> None:
@@ -84,9 +84,9 @@ class Runner:
     @contextmanager
     def _begin(
         self, calls: Sequence[Call], told: Callable[[Delta], None] | None = None
-    ) -> Iterator[tuple[Batch, Sequence[Future[None]]]]:
+    ) -> Iterator[tuple[OfflineBatch, Sequence[Future[None]]]]:
         """A batch of calls, which is cancelled at the end if it is unfinished then, and its grammars."""
-        batch = Batch(self._engine, told)
+        batch = OfflineBatch(self._engine, told)
         for call in calls:
             batch.add(
                 call.prompt,

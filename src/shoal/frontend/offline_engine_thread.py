@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from shoal.core import ConfigError, EngineDied
 from shoal.engine.core import Engine
-from shoal.frontend.batch import Batch, RequestOutput
+from shoal.frontend.offline_batch import OfflineBatch, RequestOutput
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class EngineThread:
         messages: SimpleQueue[Callable[[], None]] = SimpleQueue()
         engine.interrupted = lambda: not messages.empty()
         self._messages = messages  # garbage collection may put into it, so it takes no lock
-        self._batches: dict[str, Batch] = {}  # by unfinished request
+        self._batches: dict[str, OfflineBatch] = {}  # by unfinished request
         self._answers: list[Callable[[], None]] = []
         self._broken: BaseException | None = None
         self._open = True  # for the thread
@@ -53,13 +53,13 @@ class EngineThread:
         if self._closed:
             raise ConfigError(_CLOSED)
 
-    def submit(self, batch: Batch) -> None:
+    def submit(self, batch: OfflineBatch) -> None:
         """Run a batch, whose ``done`` then ends; raises ConfigError if this was closed."""
         with self._closing:
             self.require_open()
             self._messages.put(partial(self._submit, batch))
 
-    def run(self, batch: Batch) -> list[RequestOutput]:
+    def run(self, batch: OfflineBatch) -> list[RequestOutput]:
         """The outputs of a batch. Ctrl-C cancels it; a second one interrupts at once.
 
         Raises as ``Engine.submit``, EngineDied, and ConfigError if this was closed.
@@ -72,7 +72,7 @@ class EngineThread:
             wait([batch.done])
             raise
 
-    def cancel(self, batch: Batch) -> None:
+    def cancel(self, batch: OfflineBatch) -> None:
         """End what is unfinished of a batch, submitted or not; returns at once, and takes no lock."""
         self._messages.put(partial(self._end, batch, CancelledError()))
 
@@ -131,9 +131,9 @@ class EngineThread:
         """How long a step would do nothing, if no message comes; None: for ever."""
         if self._broken is not None or not self._engine.busy:
             return None
-        if not self._engine.waits:
+        if not self._engine.idle:
             return 0
-        if self._engine.polls:
+        if self._engine.needs_polling:
             return _POLL_S
         until_ns = self._engine.idle_until_ns
         if until_ns is None:
@@ -163,7 +163,7 @@ class EngineThread:
                 self._finish(batch)
         self._engine.add_reply_time(monotonic_ns() - started_ns)
 
-    def _submit(self, batch: Batch) -> None:
+    def _submit(self, batch: OfflineBatch) -> None:
         try:
             if self._broken is not None:
                 raise _died(self._broken)
@@ -175,11 +175,11 @@ class EngineThread:
         if not batch.unfinished:
             self._finish(batch)
 
-    def _finish(self, batch: Batch) -> None:
+    def _finish(self, batch: OfflineBatch) -> None:
         """Answer with the outputs of a batch, unless it has ended otherwise."""
         self._answers.append(partial(_answer, batch, None))
 
-    def _end(self, batch: Batch, error: BaseException) -> None:
+    def _end(self, batch: OfflineBatch, error: BaseException) -> None:
         """Answer a batch with an error, unless it has ended."""
         for request_id in batch.unfinished:
             self._batches.pop(request_id, None)
@@ -225,7 +225,7 @@ def _died(error: BaseException) -> EngineDied:
     return died
 
 
-def _answer(batch: Batch, error: BaseException | None) -> None:
+def _answer(batch: OfflineBatch, error: BaseException | None) -> None:
     if batch.done.done():
         return
     if error is None:

@@ -1,6 +1,6 @@
 """How long an engine's steps take, for those who must tell a long step from one that hangs.
 
-On a CPU a step is judged by the CPU time that the process uses, as ``WorkWatch`` has it. A GPU computes while
+On a CPU a step is judged by the CPU time that the process uses, as ``StallTracker`` has it. A GPU computes while
 its process waits, or spins, so that there only time counts.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from shoal.core import StepPlan
-from shoal.engine.process.work_watch import CIRCLES_FACTOR, WorkWatch
+from shoal.engine.process.stall_tracker import BUSY_LOOP_FACTOR, StallTracker
 
 # How many steps of a size the mean goes back.
 _WINDOW = 64
@@ -24,10 +24,10 @@ class PresentStep(NamedTuple):
     service: str
     """Whose it is."""
     usual_s: float | None
-    """What steps of the service and of its size cost, by ``StepWatch``'s clock; None: this is the first."""
+    """What steps of the service and of its size cost, by ``StepTimer``'s clock; None: this is the first."""
 
 
-class StepWatch:
+class StepTimer:
     """Times plans from one end to the next, by service and size: powers of two of the tokens they compute.
 
     clock: nanoseconds of what steps cost. The engine's thread tells of plans; any thread reads ``present``.
@@ -68,7 +68,7 @@ class StepWatch:
         self.present = PresentStep(number, kind[0], mean_s)
 
 
-class StepJudge:
+class HangDetector:
     """Says whether the present step hangs, by the looks that somebody takes at it.
 
     limit_s: ``cluster.step_timeout``. threads: those that compute; None: a GPU does. most_s: each look counts
@@ -81,7 +81,7 @@ class StepJudge:
         self._threads = threads
         self._most_s = most_s
         self._plan: int | None = None
-        self._work = WorkWatch()
+        self._work = StallTracker()
 
     def look(self, present: PresentStep | None, since_s: float, cpu_s: float) -> str:
         """Why the present step hangs, in words; empty: it does not.
@@ -106,17 +106,17 @@ class StepJudge:
 
     def _goes_in_circles(self, present: PresentStep) -> str:
         usual_s = present.usual_s
-        first_s = CIRCLES_FACTOR * self._limit_s
-        most_s = first_s if usual_s is None else max(self._limit_s, CIRCLES_FACTOR * usual_s)
+        first_s = BUSY_LOOP_FACTOR * self._limit_s
+        most_s = first_s if usual_s is None else max(self._limit_s, BUSY_LOOP_FACTOR * usual_s)
         spent_s = self._work.took_s if self._threads is None else self._work.cpu_s / self._threads
         if spent_s <= most_s:
             return ""
         unit = "" if self._threads is None else f" of CPU time on each of {self._threads} threads"
         usual = (
-            f"it is the first of its size, which may take {CIRCLES_FACTOR:g} times cluster.step_timeout"
+            f"it is the first of its size, which may take {BUSY_LOOP_FACTOR:g} times cluster.step_timeout"
             f" ({self._limit_s:g} s)"
             if usual_s is None
-            else f"steps of its size take {usual_s:.3g} s, and this may take {CIRCLES_FACTOR:g} times that"
+            else f"steps of its size take {usual_s:.3g} s, and this may take {BUSY_LOOP_FACTOR:g} times that"
             f" or cluster.step_timeout ({self._limit_s:g} s)"
         )
         return f"a step of {present.service} does not end: it took {spent_s:.1f} s{unit}; {usual}"

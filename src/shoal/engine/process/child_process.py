@@ -14,8 +14,8 @@ from typing import Self
 
 from shoal.core import ConfigError
 from shoal.engine.process import lifeline
-from shoal.engine.process.children import interrupts_held_back, kill_child
-from shoal.engine.process.journal import make_journal, read_journal
+from shoal.engine.process.child_signals import interrupts_held_back, kill_child
+from shoal.engine.process.crash_journal import make_journal, read_journal
 
 BUILDER = "shoal.engine.process.torch_engine:build_engine"
 """What builds engines, as ``EngineConfig.builder`` has it."""

@@ -8,7 +8,7 @@ from collections import deque
 
 from shoal.core import Request
 from shoal.engine.migration import wire as migration_wire
-from shoal.engine.migration.engine_side import EngineSide
+from shoal.engine.migration.engine_access import EngineAccess
 from shoal.engine.migration.exports import Exports
 from shoal.engine.migration.imports import Imports
 from shoal.engine.migration.wire import Abort, Commit, Drop, Export, Release, Reserve
@@ -17,7 +17,7 @@ from shoal.engine.migration.wire import Abort, Commit, Drop, Export, Release, Re
 class Migrations:
     """What the client has ordered, carried out in its order."""
 
-    def __init__(self, engine: EngineSide) -> None:
+    def __init__(self, engine: EngineAccess) -> None:
         self._engine = engine
         self._orders: deque[migration_wire.ToEngine] = deque()
         self._exports = Exports(engine)

@@ -7,7 +7,7 @@ from shoal.core import Request, TokenEvent
 from shoal.execute.grammar.pool import GrammarLease, GrammarPool
 
 
-class GrammarPlaces:
+class GrammarLeases:
     """The leases of an engine's requests, from their submission to their ends.
 
     pool: where grammars are followed; None: nowhere, and nobody needs a place.
