@@ -21,7 +21,7 @@ from shoal.execute.attention.selector import ATTENTION_BACKENDS
 from shoal.forecast import PREDICTORS, Accuracy, Spread, Traffic
 from shoal.schedule import ADMISSIONS, ORDERS, VICTIMS, Observed
 from shoal.serve import ServerOptions
-from shoal.serve.metrics.page import ServerMetrics
+from shoal.serve.metrics.server_metrics import ServerMetrics
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -17,7 +17,7 @@ from shoal.cluster.status import EngineState, EngineStatus, ServiceState, Servic
 from shoal.core import ConfigError
 from shoal.engine.info import ServiceInfo
 from shoal.serve import ServerOptions, create_app
-from shoal.serve.model_source import PulledService
+from shoal.serve.model_download import PulledService
 
 READY = ServiceStatus(ready=1, wanted=1, waiting=0)
 LOADING = ServiceStatus(ready=0, wanted=1, waiting=0, state=ServiceState.LOADING)

@@ -37,9 +37,9 @@ from shoal.frontend.stream import Stream
 from shoal.frontend.validation import check_priority, check_request
 from shoal.models.chat_template.template import ChatTemplate
 from shoal.serve import ServerOptions, StopSignal, create_app, serve_until_stopped
+from shoal.serve.cpu_workers import Workers
 from shoal.serve.generation import Generation, GenerationRequest, submit_request
-from shoal.serve.metrics.page import ServerMetrics
-from shoal.serve.workers import Workers
+from shoal.serve.metrics.server_metrics import ServerMetrics
 
 EOS, BOS, FIRST_BYTE = 0, 1, 2
 VOCAB = 258

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from admin_builders import ChangingCluster, Operator
 
-from shoal.serve.workers import WorkerProcesses, WorkLimits
+from shoal.serve.cpu_workers import WorkerProcesses, WorkLimits
 
 SOUND = "{{ messages[0].content }}"
 

@@ -11,7 +11,7 @@ from serve_builders import FakeEngine, chat, completion, events, make_app, make_
 
 from hypothesis_profiles import examples
 from shoal.core import FinishReason, ServiceUnavailable
-from shoal.serve.openai.bodies import ChatBody, CompletionBody
+from shoal.serve.openai.request_bodies import ChatBody, CompletionBody
 
 REFUSED = {"type": "refusal", "refusal": "No."}
 THOUGHT = {"type": "thinking", "thinking": "Hm."}

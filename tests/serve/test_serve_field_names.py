@@ -7,7 +7,7 @@ import pytest
 from serve_builders import FakeEngine, chat, completion, post
 
 from shoal.core import InvalidRequest
-from shoal.serve.openai.field_names import errors_named
+from shoal.serve.openai.error_field_names import errors_named
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 

@@ -7,10 +7,10 @@ import pytest
 from pydantic import ValidationError
 from serve_builders import BOS, EOS, FIRST_BYTE, FakeEngine, chat, completion, events, post
 
-from shoal.serve.ollama.bodies import OllamaChatBody, Options
-from shoal.serve.openai.bodies import ChatBody, CompletionBody
-from shoal.serve.openai.extra_bodies import EmbeddingBody
-from shoal.serve.responses_api.body import ResponsesBody
+from shoal.serve.ollama.request_bodies import OllamaChatBody, Options
+from shoal.serve.openai.request_bodies import ChatBody, CompletionBody
+from shoal.serve.openai.token_and_embedding_bodies import EmbeddingBody
+from shoal.serve.responses_api.request_body import ResponsesBody
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 

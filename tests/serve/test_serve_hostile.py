@@ -21,10 +21,10 @@ from serve_builders import (
 from shoal.core import InvalidRequest
 from shoal.models.chat_template.template import ChatTemplate
 from shoal.serve import create_app
-from shoal.serve.openai.bodies import MAX_MESSAGES, MAX_PARTS, ChatBody, CompletionBody
-from shoal.serve.openai.inert_fields import MAX_FIELDS
-from shoal.serve.parse import read_body
-from shoal.serve.workers import WorkerProcesses, WorkLimits
+from shoal.serve.body_parsing import read_body
+from shoal.serve.cpu_workers import WorkerProcesses, WorkLimits
+from shoal.serve.openai.request_bodies import MAX_MESSAGES, MAX_PARTS, ChatBody, CompletionBody
+from shoal.serve.strict_model import MAX_FIELDS
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MANY = 20_000
@@ -167,7 +167,7 @@ def test_small_bodies_are_parsed_one_by_one_and_others_get_their_turn(monkeypatc
         order.append("body")
         return read_body(*arguments)
 
-    monkeypatch.setattr("shoal.serve.parse.read_body", recording)
+    monkeypatch.setattr("shoal.serve.body_parsing.read_body", recording)
     app = create_app(FakeEngine(), make_tokenizers(), SERVICES, workers=InlineWorkers())
 
     async def other():

@@ -6,7 +6,7 @@ import httpx
 import pytest
 from serve_builders import FakeEngine, completion, serving
 
-from shoal.serve.http.hosts import allowed_hosts
+from shoal.serve.http.allowed_hosts import allowed_hosts
 
 
 def statuses(hosts, **options):

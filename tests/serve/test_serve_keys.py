@@ -11,7 +11,7 @@ from serve_builders import FakeEngine, chat, completion, make_app, make_client, 
 
 from shoal.config.api_keys import ApiKey
 from shoal.core import ConfigError
-from shoal.serve.http import keys
+from shoal.serve.http import api_keys
 from shoal.serve.options import ServerOptions
 
 ALICE = ApiKey(name="alice", key="sk-alice", services=("chat",))
@@ -134,7 +134,7 @@ def test_every_key_is_compared_in_constant_time(monkeypatch):
         compared.append((len(known), len(sent)))
         return really_compare(known, sent)
 
-    monkeypatch.setattr(keys.hmac, "compare_digest", compare)
+    monkeypatch.setattr(api_keys.hmac, "compare_digest", compare)
     for key in ("sk-alice", "sk-bob", "x", "x" * 5000):
         ask("GET", "/v1/models", bearer(key))
     assert compared == [(32, 32)] * 8

@@ -17,8 +17,8 @@ from shoal.core import ConfigError, ModelUnavailable, ModelUnsupported, Service
 from shoal.engine import EngineOptions
 from shoal.kvcache import KVCacheOptions
 from shoal.serve import ServerOptions, run_server
-from shoal.serve.model_source import fetch_service
-from shoal.serve.workers import WorkerProcesses
+from shoal.serve.cpu_workers import WorkerProcesses
+from shoal.serve.model_download import fetch_service
 
 TESTS = Path(__file__).parents[1]
 
@@ -27,7 +27,7 @@ import asyncio, pathlib, sys
 sys.path[:0] = sys.argv[1:4]
 import engine_builders, inline_codecs, serve_builders
 from shoal.cluster.options import EnginePlan
-from shoal.serve import ServerOptions, launch, model_source
+from shoal.serve import ServerOptions, launch, model_download
 
 class Tokenizer(engine_builders.ByteTokenizer, inline_codecs.InlineCodec):
     has_chat_template = True
@@ -52,7 +52,7 @@ class Router(launch.Router):
         )
 
 launch.Tokenizers, launch.Router = Tokenizers, Router
-model_source.resolve_service = lambda service, progress=None: pathlib.Path(sys.argv[5])
+model_download.resolve_service = lambda service, progress=None: pathlib.Path(sys.argv[5])
 launch.check_service = lambda service: None
 plans = [EnginePlan(name="0", options=engine_builders.make_options(sys.argv[4]))]
 server = ServerOptions(port=int(sys.argv[6]))
@@ -110,7 +110,7 @@ def test_random_weights_of_a_gguf_file_are_refused_at_once(nothing_is_fetched, t
 def test_a_tokenizer_that_cannot_be_read_ends_the_start(monkeypatch, tmp_path):
     (tmp_path / "tokenizer.json").write_text("{")
     monkeypatch.setattr("shoal.serve.launch.check_service", lambda service: None)
-    monkeypatch.setattr("shoal.serve.model_source.resolve_service", lambda service, progress: tmp_path)
+    monkeypatch.setattr("shoal.serve.model_download.resolve_service", lambda service, progress: tmp_path)
     services = (Service(name="a", model="a"), Service(name="b", model="a"))
     plans = [EnginePlan(name="0", options=EngineOptions(services=services))]
     with pytest.raises(ModelUnavailable, match=r"tokenizer\.json cannot be read"):
@@ -248,12 +248,12 @@ def test_ctrl_c_does_not_reach_a_worker_that_starts():
 
 @pytest.fixture
 def nothing_is_fetched(monkeypatch):
-    from shoal.serve import model_source
+    from shoal.serve import model_download
 
     def never(service, progress=None):
         pytest.fail("a model was resolved")
 
-    monkeypatch.setattr(model_source, "resolve_service", never)
+    monkeypatch.setattr(model_download, "resolve_service", never)
 
 
 def test_an_unknown_model_is_noticed_before_another_is_fetched(nothing_is_fetched):
@@ -293,7 +293,7 @@ def test_a_terminal_that_closes_drains_the_server():
 
 def test_a_template_of_the_configuration_is_compiled_before_engines_start(monkeypatch, tmp_path):
     from shoal.serve import launch as server
-    from shoal.serve.model_source import PulledService
+    from shoal.serve.model_download import PulledService
 
     async def never(*_, **__):
         pytest.fail("engines were started")

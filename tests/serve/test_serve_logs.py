@@ -14,8 +14,8 @@ import pytest
 from serve_builders import FakeEngine, chat, completion, serving, until
 
 from shoal.config.api_keys import ApiKey
-from shoal.serve.http import logs
-from shoal.serve.http.logs import OncePerMinute
+from shoal.serve.http import log_config
+from shoal.serve.http.log_config import OncePerMinute
 
 
 def record(message, *arguments, level=logging.WARNING):
@@ -24,7 +24,7 @@ def record(message, *arguments, level=logging.WARNING):
 
 def test_a_kind_of_warning_is_written_once_a_minute(monkeypatch):
     now_s = 1000.0
-    monkeypatch.setattr(logs.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(log_config.time, "monotonic", lambda: now_s)
     once = OncePerMinute()
     assert [once.filter(record("bad %s", i)) for i in range(4)] == [True, False, False, False]
     assert once.filter(record("worse")), "another kind"
@@ -189,7 +189,7 @@ class Unread(io.StringIO):
 
 
 def test_events_have_times_and_go_where_standard_error_is_now(monkeypatch, capsys):
-    with logging_as(logs.log_config()):
+    with logging_as(log_config.log_config()):
         for _ in range(2):
             logging.getLogger("shoal.cluster.router.recovery_log").warning("engine %s died", 0)
         stamp = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00"
@@ -197,14 +197,14 @@ def test_events_have_times_and_go_where_standard_error_is_now(monkeypatch, capsy
         assert len(lines) == 2, "every death is told"
         assert all(re.fullmatch(rf"{stamp} WARNING:  engine 0 died", line) for line in lines)
         monkeypatch.setattr("sys.stdout", Unread())
-        logging.getLogger(logs.ACCESS_LOGGER).info("a line that nobody reads")
+        logging.getLogger(log_config.ACCESS_LOGGER).info("a line that nobody reads")
         assert "Traceback" not in capsys.readouterr().err
 
 
 def test_a_closed_standard_output_takes_no_access_log_and_is_no_error(monkeypatch, capsys):
     monkeypatch.setattr("sys.stdout", None)
-    with logging_as(logs.log_config()):
-        logging.getLogger(logs.ACCESS_LOGGER).info("a line for nobody")
+    with logging_as(log_config.log_config()):
+        logging.getLogger(log_config.ACCESS_LOGGER).info("a line for nobody")
         logging.getLogger("shoal.cluster.router.fleet").info("engine 0 is ready")
     [line] = capsys.readouterr().err.splitlines()
     assert line.endswith("INFO:     engine 0 is ready")
@@ -215,7 +215,7 @@ def test_a_closed_standard_output_takes_no_access_log_and_is_no_error(monkeypatc
     [("info", "IWE", "WE"), ("warning", "WE", "WE"), ("error", "E", "E")],
 )
 def test_the_log_begins_at_its_level_and_the_access_log_is_not_concerned(level, ours, uvicorns, capsys):
-    with logging_as(logs.log_config(level)):
+    with logging_as(log_config.log_config(level)):
         for name in (
             "shoal.cluster.router.fleet",
             "shoal.serve.admin.operations",
@@ -224,7 +224,7 @@ def test_the_log_begins_at_its_level_and_the_access_log_is_not_concerned(level, 
         ):
             for severity in (logging.INFO, logging.WARNING, logging.ERROR):
                 logging.getLogger(name).log(severity, "%s", name)
-        logging.getLogger(logs.ACCESS_LOGGER).info("a request")
+        logging.getLogger(log_config.ACCESS_LOGGER).info("a request")
     out, err = capsys.readouterr()
     told = [line.split()[-2:] for line in err.splitlines()]
     for name, severities in (

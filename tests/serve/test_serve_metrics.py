@@ -20,7 +20,7 @@ from shoal.frontend.reader import ChoiceReader
 from shoal.kvcache import PoolUsage, ServiceUsage
 from shoal.schedule import Observed, SchedulerStats
 from shoal.schedule import ServiceStats as ScheduledStats
-from shoal.serve.metrics.page import ServerMetrics
+from shoal.serve.metrics.server_metrics import ServerMetrics
 
 TRAFFIC = Traffic(
     finished=8,

@@ -9,8 +9,8 @@ from serve_builders import FakeEngine, make_app, make_client, serving_in_thread
 
 from shoal.config.api_keys import ApiKey
 from shoal.serve.http.request_context import RequestContext
-from shoal.serve.ollama.bodies import OllamaChatBody, OllamaGenerateBody
 from shoal.serve.ollama.formats import OllamaFormat, Translation
+from shoal.serve.ollama.request_bodies import OllamaChatBody, OllamaGenerateBody
 from shoal.serve.openai.response_bodies import PromptTokensDetails, Usage, encode
 
 GREEDY = {"temperature": 0}

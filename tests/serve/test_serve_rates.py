@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.serve.http.rates import TokenBucket
+from shoal.serve.http.api_key_limits import TokenBucket
 
 STEPS = st.lists(st.tuples(st.integers(0, 90), st.integers(0, 40)), max_size=30)
 

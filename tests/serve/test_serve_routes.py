@@ -10,7 +10,7 @@ from serve_builders import FakeEngine, chat, completion, make_app, make_client, 
 
 from shoal.core import ConfigError
 from shoal.serve.http.docs_page import docs_page
-from shoal.serve.http.hints import route_hint
+from shoal.serve.http.route_hints import route_hint
 from shoal.serve.options import ServerOptions
 
 ORIGIN = "https://chat.example.org"

@@ -9,10 +9,10 @@ from schemathesis.specs.openapi.checks import negative_data_rejection, positive_
 from serve_builders import FakeEngine, make_app
 
 from hypothesis_profiles import examples
-from shoal.serve.ollama.bodies import OllamaChatBody, OllamaGenerateBody
-from shoal.serve.openai.bodies import ChatBody, CompletionBody
-from shoal.serve.openai.extra_bodies import EmbeddingBody
-from shoal.serve.responses_api.body import ResponsesBody
+from shoal.serve.ollama.request_bodies import OllamaChatBody, OllamaGenerateBody
+from shoal.serve.openai.request_bodies import ChatBody, CompletionBody
+from shoal.serve.openai.token_and_embedding_bodies import EmbeddingBody
+from shoal.serve.responses_api.request_body import ResponsesBody
 
 APP = make_app(FakeEngine(context=96, max_queue=10**6))
 SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", APP)

@@ -10,7 +10,7 @@ from serve_builders import InlineWorkers, until
 from inline_codecs import InlineCodec
 from routers import start_router
 from shoal.serve import ServerOptions, create_app
-from shoal.serve.model_source import PulledService
+from shoal.serve.model_download import PulledService
 
 ENGINE_TESTS = Path(__file__).parents[1] / "engine"
 

@@ -26,8 +26,8 @@ from shoal.models.tokenizer.messages import (
     decode_answer,
     encode,
 )
-from shoal.models.tokenizer.process import _Process
-from shoal.serve import tokenizer_link
+from shoal.models.tokenizer_process import _Process
+from shoal.serve import tokenizer_subprocess
 from shoal.serve.tokenizers import Tokenizers
 
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
@@ -163,18 +163,18 @@ def test_a_process_that_is_killed_is_replaced(tmp_path, text):
 
 
 def test_a_process_that_is_stopped_is_replaced(tmp_path, monkeypatch):
-    kill = tokenizer_link.kill_child
+    kill = tokenizer_subprocess.kill_child
 
     def kill_once(process):
-        monkeypatch.setattr(tokenizer_link, "_PATIENCE_S", 60.0)
+        monkeypatch.setattr(tokenizer_subprocess, "_PATIENCE_S", 60.0)
         kill(process)
 
     async def scenario(made):
         served = await made.load(make_folder(tmp_path))
         before = pid_of(made)
         os.kill(before, signal.SIGSTOP)
-        monkeypatch.setattr(tokenizer_link, "_PATIENCE_S", 0.1)
-        monkeypatch.setattr(tokenizer_link, "kill_child", kill_once)
+        monkeypatch.setattr(tokenizer_subprocess, "_PATIENCE_S", 0.1)
+        monkeypatch.setattr(tokenizer_subprocess, "kill_child", kill_once)
         assert (await served.encode_texts(["ab"])).tokens == [[0, 1]]
         assert not psutil.pid_exists(before)
 
@@ -182,7 +182,7 @@ def test_a_process_that_is_stopped_is_replaced(tmp_path, monkeypatch):
 
 
 def test_a_question_that_ends_every_process_gets_an_error(tmp_path, monkeypatch):
-    ask, asked, reading = tokenizer_link.TokenizerLink.ask, [], []
+    ask, asked, reading = tokenizer_subprocess.TokenizerLink.ask, [], []
 
     async def killing(link, message):
         if reading or len(message) > SHORT_BYTES:
@@ -192,7 +192,7 @@ def test_a_question_that_ends_every_process_gets_an_error(tmp_path, monkeypatch)
 
     async def scenario(made):
         served = await made.load(make_folder(tmp_path))
-        monkeypatch.setattr(tokenizer_link.TokenizerLink, "ask", killing)
+        monkeypatch.setattr(tokenizer_subprocess.TokenizerLink, "ask", killing)
         with pytest.raises(ServiceUnavailable, match="ended 2 times"):
             await served.encode_texts(["ab" * SHORT_BYTES])
         assert len(set(asked)) == 2

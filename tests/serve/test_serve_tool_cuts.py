@@ -6,8 +6,8 @@ import pytest
 from serve_builders import FIRST_BYTE, FakeEngine, chat, events, post, tool
 from tool_templates import CALLS, HERMES, TEMPLATES
 
-from shoal.serve.tools.formats import DescribedFormat, GemmaFormat, HermesFormat, LlamaFormat, format_of
-from shoal.serve.tools.pieces import CallArguments, CallBegin, Content
+from shoal.serve.tools.call_formats import DescribedFormat, GemmaFormat, HermesFormat, LlamaFormat, format_of
+from shoal.serve.tools.output_pieces import CallArguments, CallBegin, Content
 
 TOOLS = [tool("weather", parameters={"type": "object"}), tool("now", parameters={"type": "object"})]
 NAMED = {"type": "function", "function": {"name": "weather"}}

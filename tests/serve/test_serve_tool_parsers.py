@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypothesis_profiles import examples
-from shoal.serve.openai.reasoning import ContentParser, ReasoningParser
-from shoal.serve.tools.formats import (
+from shoal.serve.openai.reasoning_parser import ContentParser, ReasoningParser
+from shoal.serve.tools.call_formats import (
     DescribedFormat,
     Gemma4Format,
     GemmaFormat,
@@ -18,7 +18,7 @@ from shoal.serve.tools.formats import (
     MistralFormat,
     MistralNamedFormat,
 )
-from shoal.serve.tools.pieces import CallArguments, CallBegin, Content, Reasoning, join_pieces
+from shoal.serve.tools.output_pieces import CallArguments, CallBegin, Content, Reasoning, join_pieces
 
 NAMES = {"f", "g"}
 FORMATS = (

@@ -23,11 +23,11 @@ from tool_templates import CALLS, GEMMA, GEMMA_FUNCTIONS, HERMES, MISTRAL, PLAIN
 from shoal.core import Grammar, GrammarKind, InvalidRequest, SamplingParams
 from shoal.models.chat_template.template import ChatTemplate
 from shoal.serve import create_app
-from shoal.serve.openai.chats import lay_out
+from shoal.serve.openai.chat_fields import TemplateFields
+from shoal.serve.openai.chat_prompt import lay_out
 from shoal.serve.openai.messages import Message, messages_for_template
-from shoal.serve.openai.tool_fields import TemplateFields
-from shoal.serve.tools.formats import Function, format_of
-from shoal.serve.tools.use import ToolUse
+from shoal.serve.tools.call_formats import Function, format_of
+from shoal.serve.tools.tool_use import ToolUse
 
 CHAT = "/v1/chat/completions"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

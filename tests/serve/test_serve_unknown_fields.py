@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from serve_builders import FakeEngine, chat, completion, events, make_app, make_client, post, tool
 
 from shoal.core import GrammarKind, InvalidRequest
-from shoal.serve.ollama.bodies import Options
-from shoal.serve.openai.bodies import ChatBody, CompletionBody
-from shoal.serve.openai.foreign_fields import ForeignFields
-from shoal.serve.parse import read_body
+from shoal.serve.body_parsing import read_body
+from shoal.serve.ollama.request_bodies import Options
+from shoal.serve.openai.other_server_fields import ForeignFields
+from shoal.serve.openai.request_bodies import ChatBody, CompletionBody
 from shoal.serve.unknown_fields import IgnoredFields, near_name
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"

@@ -2,35 +2,33 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from fastapi import Request
+from fastapi import FastAPI, Request
 from msgspec import Struct
 from starlette.responses import Response
 
 import shoal
 from shoal.core import InvalidRequest, Service
 from shoal.engine.info import ServiceInfo
-from shoal.frontend.validation import Limits, most_prompt_tokens
+from shoal.frontend.validation import Limits, check_prompt_length, most_prompt_tokens
 from shoal.serve.backend import Backend, TextCodec
+from shoal.serve.body_parsing import Body, parse_body, parse_bytes
+from shoal.serve.cpu_workers import Workers
 from shoal.serve.errors import MODEL_NOT_FOUND
-from shoal.serve.http.key_holder import KeyHolder
+from shoal.serve.http.api_key_limits import KeyHolder
 from shoal.serve.http.request_context import context_of
 from shoal.serve.lifecycle import Lifecycle
-from shoal.serve.metrics.page import ServerMetrics
-from shoal.serve.openai.prompts import encode_prompts
+from shoal.serve.metrics.server_metrics import ServerMetrics
 from shoal.serve.openai.response_bodies import ModelCard, encode
 from shoal.serve.options import ServerOptions
-from shoal.serve.parse import Body, parse_body, parse_bytes
 from shoal.serve.unknown_fields import IgnoredFields
-from shoal.serve.workers import Workers
 
 # A token is about 4 bytes of text, and JSON may escape a character with 6 or 12.
 _BODY_BYTES_PER_TOKEN = 64
 _MIN_BODY_BYTES = 2**20
-# Most characters that a chat template may write for each byte of the largest body.
-_TEMPLATE_GROWTH = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +199,16 @@ class Api:
             return [prompt for prompt in prompts if not isinstance(prompt, str)]
         if any_length:
             return (await tokenizer.encode_texts(texts, add_special_tokens)).tokens
-        return await encode_prompts(tokenizer, limits, service, texts, add_special_tokens)
+        encoded = await tokenizer.encode_texts(texts, add_special_tokens, limits.max_total_tokens - 1)
+        if encoded.at_least is not None:
+            check_prompt_length(limits, service, encoded.at_least, at_least=True)
+        return encoded.tokens
+
+
+def add_get(app: FastAPI, path: str, endpoint: Callable[..., Any], **documented: Any) -> None:
+    """Route GET and HEAD; the web server leaves out the body for HEAD."""
+    app.get(path, **documented)(endpoint)
+    app.head(path, include_in_schema=False)(endpoint)
 
 
 def json_response(value: Struct) -> Response:

@@ -15,27 +15,27 @@ from shoal.serve.admin.endpoints import AdminEndpoints
 from shoal.serve.admin.guard import AdminGuard, OperatorRights
 from shoal.serve.api import Api
 from shoal.serve.backend import Backend, TextCodec
+from shoal.serve.cpu_workers import WorkerProcesses, Workers
 from shoal.serve.http.access_log import log_exchange
+from shoal.serve.http.allowed_hosts import AllowedHosts
+from shoal.serve.http.api_keys import KeyMiddleware, Keyring
 from shoal.serve.http.content_coding import IdentityBodies
-from shoal.serve.http.error_answers import install_error_handlers
+from shoal.serve.http.error_responses import install_error_handlers
 from shoal.serve.http.health_endpoints import HealthEndpoints
-from shoal.serve.http.hosts import AllowedHosts
-from shoal.serve.http.keys import KeyMiddleware, Keyring
 from shoal.serve.http.request_context import REQUEST_ID, RequestContext, RequestContextMiddleware
 from shoal.serve.http.server_endpoints import ServerEndpoints
 from shoal.serve.lifecycle import Lifecycle, LifecycleMiddleware
-from shoal.serve.metrics.page import ServerMetrics
-from shoal.serve.model_source import PullService, pull_service
+from shoal.serve.metrics.server_metrics import ServerMetrics
+from shoal.serve.model_download import PullService, pull_service
 from shoal.serve.ollama.endpoints import OllamaEndpoints
 from shoal.serve.ollama.operations import OllamaOperations
 from shoal.serve.openai.embedding_endpoints import EmbeddingEndpoints
 from shoal.serve.openai.generation_endpoints import GenerationEndpoints
-from shoal.serve.openai.token_endpoints import TokenEndpoints
+from shoal.serve.openai.tokenize_endpoints import TokenEndpoints
 from shoal.serve.openapi import document
 from shoal.serve.options import ServerOptions
 from shoal.serve.responses_api.endpoints import ResponsesEndpoints
 from shoal.serve.tokenizers import Tokenizers
-from shoal.serve.workers import WorkerProcesses, Workers
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS"})
 _OTHER = "other"

@@ -24,8 +24,8 @@ from shoal.core.service import NO_GOALS
 from shoal.frontend.reader import Delta
 from shoal.serve.backend import Backend, DeltaStream
 from shoal.serve.errors import GenerationFailed
-from shoal.serve.metrics.page import ServerMetrics
-from shoal.serve.openai.field_names import FieldNames, errors_named
+from shoal.serve.metrics.server_metrics import ServerMetrics
+from shoal.serve.openai.error_field_names import FieldNames, errors_named
 from shoal.serve.openai.response_bodies import PromptTokensDetails, Usage
 
 

@@ -14,13 +14,13 @@ from shoal.core import ShoalError
 from shoal.serve.backend import Backend
 from shoal.serve.errors import ShuttingDown
 from shoal.serve.generation import Generation, GenerationRequest, submit_request
-from shoal.serve.http.error_answers import classify, error_payload, error_response
+from shoal.serve.http.error_responses import classify, error_payload, error_response
 from shoal.serve.http.request_context import context_of
 from shoal.serve.lifecycle import Lifecycle
-from shoal.serve.metrics.page import ServerMetrics
-from shoal.serve.openai.field_names import FieldNames, errors_named
-from shoal.serve.openai.formats import Format, Output
+from shoal.serve.metrics.server_metrics import ServerMetrics
+from shoal.serve.openai.error_field_names import FieldNames, errors_named
 from shoal.serve.openai.response_bodies import ErrorBody
+from shoal.serve.openai.response_formats import Format, Output
 
 _STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),

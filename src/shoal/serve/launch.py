@@ -18,12 +18,12 @@ from shoal.core import ConfigError, InvalidRequest, Service
 from shoal.engine.process.child_process import check_open_files
 from shoal.models import Progress, check_service
 from shoal.serve.backend import TextCodec
+from shoal.serve.cpu_workers import WorkerProcesses, Workers
 from shoal.serve.http.address import check_address
-from shoal.serve.model_source import FetchedService, check_template, fetch_service, pull_service
+from shoal.serve.model_download import FetchedService, check_template, fetch_service, pull_service
 from shoal.serve.options import ServerOptions
 from shoal.serve.stop_signal import StopSignal
 from shoal.serve.tokenizers import Tokenizers
-from shoal.serve.workers import WorkerProcesses, Workers
 
 _log = logging.getLogger(__name__)
 OnReady = Callable[[str, Router, Mapping[str, TextCodec]], None]

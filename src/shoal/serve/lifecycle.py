@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shoal.serve.errors import ShuttingDown
-from shoal.serve.http.error_answers import error_response
+from shoal.serve.http.error_responses import error_response
 
 _DRAINING = "the server is shutting down and takes no new requests"
 

@@ -9,11 +9,11 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from shoal.serve.admin import cluster_responses
-from shoal.serve.http.keys import OPEN_PATHS
+from shoal.serve.http.api_keys import OPEN_PATHS
 from shoal.serve.openai import response_bodies as responses
-from shoal.serve.openai.bodies import ChatBody, CompletionBody
-from shoal.serve.openai.extra_bodies import DetokenizeBody, EmbeddingBody, TokenizeBody
-from shoal.serve.responses_api.body import ResponsesBody
+from shoal.serve.openai.request_bodies import ChatBody, CompletionBody
+from shoal.serve.openai.token_and_embedding_bodies import DetokenizeBody, EmbeddingBody, TokenizeBody
+from shoal.serve.responses_api.request_body import ResponsesBody
 
 _REF = "#/components/schemas/{name}"
 _RESPONSE_TYPES = (

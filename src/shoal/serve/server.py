@@ -15,17 +15,17 @@ from shoal.core import Service
 from shoal.engine.options import EngineOptions
 from shoal.serve.app import create_app
 from shoal.serve.backend import Backend, TextCodec
+from shoal.serve.cpu_workers import Workers
 from shoal.serve.http.address import connection_limit, listen
+from shoal.serve.http.allowed_hosts import allowed_hosts
 from shoal.serve.http.connection import Connection
 from shoal.serve.http.exposure import log_warnings
-from shoal.serve.http.hosts import allowed_hosts
 from shoal.serve.http.listener import Listener
-from shoal.serve.http.logs import log_config
+from shoal.serve.http.log_config import log_config
 from shoal.serve.lifecycle import Lifecycle
-from shoal.serve.model_source import PullService
+from shoal.serve.model_download import PullService
 from shoal.serve.options import ServerOptions
 from shoal.serve.stop_signal import StopSignal
-from shoal.serve.workers import Workers
 
 _log = logging.getLogger(__name__)
 # Requests end quickly when the drain time is over; after this time their connections are closed.

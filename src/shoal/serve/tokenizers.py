@@ -34,7 +34,7 @@ from shoal.models.tokenizer.messages import (
 )
 from shoal.models.tokenizer.tokenizer import WithChatTemplate, check_utf8
 from shoal.serve.errors import MODEL_NOT_FOUND
-from shoal.serve.tokenizer_link import ProcessGone, TokenizerLink
+from shoal.serve.tokenizer_subprocess import ProcessGone, TokenizerLink
 
 # How often a question is asked of a process that ends meanwhile: it may be what ends it.
 _ATTEMPTS = 2

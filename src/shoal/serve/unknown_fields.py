@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any, ClassVar, Protocol
 
 from shoal.core import InvalidRequest
-from shoal.serve.http.error_answers import shorten
+from shoal.serve.http.error_responses import shorten
 
 MAX_NAME_CHARACTERS = 80
 """Errors and the log quote names of fields up to this length."""

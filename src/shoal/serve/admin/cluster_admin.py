@@ -16,7 +16,7 @@ from shoal.serve.admin.cluster_responses import EngineCard, Operation, ServiceCa
 from shoal.serve.admin.operations import Operations
 from shoal.serve.api import Api
 from shoal.serve.errors import ENGINE_NOT_FOUND, MODEL_NOT_FOUND, Conflict
-from shoal.serve.model_source import PulledService, PullService, check_template
+from shoal.serve.model_download import PulledService, PullService, check_template
 
 _DRAIN_POLL_S = 0.1
 

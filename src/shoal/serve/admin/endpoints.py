@@ -19,10 +19,9 @@ from shoal.serve.admin.cluster_responses import (
     PlacementTable,
     ServiceCards,
 )
-from shoal.serve.api import json_response
-from shoal.serve.http.routes import add_get
+from shoal.serve.api import add_get, json_response
+from shoal.serve.body_parsing import read_raw
 from shoal.serve.openai.response_bodies import encode
-from shoal.serve.parse import read_raw
 
 _WHERE = "the body"
 # Chat templates are the longest that a body has.

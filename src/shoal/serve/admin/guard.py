@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shoal.serve.errors import AdminKeyNeeded, InvalidApiKey, NotForThisClient
-from shoal.serve.http.error_answers import error_response, shorten
-from shoal.serve.http.hosts import is_loopback, is_loopback_host
-from shoal.serve.http.keys import Keyring, bearer, digest, is_for_operators
+from shoal.serve.http.allowed_hosts import is_loopback, is_loopback_host
+from shoal.serve.http.api_keys import Keyring, bearer, digest, is_for_operators
+from shoal.serve.http.error_responses import error_response, shorten
 
 # What programs and browsers send by themselves. No list of proxies' headers is ever complete, so any other
 # header is taken as a proxy's.

@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.types import Scope
 
-from shoal.serve.http.error_answers import shorten
+from shoal.serve.http.error_responses import shorten
 from shoal.serve.http.request_context import RequestContext
 from shoal.serve.options import LogFormat
 

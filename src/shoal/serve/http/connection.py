@@ -22,7 +22,7 @@ from shoal.serve.errors import (
     UnknownTransferCoding,
 )
 from shoal.serve.http.content_coding import listed
-from shoal.serve.http.error_answers import error_response, shorten
+from shoal.serve.http.error_responses import error_response, shorten
 from shoal.serve.options import ServerOptions
 
 # Each second of a longer transfer must bring at least this many bytes.

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shoal.serve.errors import ContentEncoded
-from shoal.serve.http.error_answers import error_response, shorten
+from shoal.serve.http.error_responses import error_response, shorten
 
 _MAX_QUOTED_CHARACTERS = 80
 

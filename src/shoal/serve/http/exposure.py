@@ -2,7 +2,7 @@
 
 import logging
 
-from shoal.serve.http.hosts import ANY, is_loopback
+from shoal.serve.http.allowed_hosts import ANY, is_loopback
 from shoal.serve.options import ServerOptions
 
 _log = logging.getLogger(__name__)

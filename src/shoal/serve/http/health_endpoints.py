@@ -5,9 +5,8 @@ from starlette.responses import Response
 
 from shoal.core import InvalidRequest, ServiceUnavailable
 from shoal.serve.admin.cluster_responses import Fine, Health, takes_requests
-from shoal.serve.api import Api, json_response
+from shoal.serve.api import Api, add_get, json_response
 from shoal.serve.errors import MODEL_NOT_FOUND, ShuttingDown
-from shoal.serve.http.routes import add_get
 from shoal.serve.openai.response_bodies import encode
 from shoal.serve.openapi import fails, returns
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from shoal.serve.errors import TooManyConnections
 from shoal.serve.http.connection import Connection
-from shoal.serve.http.logs import OncePerMinute
+from shoal.serve.http.log_config import OncePerMinute
 
 _ACCEPT_RETRY_S = 0.1
 _ACCEPT_BATCH = 64

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shoal.serve.http.key_holder import KeyHolder
+from shoal.serve.http.api_key_limits import KeyHolder
 
 REQUEST_ID = "x-request-id"
 _VALID_ID = re.compile(rb"[A-Za-z0-9._:+=/@-]{1,128}")

@@ -6,9 +6,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 
 import shoal
-from shoal.serve.api import Api, json_response
+from shoal.serve.api import Api, add_get, json_response
 from shoal.serve.http.docs_page import docs_page
-from shoal.serve.http.routes import add_get
 from shoal.serve.openai.response_bodies import Index, ModelCard, ModelList, Version
 from shoal.serve.openapi import fails, returns
 

@@ -8,20 +8,10 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from shoal.serve.api import Api
-from shoal.serve.http.error_answers import OLLAMA_PREFIX
+from shoal.serve.api import Api, add_get
+from shoal.serve.body_parsing import Body
+from shoal.serve.http.error_responses import OLLAMA_PREFIX
 from shoal.serve.http.request_context import context_of
-from shoal.serve.http.routes import add_get
-from shoal.serve.ollama.bodies import (
-    FIELD_NAMES,
-    NamedBody,
-    OllamaChatBody,
-    OllamaEmbedBody,
-    OllamaEmbeddingsBody,
-    OllamaGenerateBody,
-    PullBody,
-    ShowBody,
-)
 from shoal.serve.ollama.formats import (
     JSON_LINES,
     OllamaEmbedding,
@@ -33,14 +23,23 @@ from shoal.serve.ollama.formats import (
 )
 from shoal.serve.ollama.models import LATEST, OllamaModels
 from shoal.serve.ollama.operations import OllamaOperations, ThenResponse
-from shoal.serve.openai.bodies import ChatBody, CompletionBody
+from shoal.serve.ollama.request_bodies import (
+    FIELD_NAMES,
+    NamedBody,
+    OllamaChatBody,
+    OllamaEmbedBody,
+    OllamaEmbeddingsBody,
+    OllamaGenerateBody,
+    PullBody,
+    ShowBody,
+)
 from shoal.serve.openai.embedding_endpoints import EmbeddingEndpoints
-from shoal.serve.openai.extra_bodies import EmbeddingBody
-from shoal.serve.openai.field_names import errors_named
-from shoal.serve.openai.formats import Format
+from shoal.serve.openai.error_field_names import errors_named
 from shoal.serve.openai.generation_endpoints import GenerationEndpoints
+from shoal.serve.openai.request_bodies import ChatBody, CompletionBody
 from shoal.serve.openai.response_bodies import encode
-from shoal.serve.parse import Body
+from shoal.serve.openai.response_formats import Format
+from shoal.serve.openai.token_and_embedding_bodies import EmbeddingBody
 
 # Clients compare it with what they need: 0.6.4 (capabilities in /api/show, for Copilot), 0.9 (think), 0.11
 # (its levels), 0.12.10 (ids of calls). All of that is here; log-probabilities, which came with 0.12.11, are

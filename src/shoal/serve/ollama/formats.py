@@ -11,8 +11,8 @@ from shoal.frontend.offline_batch import read_embedding
 from shoal.frontend.reader import Delta
 from shoal.serve.generation_response import Framing
 from shoal.serve.http.request_context import RequestContext
-from shoal.serve.openai.formats import Format, Output
 from shoal.serve.openai.response_bodies import Usage, encode, encoded
+from shoal.serve.openai.response_formats import Format, Output
 
 JSON_LINES = Framing(
     lambda payload: payload + b"\n", end=b"", media_type=b"application/x-ndjson", comment=b""

@@ -13,7 +13,7 @@ from shoal.engine.info import ServiceInfo
 from shoal.models import ModelDescription
 from shoal.serve.api import Api
 from shoal.serve.ollama.durations import FOREVER_S
-from shoal.serve.openai.reasoning import marks_of
+from shoal.serve.openai.reasoning_parser import marks_of
 from shoal.serve.openai.response_bodies import ModelCard
 
 LATEST = ":latest"

@@ -20,9 +20,9 @@ from shoal.serve.admin.endpoints import settings_errors
 from shoal.serve.admin.guard import OperatorRights
 from shoal.serve.api import Api
 from shoal.serve.errors import AdminKeyNeeded, Conflict, NotForThisClient, ShuttingDown
-from shoal.serve.ollama.bodies import PullBody
 from shoal.serve.ollama.formats import JSON_LINES
 from shoal.serve.ollama.models import LATEST
+from shoal.serve.ollama.request_bodies import PullBody
 from shoal.serve.openai.response_bodies import encode
 
 # Ollama's names of models on the hub begin with its host.

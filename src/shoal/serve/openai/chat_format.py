@@ -8,9 +8,7 @@ from msgspec import UNSET, UnsetType
 
 from shoal.core import FinishReason
 from shoal.frontend.reader import Delta
-from shoal.serve.openai.formats import Output, StreamUsage, finish_reason
 from shoal.serve.openai.logprobs import LogprobFormatter
-from shoal.serve.openai.presentation import Presentation
 from shoal.serve.openai.response_bodies import (
     CalledFunction,
     ChatChoice,
@@ -26,7 +24,9 @@ from shoal.serve.openai.response_bodies import (
     Usage,
     encode,
 )
-from shoal.serve.tools.pieces import CallArguments, CallBegin, Content, OutputParser, Piece, Reasoning
+from shoal.serve.openai.response_extras import Presentation
+from shoal.serve.openai.response_formats import Output, StreamUsage, finish_reason
+from shoal.serve.tools.output_pieces import CallArguments, CallBegin, Content, OutputParser, Piece, Reasoning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

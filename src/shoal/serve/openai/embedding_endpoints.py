@@ -18,8 +18,6 @@ from shoal.serve.api import Api
 from shoal.serve.generation import GenerationRequest, submit_request
 from shoal.serve.generation_response import GenerationResponse, collect
 from shoal.serve.http.request_context import context_of
-from shoal.serve.openai.extra_bodies import EmbeddingBody
-from shoal.serve.openai.formats import Output
 from shoal.serve.openai.response_bodies import (
     Embedding,
     EmbeddingList,
@@ -29,6 +27,8 @@ from shoal.serve.openai.response_bodies import (
     encode,
     encoded,
 )
+from shoal.serve.openai.response_formats import Output
+from shoal.serve.openai.token_and_embedding_bodies import EmbeddingBody
 from shoal.serve.openapi import fails, returns, takes
 
 # So many inputs of a request are in the engine's queue at once; a client may send thousands.

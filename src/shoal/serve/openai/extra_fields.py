@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from shoal.core.sampling import LARGEST_BIAS, MAX_BIASED_TOKENS, MAX_LOGPROBS
-from shoal.serve.openai.inert_fields import StrictModel
+from shoal.serve.strict_model import StrictModel
 
 INT32_MAX = 2**31 - 1
 MAX_ALLOWED_TOKENS = 2**16

@@ -12,23 +12,23 @@ from shoal.core import InvalidRequest, SamplingParams
 from shoal.core.sampling import MAX_CHOICES
 from shoal.core.service import NO_GOALS
 from shoal.serve.api import Api
+from shoal.serve.backend import TextCodec
 from shoal.serve.generation import GenerationRequest
 from shoal.serve.generation_response import GenerationResponse
 from shoal.serve.http.request_context import context_of
-from shoal.serve.openai.bodies import (
+from shoal.serve.openai.chat_format import ChatFormat
+from shoal.serve.openai.chat_prompt import PreparedChat, prepare_chat
+from shoal.serve.openai.error_field_names import errors_named
+from shoal.serve.openai.logprobs import LogprobFormatter, prompt_logprobs
+from shoal.serve.openai.request_bodies import (
     DEFAULT_COMPLETION_TOKENS,
     ChatBody,
     CompletionBody,
     GenerationBody,
 )
-from shoal.serve.openai.chat_format import ChatFormat
-from shoal.serve.openai.chats import PreparedChat, prepare_chat
-from shoal.serve.openai.field_names import errors_named
-from shoal.serve.openai.formats import CompletionFormat, Format
-from shoal.serve.openai.logprobs import LogprobFormatter, prompt_logprobs
-from shoal.serve.openai.presentation import Presentation
-from shoal.serve.openai.prompts import banned_sequences
 from shoal.serve.openai.response_bodies import ChatChunk, ChatCompletion, Completion
+from shoal.serve.openai.response_extras import Presentation
+from shoal.serve.openai.response_formats import CompletionFormat, Format
 from shoal.serve.openapi import fails, returns, streams, takes
 
 
@@ -130,7 +130,7 @@ class GenerationEndpoints:
     ) -> GenerationResponse:
         tokenizer = self._api.tokenizer(body.model)
         if body.bad_words:
-            banned = await banned_sequences(tokenizer, body.bad_words)
+            banned = await _banned_sequences(tokenizer, body.bad_words)
             sampling = replace(sampling, banned_sequences=banned)
         request = GenerationRequest(
             id=f"{prefix}-{context_of(http_request.scope).id}",
@@ -168,6 +168,13 @@ class GenerationEndpoints:
         return GenerationResponse(
             request, format, bool(body.stream), self._api.backend, self._api.metrics, self._api.lifecycle
         )
+
+
+async def _banned_sequences(tokenizer: TextCodec, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Token ids of words that must not occur in an output: at the beginning of a text, and after a space."""
+    spellings = [spelling for word in words for spelling in (word, f" {word.lstrip()}")]
+    encoded = (await tokenizer.encode_texts(spellings, add_special_tokens=False)).tokens
+    return tuple(dict.fromkeys(tuple(tokens) for tokens in encoded if tokens))
 
 
 def _check_choices(prompts: int, n: int) -> None:

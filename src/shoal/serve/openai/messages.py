@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
-from shoal.serve.openai.inert_fields import NeutralMessageFields, StrictModel
-from shoal.serve.openai.parts import Parts, fits_role, text_of, thinking_of
+from shoal.serve.openai.content_parts import Parts, fits_role, text_of, thinking_of
+from shoal.serve.openai.inert_fields import NeutralMessageFields
+from shoal.serve.strict_model import StrictModel
 
 MAX_MESSAGES = 4096
 MAX_CALLS = 128

@@ -13,13 +13,13 @@ from shoal.serve.errors import RESPONSE_NOT_FOUND
 from shoal.serve.generation import GenerationRequest
 from shoal.serve.generation_response import Framing, GenerationResponse
 from shoal.serve.http.request_context import context_of
-from shoal.serve.openai.chats import PreparedChat, prepare_chat
-from shoal.serve.openai.field_names import errors_named
+from shoal.serve.openai.chat_prompt import PreparedChat, prepare_chat
+from shoal.serve.openai.error_field_names import errors_named
 from shoal.serve.openai.logprobs import LogprobFormatter
 from shoal.serve.openai.response_bodies import InputTokenCount, ResponseEvent, ResponseObject
 from shoal.serve.openapi import fails, returns, streams, takes
-from shoal.serve.responses_api.body import FIELD_NAMES, ResponsesBody
-from shoal.serve.responses_api.format import ResponsesFormat
+from shoal.serve.responses_api.request_body import FIELD_NAMES, ResponsesBody
+from shoal.serve.responses_api.response_format import ResponsesFormat
 
 _COUNT = "input_tokens"
 _TYPE = b'{"type":"'

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Generator
 from typing import ClassVar, TypeVar
 
 from shoal.frontend.detokenize import StopStrings
-from shoal.serve.tools.pieces import CallArguments, CallBegin, Content, Piece, join_pieces
+from shoal.serve.tools.output_pieces import CallArguments, CallBegin, Content, Piece, join_pieces
 
 _END = ""
 _ARGUMENTS = ("arguments", "parameters")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import Any
 
-from shoal.serve.tools.schemas import literal
+from shoal.serve.tools.lark_rules import literal
 
 _BARE = re.compile(r"[^,:{}\[\]\s]+")
 

@@ -12,16 +12,16 @@ from starlette.requests import Request
 
 from shoal.core import InvalidRequest
 from shoal.frontend.validation import Limits, check_prompt_length
+from shoal.serve.cpu_workers import Workers
 from shoal.serve.errors import BodyTooLarge, WrongContentType
-from shoal.serve.http.error_answers import OLLAMA_PREFIX, shorten
-from shoal.serve.ollama.bodies import OllamaChatBody, OllamaGenerateBody, Options
-from shoal.serve.openai.bodies import FORMS, ChatBody, CompletionBody, ServiceBody
-from shoal.serve.openai.body_objects import Goals, StreamOptions
-from shoal.serve.openai.inert_fields import TOO_MANY_FIELDS, UNION_TAG, StrictModel
-from shoal.serve.openai.structured import StructuredOutputs
-from shoal.serve.responses_api.body import ResponsesBody
+from shoal.serve.http.error_responses import OLLAMA_PREFIX, shorten
+from shoal.serve.ollama.request_bodies import OllamaChatBody, OllamaGenerateBody, Options
+from shoal.serve.openai.nested_objects import Goals, StreamOptions
+from shoal.serve.openai.request_bodies import FORMS, ChatBody, CompletionBody, ServiceBody
+from shoal.serve.openai.structured_outputs import StructuredOutputs
+from shoal.serve.responses_api.request_body import ResponsesBody
+from shoal.serve.strict_model import TOO_MANY_FIELDS, UNION_TAG, StrictModel
 from shoal.serve.unknown_fields import MAX_NAME_CHARACTERS, IgnoredFields, Reading, meant_name
-from shoal.serve.workers import Workers
 
 # A body that is too large is read to its end and discarded, so that the client can read the error; but not if
 # it is larger than the limit by this factor.

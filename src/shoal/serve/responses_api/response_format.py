@@ -10,7 +10,6 @@ from pydantic import BaseModel
 from shoal.core import FinishReason, SamplingParams
 from shoal.frontend.reader import Delta
 from shoal.serve.openai.chat_format import ChatReading
-from shoal.serve.openai.formats import Output
 from shoal.serve.openai.logprobs import LogprobFormatter
 from shoal.serve.openai.response_bodies import (
     ChatTokenLogprob,
@@ -22,8 +21,9 @@ from shoal.serve.openai.response_bodies import (
     Usage,
     encode,
 )
-from shoal.serve.responses_api.body import ResponsesBody
-from shoal.serve.responses_api.output import OutputItems
+from shoal.serve.openai.response_formats import Output
+from shoal.serve.responses_api.output_items import OutputItems
+from shoal.serve.responses_api.request_body import ResponsesBody
 
 
 class ResponsesFormat:

@@ -14,7 +14,7 @@ from shoal.frontend.detokenize import StopStrings
 from shoal.models.chat_template.messages import Message
 from shoal.serve.tools.call_parser import CallParser, NotACall, OutputEnded, Reading
 from shoal.serve.tools.gemma_values import arguments_rules, to_json
-from shoal.serve.tools.schemas import arguments_schema, call_schema, json_rule, literal
+from shoal.serve.tools.lark_rules import arguments_schema, call_schema, json_rule, literal
 
 MAX_CALLS = 16
 """Most calls of an output that must have some."""

@@ -6,9 +6,9 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 from pydantic import AfterValidator, Field
 
 from shoal.core import InvalidRequest
-from shoal.models.chat_template.template import Layout
-from shoal.serve.openai.inert_fields import MAX_FIELDS, EmptyDict, NotFalse, NotTrue, StrictModel
-from shoal.serve.tools.use import ToolUse
+from shoal.models.chat_template import Layout
+from shoal.serve.strict_model import MAX_FIELDS, EmptyDict, NotFalse, NotTrue, StrictModel
+from shoal.serve.tools.tool_use import ToolUse
 
 MAX_TOOLS = 128
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]

@@ -8,8 +8,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shoal.config.api_keys import ApiKey, check_key_services
 from shoal.serve.errors import InvalidApiKey
-from shoal.serve.http.error_answers import OLLAMA_PREFIX, error_response
-from shoal.serve.http.key_holder import KeyHolder
+from shoal.serve.http.api_key_limits import KeyHolder
+from shoal.serve.http.error_responses import OLLAMA_PREFIX, error_response
 from shoal.serve.http.request_context import context_of
 
 OPEN_PATHS = frozenset(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from shoal.serve.tools.pieces import Content, OutputParser, Piece, Reasoning
+from shoal.serve.tools.output_pieces import Content, OutputParser, Piece, Reasoning
 
 _MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 Marks = tuple[str, str]

@@ -11,8 +11,8 @@ from shoal.frontend.sampling_defaults import with_sampling_defaults
 from shoal.models import Progress, has_tokenizer, resolve_service
 from shoal.models.chat_template.template import ChatTemplate
 from shoal.serve.backend import TextCodec
+from shoal.serve.cpu_workers import Workers
 from shoal.serve.tokenizers import Tokenizers
-from shoal.serve.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,16 +12,17 @@ from pydantic import AfterValidator, Field, PrivateAttr
 
 from shoal.core import InvalidRequest, SamplingDefaults, SamplingParams
 from shoal.core.sampling import MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
-from shoal.serve.openai.body_objects import Goals, StreamOptions, UsageOptions
+from shoal.serve.openai.chat_fields import TemplateFields, ToolFields
+from shoal.serve.openai.content_parts import MAX_PARTS
+from shoal.serve.openai.error_field_names import GRAMMAR, errors_named
 from shoal.serve.openai.extra_fields import FURTHER_FORMS, INT32_MAX, FurtherFields, TokenId
-from shoal.serve.openai.field_names import GRAMMAR, errors_named
-from shoal.serve.openai.foreign_fields import ForeignFields
-from shoal.serve.openai.formats import StreamUsage
-from shoal.serve.openai.inert_fields import NeutralChatFields, NeutralCompletionFields, StrictModel
+from shoal.serve.openai.inert_fields import NeutralChatFields, NeutralCompletionFields
 from shoal.serve.openai.messages import MAX_MESSAGES, Message, messages_for_template
-from shoal.serve.openai.parts import MAX_PARTS
-from shoal.serve.openai.structured import MAX_OPTIONS, StructuredFields
-from shoal.serve.openai.tool_fields import TemplateFields, ToolFields
+from shoal.serve.openai.nested_objects import Goals, StreamOptions, UsageOptions
+from shoal.serve.openai.other_server_fields import ForeignFields
+from shoal.serve.openai.response_formats import StreamUsage
+from shoal.serve.openai.structured_outputs import MAX_OPTIONS, StructuredFields
+from shoal.serve.strict_model import StrictModel
 
 MAX_STOP_TOKENS = 256
 DEFAULT_COMPLETION_TOKENS = 16

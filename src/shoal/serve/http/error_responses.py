@@ -40,8 +40,8 @@ from shoal.serve.errors import (
     UnknownTransferCoding,
     WrongContentType,
 )
-from shoal.serve.http.hints import route_hint
 from shoal.serve.http.request_context import REQUEST_ID, context_of
+from shoal.serve.http.route_hints import route_hint
 from shoal.serve.openai.response_bodies import ErrorBody, ErrorResponse, encode
 
 OLLAMA_PREFIX = "/api/"

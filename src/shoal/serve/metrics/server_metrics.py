@@ -19,7 +19,7 @@ from shoal.core import (
     normalised_latency,
     resolve_slo,
 )
-from shoal.serve.metrics.engines import EngineCollector, ServiceCollector
+from shoal.serve.metrics.engine_metrics import EngineCollector, ServiceCollector
 from shoal.serve.metrics.vllm_names import VllmCollector
 
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120)

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from shoal.core import SLO
 from shoal.core.slo import LARGEST_SCALE, LONGEST_GOAL_S
-from shoal.serve.openai.inert_fields import StrictModel
+from shoal.serve.strict_model import StrictModel
 
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_GOAL_S)]
 

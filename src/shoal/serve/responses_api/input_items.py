@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
-from shoal.serve.openai.inert_fields import UNION_TAG, StrictModel
+from shoal.serve.openai.content_parts import MAX_PARTS, SaidParts, TextPart, fits_role, text_of
 from shoal.serve.openai.messages import MAX_MESSAGES, EarlierFunction, call_for_template, name_results
-from shoal.serve.openai.parts import MAX_PARTS, SaidParts, TextPart, fits_role, text_of
+from shoal.serve.strict_model import UNION_TAG, StrictModel
 
 Status = Literal["in_progress", "completed", "incomplete"]
 Text = Annotated[

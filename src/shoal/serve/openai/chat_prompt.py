@@ -8,16 +8,16 @@ from typing import Any
 from shoal.core import InvalidRequest, SamplingParams
 from shoal.models.chat_template.template import ChatTemplate, Layout
 from shoal.serve.api import Api
+from shoal.serve.openai.chat_fields import TemplateFields
 from shoal.serve.openai.chat_format import ChatReading
-from shoal.serve.openai.field_names import GRAMMAR, FieldNames, errors_named
-from shoal.serve.openai.reasoning import ContentParser, Marks, ReasoningParser, is_open, marks_of
-from shoal.serve.openai.tool_fields import TemplateFields
-from shoal.serve.tools.described import in_plain_messages
-from shoal.serve.tools.formats import ToolFormat, format_of
-from shoal.serve.tools.pieces import OutputParser
+from shoal.serve.openai.error_field_names import GRAMMAR, FieldNames, errors_named
+from shoal.serve.openai.reasoning_parser import ContentParser, Marks, ReasoningParser, is_open, marks_of
+from shoal.serve.tools.call_formats import ToolFormat, format_of
+from shoal.serve.tools.output_pieces import OutputParser
+from shoal.serve.tools.parallel_calls import with_calls_it_takes
 from shoal.serve.tools.result_order import with_results_in_order
-from shoal.serve.tools.single_calls import with_calls_it_takes
-from shoal.serve.tools.use import ToolUse
+from shoal.serve.tools.tool_use import ToolUse
+from shoal.serve.tools.tools_as_text import in_plain_messages
 
 # Most characters that a chat template may write for each byte of the largest body.
 _TEMPLATE_GROWTH = 2

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from shoal.serve.openai.response_bodies import ChatTokenLogprob
-from shoal.serve.tools.pieces import CallArguments, CallBegin, Content, Piece, Reasoning
+from shoal.serve.tools.output_pieces import CallArguments, CallBegin, Content, Piece, Reasoning
 
 Json = dict[str, Any]
 

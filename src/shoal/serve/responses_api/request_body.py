@@ -8,20 +8,7 @@ from pydantic import AfterValidator, Field
 
 from shoal.core import Grammar, GrammarKind, InvalidRequest, SamplingDefaults, SamplingParams
 from shoal.core.sampling import MAX_LOGPROBS
-from shoal.serve.openai.bodies import (
-    Count,
-    Penalty,
-    ServiceBody,
-    TopP,
-    for_engine,
-)
-from shoal.serve.openai.body_objects import Goals, StreamOptions
-from shoal.serve.openai.extra_fields import INT32_MAX
-from shoal.serve.openai.field_names import GRAMMAR, errors_named
-from shoal.serve.openai.foreign_fields import ForeignFields
-from shoal.serve.openai.inert_fields import EmptyDict, Ignored, NotTrue, StrictModel
-from shoal.serve.openai.json_schemas import closed
-from shoal.serve.openai.tool_fields import (
+from shoal.serve.openai.chat_fields import (
     MAX_TOOLS,
     ChosenKind,
     Effort,
@@ -31,8 +18,21 @@ from shoal.serve.openai.tool_fields import (
     TemplateFields,
     tool_for_template,
 )
-from shoal.serve.responses_api.items import InputItems, to_messages
-from shoal.serve.tools.use import ToolUse
+from shoal.serve.openai.error_field_names import GRAMMAR, errors_named
+from shoal.serve.openai.extra_fields import INT32_MAX
+from shoal.serve.openai.json_schemas import closed
+from shoal.serve.openai.nested_objects import Goals, StreamOptions
+from shoal.serve.openai.other_server_fields import ForeignFields
+from shoal.serve.openai.request_bodies import (
+    Count,
+    Penalty,
+    ServiceBody,
+    TopP,
+    for_engine,
+)
+from shoal.serve.responses_api.input_items import InputItems, to_messages
+from shoal.serve.strict_model import EmptyDict, Ignored, NotTrue, StrictModel
+from shoal.serve.tools.tool_use import ToolUse
 
 FIELD_NAMES = {GRAMMAR: "text.format", "max_tokens": "max_output_tokens", "prompt": "input"}
 """What the body calls fields that errors of the engine may name."""

@@ -10,14 +10,14 @@ from pydantic_core import PydanticCustomError
 from shoal.core import InvalidRequest
 from shoal.core.sampling import MAX_STOP_STRINGS
 from shoal.serve.ollama.durations import KeptSeconds
-from shoal.serve.ollama.tool_calls import call_id, in_order_of_calls
-from shoal.serve.openai.bodies import ServiceBody
-from shoal.serve.openai.extra_bodies import MAX_INPUTS
+from shoal.serve.ollama.tool_results import call_id, in_order_of_calls
+from shoal.serve.openai.chat_fields import REASONING_VARIABLES
 from shoal.serve.openai.extra_fields import INT32_MAX
-from shoal.serve.openai.foreign_fields import NeutralSamplers
-from shoal.serve.openai.inert_fields import MAX_FIELDS, EmptyList, NotTrue, StrictModel
 from shoal.serve.openai.messages import MAX_MESSAGES
-from shoal.serve.openai.tool_fields import REASONING_VARIABLES
+from shoal.serve.openai.other_server_fields import NeutralSamplers
+from shoal.serve.openai.request_bodies import ServiceBody
+from shoal.serve.openai.token_and_embedding_bodies import MAX_INPUTS
+from shoal.serve.strict_model import MAX_FIELDS, EmptyList, NotTrue, StrictModel
 
 # What a sampling option is called in OpenAI's and vLLM's bodies.
 _RENAMED = {"repeat_penalty": "repetition_penalty"}

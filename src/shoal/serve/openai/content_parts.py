@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, ValidationInfo
 from pydantic_core import PydanticCustomError
 
-from shoal.serve.openai.inert_fields import UNION_TAG, StrictModel
+from shoal.serve.strict_model import UNION_TAG, StrictModel
 
 MAX_PARTS = 1024
 IgnoredList = Annotated[list[Any], Field(max_length=MAX_PARTS)]

@@ -8,10 +8,10 @@ from starlette.responses import Response
 
 from shoal.core import InvalidRequest
 from shoal.serve.api import Api, json_response
-from shoal.serve.openai.chats import chat_text
-from shoal.serve.openai.extra_bodies import DetokenizeBody, TokenizeBody
+from shoal.serve.openai.chat_fields import Json
+from shoal.serve.openai.chat_prompt import chat_text
 from shoal.serve.openai.response_bodies import Detokenized, Tokenized
-from shoal.serve.openai.tool_fields import Json
+from shoal.serve.openai.token_and_embedding_bodies import DetokenizeBody, TokenizeBody
 from shoal.serve.openapi import fails, returns, takes
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
-from shoal.serve.openai.inert_fields import EmptyDict, EmptyList, NotFalse, NotTrue, StrictModel
+from shoal.serve.strict_model import EmptyDict, EmptyList, NotFalse, NotTrue, StrictModel
 
 _DRAWN = "temperature, top_k, top_p and min_p say how tokens are drawn"
 _PENALTIES = "repetition_penalty, presence_penalty and frequency_penalty make repetitions rarer"

@@ -6,7 +6,7 @@ from ipaddress import ip_address
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shoal.serve.errors import HostNotAllowed
-from shoal.serve.http.error_answers import error_response, shorten
+from shoal.serve.http.error_responses import error_response, shorten
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 """Names that a machine has for itself."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal.core import Grammar, GrammarKind, InvalidRequest, SamplingParams
-from shoal.serve.tools.formats import Function, ToolFormat
-from shoal.serve.tools.schemas import json_rule
+from shoal.serve.tools.call_formats import Function, ToolFormat
+from shoal.serve.tools.lark_rules import json_rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,6 @@ from msgspec import UNSET, UnsetType
 from shoal.core import FinishReason, TokenLogprobs
 from shoal.frontend.reader import Delta
 from shoal.serve.openai.logprobs import LogprobFormatter
-from shoal.serve.openai.presentation import Presentation
 from shoal.serve.openai.response_bodies import (
     Completion,
     CompletionChoice,
@@ -18,6 +17,7 @@ from shoal.serve.openai.response_bodies import (
     Usage,
     encode,
 )
+from shoal.serve.openai.response_extras import Presentation
 
 
 @dataclass(slots=True)

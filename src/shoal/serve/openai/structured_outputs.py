@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from shoal.core import Grammar, GrammarKind, InvalidRequest
-from shoal.serve.openai.inert_fields import NotTrue, StrictModel
 from shoal.serve.openai.json_schemas import closed, closed_text
+from shoal.serve.strict_model import NotTrue, StrictModel
 
 MAX_OPTIONS = 4096
 _ANY_OBJECT = '{"type": "object"}'

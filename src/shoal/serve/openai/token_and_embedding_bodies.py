@@ -6,11 +6,11 @@ from typing import Annotated, ClassVar, Literal, cast
 from pydantic import AfterValidator, Field
 
 from shoal.core import InvalidRequest
-from shoal.serve.openai.bodies import ServiceBody
+from shoal.serve.openai.chat_fields import Json, TemplateFields, Tools
 from shoal.serve.openai.extra_fields import Priority, Salt, TokenId, Truncation
-from shoal.serve.openai.inert_fields import NotFalse, NotTrue
 from shoal.serve.openai.messages import MAX_MESSAGES, Message, messages_for_template
-from shoal.serve.openai.tool_fields import Json, TemplateFields, Tools
+from shoal.serve.openai.request_bodies import ServiceBody
+from shoal.serve.strict_model import NotFalse, NotTrue
 
 MAX_INPUTS = 2048
 
