@@ -37,7 +37,7 @@ def run_served(
             async with httpx.AsyncClient(base_url=await ready, timeout=600) as client:
                 await scenario(client, router)
         finally:
-            stop.ask()
+            stop.request()
             await server
             await router.close()
 

@@ -399,8 +399,8 @@ async def serving(
     try:
         yield await asyncio.wait_for(ready, 60), stop, task
     finally:
-        stop.ask()
-        stop.ask()
+        stop.request()
+        stop.request()
         with suppress(asyncio.CancelledError):
             await task
 
@@ -423,7 +423,7 @@ def serving_in_thread(engine: FakeEngine, **options: Any) -> Iterator[str]:
         assert begun.wait(60)
         yield state["url"]
     finally:
-        state["loop"].call_soon_threadsafe(state["stop"].ask)
+        state["loop"].call_soon_threadsafe(state["stop"].request)
         thread.join(60)
         assert not thread.is_alive()
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from admin_builders import ChangingCluster, Operator
 
-from shoal.serve.cpu_workers import WorkerProcesses, WorkLimits
+from shoal.serve.cpu_workers import TaskLimits, WorkerProcesses
 
 SOUND = "{{ messages[0].content }}"
 
@@ -21,7 +21,7 @@ BODY = {"name": "new", "model": "smollm2"}
 
 def test_a_template_is_compiled_where_it_can_do_no_harm(tmp_path):
     async def main():
-        workers = WorkerProcesses(WorkLimits(cpu_s=1.0), preload="shoal.serve.app")
+        workers = WorkerProcesses(TaskLimits(cpu_s=1.0), preload="shoal.serve.app")
         await workers.start()
         async with Operator(ChangingCluster(), tmp_path, workers) as operator:
             # Jinja computes constants when it compiles.

@@ -527,7 +527,7 @@ def test_a_slow_body_at_shutdown_is_refused_without_a_traceback(run, capsys):
         ):
             async with httpx.AsyncClient(base_url=url) as client:
                 await client.get("/health")
-            stop.ask()
+            stop.request()
             status, body = await response_of(reader)
             assert (status, body["error"]["code"]) == (503, "shutting_down")
             await asyncio.wait_for(task, 10)

@@ -54,7 +54,7 @@ def test_draining_lets_streams_finish_and_turns_new_requests_away():
             body = completion(prompt="hello", stream=True)
             streaming = asyncio.create_task(client.post("/v1/completions", json=body))
             await until(lambda: engine.paused == 1)
-            stop.ask()
+            stop.request()
             await asyncio.sleep(0)
             response = await client.post("/v1/completions", json=completion())
             assert response.status_code == 503
@@ -83,9 +83,9 @@ def test_what_outlasts_the_drain_ends_with_an_error(how):
             streaming = asyncio.create_task(client.post("/v1/completions", json=body | {"stream": True}))
             whole = asyncio.create_task(client.post("/v1/completions", json=body))
             await until(lambda: engine.paused == 2)
-            stop.ask()
+            stop.request()
             if how == "second signal":
-                stop.ask()
+                stop.request()
             await asyncio.wait_for(task, 10)
             assert events((await streaming).text)[-1]["error"]["code"] == "shutting_down"
             assert (await whole).status_code == 503
@@ -97,7 +97,7 @@ def test_what_outlasts_the_drain_ends_with_an_error(how):
 def test_idle_server_stops_at_once_and_frees_its_port():
     async def main():
         async with serving(FakeEngine(), drain_s=1000) as (url, stop, task):
-            stop.ask()
+            stop.request()
             await asyncio.wait_for(task, 10)
             port = int(url.rpartition(":")[2])
         async with serving(FakeEngine()) as _:

@@ -54,7 +54,7 @@ def run_served(builders, options, scenario, **cluster):
             async with httpx.AsyncClient(base_url=await ready, timeout=60) as client:
                 await scenario(client, router)
         finally:
-            stop.ask()
+            stop.request()
             await server
             await router.close()
 

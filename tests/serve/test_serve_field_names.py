@@ -7,7 +7,7 @@ import pytest
 from serve_builders import FakeEngine, chat, completion, post
 
 from shoal.core import InvalidRequest
-from shoal.serve.openai.error_field_names import errors_named
+from shoal.serve.openai.error_field_names import client_field_names
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 
@@ -34,7 +34,7 @@ def ollama(**options):
 
 
 def test_what_a_client_has_called_so_itself_stays():
-    with pytest.raises(InvalidRequest) as found, errors_named({"max_tokens": "options.num_predict"}):
+    with pytest.raises(InvalidRequest) as found, client_field_names({"max_tokens": "options.num_predict"}):
         raise InvalidRequest(
             "max_tokens is 9, and property \"max_tokens\" or 'max_tokens' is unknown", "max_tokens"
         )

@@ -154,7 +154,7 @@ def test_a_server_that_drains_is_alive_but_not_ready():
         async with serving(engine) as (url, stop, _), httpx.AsyncClient(base_url=url) as client:
             asking = asyncio.create_task(client.post("/v1/completions", json=completion()))
             await until(lambda: engine.paused)
-            stop.ask()
+            stop.request()
             await asyncio.sleep(0)
             async with asyncio.timeout(30):
                 while (health := await client.get("/health")).status_code == 200:

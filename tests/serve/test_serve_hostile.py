@@ -22,7 +22,7 @@ from shoal.core import InvalidRequest
 from shoal.models.chat_template.template import ChatTemplate
 from shoal.serve import create_app
 from shoal.serve.body_parsing import read_body
-from shoal.serve.cpu_workers import WorkerProcesses, WorkLimits
+from shoal.serve.cpu_workers import TaskLimits, WorkerProcesses
 from shoal.serve.openai.request_bodies import MAX_MESSAGES, MAX_PARTS, ChatBody, CompletionBody
 from shoal.serve.strict_model import MAX_FIELDS
 
@@ -204,7 +204,7 @@ def worker_functions(monkeypatch):
 
 def test_work_beyond_its_limits_is_refused_and_the_next_is_done(worker_functions):
     async def main():
-        workers = WorkerProcesses(WorkLimits(cpu_s=1.0, memory_bytes=2**26), preload="shoal.serve.app")
+        workers = WorkerProcesses(TaskLimits(cpu_s=1.0, memory_bytes=2**26), preload="shoal.serve.app")
         await workers.start()
         for function, says in (
             (worker_functions.run_forever, "more than 1 seconds of CPU or 64 MiB"),
@@ -223,7 +223,7 @@ def test_work_beyond_its_limits_is_refused_and_the_next_is_done(worker_functions
 
 def test_queues_do_not_wait_for_each_other(worker_functions):
     async def main():
-        workers = WorkerProcesses(WorkLimits(cpu_s=30.0), preload="shoal.serve.app")
+        workers = WorkerProcesses(TaskLimits(cpu_s=30.0), preload="shoal.serve.app")
         stuck = asyncio.create_task(workers.run("a", "this task", worker_functions.run_forever))
         await asyncio.sleep(0)
         assert await workers.run("b", "this task", sum, [1, 2]) == 3
@@ -239,7 +239,7 @@ def test_queues_do_not_wait_for_each_other(worker_functions):
 def limited_workers():
     """Where they run, and workers of which a process goes on after a task that ended without harm."""
     with asyncio.Runner() as runner:
-        yield runner, WorkerProcesses(WorkLimits(cpu_s=1.0, memory_bytes=2**26), preload="shoal.serve.app")
+        yield runner, WorkerProcesses(TaskLimits(cpu_s=1.0, memory_bytes=2**26), preload="shoal.serve.app")
 
 
 @pytest.mark.parametrize(

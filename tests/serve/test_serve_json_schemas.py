@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.serve.openai.json_schemas import closed, closed_text
+from shoal.serve.openai.json_schemas import close_schema, close_schema_text
 
 NAMES = st.sampled_from(["a", "b", "c"])
 VALUES = st.recursive(
@@ -53,7 +53,7 @@ SCHEMAS = st.recursive(
 @given(SCHEMAS, st.lists(VALUES, min_size=1, max_size=10))
 def test_what_is_valid_for_a_closed_schema_is_valid_for_the_schema(schema, values):
     before = json.dumps(schema)
-    narrower = closed(schema)
+    narrower = close_schema(schema)
     assert json.dumps(schema) == before
     for value in values:
         if jsonschema.Draft202012Validator(narrower).is_valid(value):
@@ -62,7 +62,7 @@ def test_what_is_valid_for_a_closed_schema_is_valid_for_the_schema(schema, value
 
 @given(SCHEMAS)
 def test_closing_twice_closes_nothing_more(schema):
-    assert closed(closed(schema)) == closed(schema)
+    assert close_schema(close_schema(schema)) == close_schema(schema)
 
 
 def test_declared_properties_are_all():
@@ -79,7 +79,7 @@ def test_declared_properties_are_all():
         "$defs": {"point": point},
     }
     small = point | {"additionalProperties": False}
-    assert closed(schema) == {
+    assert close_schema(schema) == {
         "type": "object",
         "properties": {
             "points": {"type": "array", "items": small},
@@ -91,7 +91,7 @@ def test_declared_properties_are_all():
         "$defs": {"point": small},
         "additionalProperties": False,
     }
-    assert json.loads(closed_text(json.dumps(schema))) == closed(schema)
+    assert json.loads(close_schema_text(json.dumps(schema))) == close_schema(schema)
 
 
 @pytest.mark.parametrize(
@@ -110,9 +110,9 @@ def test_declared_properties_are_all():
     ],
 )
 def test_what_may_have_other_properties_stays_open(schema):
-    assert closed(schema) == schema
+    assert close_schema(schema) == schema
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", "[" * 100_000, '"a"'])
 def test_other_text_stays_as_it_is(text):
-    assert closed_text(text) == text
+    assert close_schema_text(text) == text

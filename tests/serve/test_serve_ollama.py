@@ -9,7 +9,7 @@ from serve_builders import FakeEngine, make_app, make_client, serving_in_thread
 
 from shoal.config.api_keys import ApiKey
 from shoal.serve.http.request_context import RequestContext
-from shoal.serve.ollama.formats import OllamaFormat, Translation
+from shoal.serve.ollama.formats import OllamaFormat, OllamaWriter
 from shoal.serve.ollama.request_bodies import OllamaChatBody, OllamaGenerateBody
 from shoal.serve.openai.response_bodies import PromptTokensDetails, Usage, encode
 
@@ -294,7 +294,7 @@ USAGE = Usage(5, 3, 8, PromptTokensDetails(0))
 
 
 def translate(format, place=lambda message: {"message": message}):
-    return OllamaFormat(format, Translation("m", RequestContext("id", 0), place))
+    return OllamaFormat(format, OllamaWriter("m", RequestContext("id", 0), place))
 
 
 def piece(finish=None, **delta):

@@ -69,7 +69,7 @@ BODIES = (ChatBody, CompletionBody, EmbeddingBody, ResponsesBody, OllamaChatBody
 SCHEMAS = APP.openapi()["components"]["schemas"].values()
 DOCUMENTED = {name for schema in SCHEMAS for name in schema.get("properties", ())}
 # Fields of other servers are left out of the schema, which allows any name.
-UNDOCUMENTED = {name for body in BODIES for name in (*body.known_names(), *body.other_names)} - DOCUMENTED
+UNDOCUMENTED = {name for body in BODIES for name in (*body.known_names(), *body.aliases)} - DOCUMENTED
 SCHEMA.config.generation.update(modes=[GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 
 

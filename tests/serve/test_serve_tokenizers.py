@@ -166,14 +166,14 @@ def test_a_process_that_is_stopped_is_replaced(tmp_path, monkeypatch):
     kill = tokenizer_subprocess.kill_child
 
     def kill_once(process):
-        monkeypatch.setattr(tokenizer_subprocess, "_PATIENCE_S", 60.0)
+        monkeypatch.setattr(tokenizer_subprocess, "_STALL_TIMEOUT_S", 60.0)
         kill(process)
 
     async def scenario(made):
         served = await made.load(make_folder(tmp_path))
         before = pid_of(made)
         os.kill(before, signal.SIGSTOP)
-        monkeypatch.setattr(tokenizer_subprocess, "_PATIENCE_S", 0.1)
+        monkeypatch.setattr(tokenizer_subprocess, "_STALL_TIMEOUT_S", 0.1)
         monkeypatch.setattr(tokenizer_subprocess, "kill_child", kill_once)
         assert (await served.encode_texts(["ab"])).tokens == [[0, 1]]
         assert not psutil.pid_exists(before)
@@ -182,7 +182,7 @@ def test_a_process_that_is_stopped_is_replaced(tmp_path, monkeypatch):
 
 
 def test_a_question_that_ends_every_process_gets_an_error(tmp_path, monkeypatch):
-    ask, asked, reading = tokenizer_subprocess.TokenizerLink.ask, [], []
+    ask, asked, reading = tokenizer_subprocess.TokenizerSubprocess.ask, [], []
 
     async def killing(link, message):
         if reading or len(message) > SHORT_BYTES:
@@ -192,7 +192,7 @@ def test_a_question_that_ends_every_process_gets_an_error(tmp_path, monkeypatch)
 
     async def scenario(made):
         served = await made.load(make_folder(tmp_path))
-        monkeypatch.setattr(tokenizer_subprocess.TokenizerLink, "ask", killing)
+        monkeypatch.setattr(tokenizer_subprocess.TokenizerSubprocess, "ask", killing)
         with pytest.raises(ServiceUnavailable, match="ended 2 times"):
             await served.encode_texts(["ab" * SHORT_BYTES])
         assert len(set(asked)) == 2

@@ -6,7 +6,7 @@ import pytest
 from serve_builders import FIRST_BYTE, FakeEngine, chat, events, post, tool
 from tool_templates import CALLS, HERMES, TEMPLATES
 
-from shoal.serve.tools.call_formats import DescribedFormat, GemmaFormat, HermesFormat, LlamaFormat, format_of
+from shoal.serve.tools.call_formats import GemmaFormat, HermesFormat, LlamaFormat, PromptedFormat, format_of
 from shoal.serve.tools.output_pieces import CallArguments, CallBegin, Content
 
 TOOLS = [tool("weather", parameters={"type": "object"}), tool("now", parameters={"type": "object"})]
@@ -67,8 +67,8 @@ def test_after_a_call_no_cut_makes_content(family):
         (HermesFormat, "The tag <tool_call>", "The tag <tool_call>"),
         (HermesFormat, 'So: <tool_call>\n{"name": "weather",', "So: "),
         (HermesFormat, '<tool_call>\n{"name": "now"}</tool_call> It is <', " It is <"),
-        (DescribedFormat, '```json\n{"name": "a', '```json\n{"name": "a'),
-        (DescribedFormat, '{"answer": 4', '{"answer": 4'),
+        (PromptedFormat, '```json\n{"name": "a', '```json\n{"name": "a'),
+        (PromptedFormat, '{"answer": 4', '{"answer": 4'),
         (LlamaFormat, '{"name": "weather"', '{"name": "weather"'),
         (LlamaFormat, '{"name": "now", "parameters": {}}; {"name": "we', ""),
     ],

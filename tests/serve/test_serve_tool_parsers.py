@@ -10,20 +10,20 @@ from hypothesis import strategies as st
 from hypothesis_profiles import examples
 from shoal.serve.openai.reasoning_parser import ContentParser, ReasoningParser
 from shoal.serve.tools.call_formats import (
-    DescribedFormat,
     Gemma4Format,
     GemmaFormat,
     HermesFormat,
     LlamaFormat,
     MistralFormat,
     MistralNamedFormat,
+    PromptedFormat,
 )
 from shoal.serve.tools.output_pieces import CallArguments, CallBegin, Content, Reasoning, join_pieces
 
 NAMES = {"f", "g"}
 FORMATS = (
     HermesFormat,
-    DescribedFormat,
+    PromptedFormat,
     LlamaFormat,
     MistralFormat,
     MistralNamedFormat,
@@ -83,9 +83,9 @@ F, G = ("f", '{"a": 1}'), ("g", "{}")
             [("f", '{"s": "</tool_call>}\\"{"}')],
             "",
         ),
-        (DescribedFormat, '{"name": "f", "parameters": {"a": 1}}', [F], ""),
-        (DescribedFormat, '```json\n{"name": "f", "arguments": {"a": 1}}\n```', [F], ""),
-        (DescribedFormat, 'So:\n```\n[{"name":"f","arguments":{"a": 1}}]```\nDone.', [F], "So:\nDone."),
+        (PromptedFormat, '{"name": "f", "parameters": {"a": 1}}', [F], ""),
+        (PromptedFormat, '```json\n{"name": "f", "arguments": {"a": 1}}\n```', [F], ""),
+        (PromptedFormat, 'So:\n```\n[{"name":"f","arguments":{"a": 1}}]```\nDone.', [F], "So:\nDone."),
         (LlamaFormat, ' {"name": "f", "parameters": {"a": 1}}', [F], ""),
         (LlamaFormat, '<|python_tag|>{"name": "f", "parameters": {"a": 1}}', [F], ""),
         (
@@ -284,7 +284,7 @@ def test_empty_texts_are_no_pieces():
 
 
 def test_long_outputs_take_time_in_proportion():
-    parser = DescribedFormat.parser(NAMES)
+    parser = PromptedFormat.parser(NAMES)
     text = '<tool_call>{"x": "' * 5000
     assert content(parser.push(text) + parser.finish()) == text
 

@@ -24,7 +24,7 @@ from shoal.core import Grammar, GrammarKind, InvalidRequest, SamplingParams
 from shoal.models.chat_template.template import ChatTemplate
 from shoal.serve import create_app
 from shoal.serve.openai.chat_fields import TemplateFields
-from shoal.serve.openai.chat_prompt import lay_out
+from shoal.serve.openai.chat_prompt import render_chat
 from shoal.serve.openai.messages import Message, messages_for_template
 from shoal.serve.tools.call_formats import Function, format_of
 from shoal.serve.tools.tool_use import ToolUse
@@ -403,5 +403,5 @@ def test_formats_are_told_from_the_template():
 def test_large_histories_render_in_a_worker_as_plain_values():
     messages = messages_for_template([Message.model_validate(message) for message in ASKED])
     template, layout = ChatTemplate(PLAIN, {}), TemplateFields().layout(PLAIN, True)
-    text = lay_out(template, messages, layout, TOOLS, format_of(PLAIN, lambda text: None), 10_000)
+    text = render_chat(template, messages, layout, TOOLS, format_of(PLAIN, lambda text: None), 10_000)
     assert text.endswith("<user>Weather in Oslo?")

@@ -12,9 +12,9 @@ from serve_builders import FakeEngine, chat, completion, events, make_app, make_
 from shoal.core import GrammarKind, InvalidRequest
 from shoal.serve.body_parsing import read_body
 from shoal.serve.ollama.request_bodies import Options
-from shoal.serve.openai.other_server_fields import ForeignFields
+from shoal.serve.openai.other_server_fields import OtherServerFields
 from shoal.serve.openai.request_bodies import ChatBody, CompletionBody
-from shoal.serve.unknown_fields import IgnoredFields, near_name
+from shoal.serve.unknown_fields import IgnoredFieldLog, nearest_name
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 OLLAMA_CHAT, OLLAMA_GENERATE = "/api/chat", "/api/generate"
@@ -211,7 +211,7 @@ def test_an_ignored_field_is_logged_once_by_its_place(caplog):
 
 
 def test_at_most_a_hundred_names_are_logged(caplog):
-    ignored = IgnoredFields()
+    ignored = IgnoredFieldLog()
     with caplog.at_level(logging.INFO, "shoal.serve"):
         for at in range(300):
             ignored.note([f"field{at % 150}"])
@@ -572,11 +572,11 @@ def test_fields_of_other_routes_are_ignored_where_they_ask_for_nothing(path, fie
 
 
 def test_every_foreign_field_has_a_neutral_value_and_refuses_others():
-    for name in ForeignFields.known_names():
+    for name in OtherServerFields.known_names():
         for body in (CompletionBody, ChatBody):
             assert name in body.known_names()
-        described = ForeignFields.model_fields.get(
-            name, ForeignFields.model_fields.get(f"{name}_")
+        described = OtherServerFields.model_fields.get(
+            name, OtherServerFields.model_fields.get(f"{name}_")
         ).description
         assert described.startswith(("Not supported", "Ignored")), name
         for value, says in ((None, None), ({"a": 1}, name), ([1], name), ("a", name)):
@@ -775,7 +775,7 @@ NAMES = frozenset({"stop", "slo", "n", "seeds", "tokens", "stream"})
 def test_near_names_are_those_within_the_edits_that_their_length_allows(written):
     allowed = {"n": 0, "slo": 1, "stop": 1, "seeds": 1, "tokens": 2, "stream": 2}
     near = {name for name in NAMES if edits(written, name) <= allowed[name]}
-    found = near_name(written, NAMES)
+    found = nearest_name(written, NAMES)
     assert (found in near) if near else found is None
     if near:
         assert edits(written, found) == min(edits(written, name) for name in near)

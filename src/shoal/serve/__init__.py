@@ -1,9 +1,8 @@
-"""The HTTP server: OpenAI's API in front of an engine.
+"""The HTTP server: OpenAI's and Ollama's APIs in front of a cluster of engines.
 
-This room holds request bodies and their validation, the shapes of responses and errors, streaming, limits
-on what clients may send, metrics and draining. Generating, detokenising and stopping text is the engine's
-work. Nothing here imports torch or transformers. What a server starts with is imported without the rest,
-which takes longer and can come while engines load.
+It validates request bodies, renders chats, formats responses and errors, streams, limits clients, serves
+metrics and drains. Engines generate; ``frontend`` detokenizes and applies stop strings. Nothing here imports
+torch or transformers. A start imports little; the rest is imported while engines load.
 """
 
 from importlib import import_module
@@ -34,7 +33,7 @@ _MODULES = {
     "run_server": "launch",
     "serve_until_stopped": "server",
 }
-"""Where names are; they are imported when they are asked for."""
+"""Modules of the public names, which are imported lazily."""
 
 
 def __getattr__(name: str) -> Any:

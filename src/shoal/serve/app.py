@@ -1,4 +1,4 @@
-"""The HTTP application: OpenAI's endpoints and those for operators."""
+"""The HTTP application: middleware, and the endpoints of all APIs."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -12,14 +12,14 @@ from shoal.core import Service
 from shoal.engine.options import EngineOptions
 from shoal.serve.admin.cluster_admin import ClusterAdmin
 from shoal.serve.admin.endpoints import AdminEndpoints
-from shoal.serve.admin.guard import AdminGuard, OperatorRights
+from shoal.serve.admin.guard import AdminMiddleware, OperatorRights
 from shoal.serve.api import Api
 from shoal.serve.backend import Backend, TextCodec
 from shoal.serve.cpu_workers import WorkerProcesses, Workers
-from shoal.serve.http.access_log import log_exchange
-from shoal.serve.http.allowed_hosts import AllowedHosts
-from shoal.serve.http.api_keys import KeyMiddleware, Keyring
-from shoal.serve.http.content_coding import IdentityBodies
+from shoal.serve.http.access_log import log_request
+from shoal.serve.http.allowed_hosts import AllowedHostsMiddleware
+from shoal.serve.http.api_keys import ApiKeyMiddleware, Keyring
+from shoal.serve.http.content_coding import ContentCodingMiddleware
 from shoal.serve.http.error_responses import install_error_handlers
 from shoal.serve.http.health_endpoints import HealthEndpoints
 from shoal.serve.http.request_context import REQUEST_ID, RequestContext, RequestContextMiddleware
@@ -54,11 +54,10 @@ def create_app(
 ) -> FastAPI:
     """The application in front of ``backend``.
 
-    tokenizers: by service name. lifecycle: tells when the server drains; by default it never does.
-    workers: run long work outside the event loop; by default in other processes. hosts: names that the Host
-    header may have; None: any. engine_options: what engines are built from that operators add, where they say
-    nothing else. pull: fetches the models of services that operators add; by default as at the start.
-    Raises ConfigError if an API key names a service that there is not.
+    tokenizers: by service name. lifecycle: by default the server never drains. workers: run slow work outside
+    the event loop; by default in worker processes. hosts: names that the Host header may have; None: any.
+    engine_options: defaults of engines that operators add. pull: downloads the models of services that
+    operators add; by default as at the start. Raises ConfigError if an API key names an unknown service.
     """
     lifecycle, options = lifecycle or Lifecycle(), options or ServerOptions()
     api = Api(backend, tokenizers, services, options, lifecycle, workers or WorkerProcesses(preload=__name__))
@@ -72,14 +71,14 @@ def create_app(
     )
     app.state.metrics = api.metrics
     install_error_handlers(app)
-    # The last one added is the first that a request meets.
-    app.add_middleware(IdentityBodies)
+    # The middleware added last runs first.
+    app.add_middleware(ContentCodingMiddleware)
     app.add_middleware(LifecycleMiddleware, lifecycle=lifecycle)
     keyring = Keyring(keys, [service.name for service in services])
     rights = OperatorRights(options.admin_secret, keyring)
-    app.add_middleware(AdminGuard, rights=rights)
+    app.add_middleware(AdminMiddleware, rights=rights)
     if keys:
-        app.add_middleware(KeyMiddleware, keyring=keyring, is_operator=rights.holds_key)
+        app.add_middleware(ApiKeyMiddleware, keyring=keyring, is_operator=rights.holds_key)
     if options.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -89,8 +88,8 @@ def create_app(
             expose_headers=(REQUEST_ID, "retry-after"),
         )
     if hosts is not None:
-        app.add_middleware(AllowedHosts, hosts=hosts)
-    app.add_middleware(RequestContextMiddleware, on_end=partial(_end, api.metrics, options, app))
+        app.add_middleware(AllowedHostsMiddleware, hosts=hosts)
+    app.add_middleware(RequestContextMiddleware, on_end=partial(_finish_request, api.metrics, options, app))
     generation, embedding = GenerationEndpoints(api), EmbeddingEndpoints(api)
     admin = ClusterAdmin(api, engine_options, pull or partial(pull_service, Tokenizers()))
     for endpoints in (
@@ -118,13 +117,13 @@ def create_app(
     return app
 
 
-def _end(
+def _finish_request(
     metrics: ServerMetrics, options: ServerOptions, app: FastAPI, context: RequestContext, scope: Scope
 ) -> None:
-    """Count and log a request that is over; paths and methods that we do not have are counted as one."""
+    """Count and log a finished request; unknown paths and methods share one label."""
     paths = {getattr(route, "path", None) for route in app.routes}
     route = scope["path"] if scope["path"] in paths else getattr(scope.get("route"), "path_format", _OTHER)
     method = scope["method"] if scope["method"] in _METHODS else _OTHER
     metrics.count_http(route, method, context.status)
     if options.access_log:
-        log_exchange(context, scope, options.access_log_format)
+        log_request(context, scope, options.access_log_format)

@@ -1,7 +1,7 @@
-"""What the HTTP server needs from engines and a tokenizer.
+"""Interfaces that the HTTP server needs: the cluster of engines, streams of deltas, tokenizers.
 
-``shoal.cluster.router.router.Router`` and ``shoal.serve.tokenizers.ServedTokenizer`` provide it. These are
-protocols, so that the server can run in front of anything that serves requests.
+``shoal.cluster.router.router.Router`` and ``shoal.serve.tokenizers.ServedTokenizer`` implement them. They are
+protocols, so that the server can run in front of any backend.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -18,35 +18,33 @@ from shoal.models.tokenizer.messages import Encoded, Tokenized
 
 
 class DeltaStream(Protocol):
-    """The deltas of all choices of one prompt; deltas that were not read yet may be joined."""
+    """The deltas of all choices of one prompt; unread deltas may be joined."""
 
     @property
     def load_ns(self) -> int:
-        """How long the prompt waited until its service was loaded; 0: it was."""
+        """How long the prompt waited for its service to load; 0: the service was loaded."""
 
-    def __aiter__(self) -> AsyncIterator[Delta]:
-        """The stream itself."""
+    def __aiter__(self) -> AsyncIterator[Delta]: ...
 
     async def __anext__(self) -> Delta:
         """The next delta; raises StopAsyncIteration at the end.
 
-        Raises ServiceUnavailable if no engine of the service came back, EngineDied if engines die of the
-        request, SLOExpired if it waited too long.
+        Raises ServiceUnavailable if no engine of the service came back, EngineDied if the request crashes
+        engines, SLOExpired if it waited too long.
         """
 
     async def aclose(self) -> None:
-        """Cancel what is unfinished."""
+        """Cancel unfinished choices."""
 
 
 class TextCodec(Protocol):
     """Text and chats to tokens, and tokens to text and bytes.
 
-    What may take long happens outside the event loop, and short texts need not wait for long ones.
+    Slow work happens outside the event loop, and short texts do not wait for long ones.
     """
 
     @property
-    def has_chat_template(self) -> bool:
-        """Whether ``chat_template`` exists."""
+    def has_chat_template(self) -> bool: ...
 
     @property
     def chat_template(self) -> ChatTemplate:
@@ -55,28 +53,28 @@ class TextCodec(Protocol):
     async def encode_texts(
         self, texts: Sequence[str], add_special_tokens: bool = True, most_tokens: int | None = None
     ) -> Encoded:
-        """Token ids of texts, up to the first that has more than ``most_tokens``; None: of all.
+        """Token ids of texts, up to the first text with more than ``most_tokens``; None: of all.
 
         Raises InvalidRequest for a text that cannot be encoded, and ServiceUnavailable.
         """
 
     async def tokenize(self, text: str, add_special_tokens: bool, with_strings: bool) -> Tokenized:
-        """Token ids of a text as JSON, and the text of each if ``with_strings``; raises the same."""
+        """Token ids of a text as JSON, and the text of each token if ``with_strings``; raises the same."""
 
     async def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of many tokens, special ones included; raises the same."""
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of a few tokens."""
+        """The text of a few tokens, at once."""
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes of a token; they may be a part of a character."""
+        """The bytes of a token, which may be a part of a character."""
 
     def special_token(self, text: str) -> int | None:
         """The special token with this text; None where there is none."""
 
     def close(self) -> None:
-        """No text will be encoded any more; only once."""
+        """Release the tokenizer; call once, when no more text will be encoded."""
 
 
 class Administration(Protocol):
@@ -91,66 +89,66 @@ class Administration(Protocol):
     ) -> None:
         """Load a new service; returns when an engine serves it.
 
-        folder: where its model is. engines: names of those that are to serve it; None: all.
+        folder: of its model. engines: names of the engines that will serve it; None: all.
         Raises ConfigError if no engine can load it.
         """
 
     async def remove_service(self, name: str) -> None:
-        """Take no more requests for a service; returns when those before have ended and no engine has it."""
+        """Reject new requests for a service; returns when its requests have ended and no engine has it."""
 
     async def load_service(self, name: str) -> None:
         """Load a service that was unloaded; raises ConfigError if it cannot be."""
 
     async def unload_service(self, name: str) -> None:
-        """Unload a service once it has no requests; it stays known, and the next request loads it."""
+        """Unload a service once it has no requests; the next request loads it again."""
 
     async def keep_service(self, name: str, idle_after_s: float | None) -> None:
-        """Unload a service when it had no request for so long, until it is loaded again; None: never.
+        """Unload a service after ``idle_after_s`` without a request; None: never.
 
-        With 0 it is unloaded when this returns, unless it has requests.
+        This holds until the next load. With 0 the service is unloaded when this returns, unless it has
+        requests.
         """
 
     async def add_engine(self, plan: EnginePlan) -> None:
-        """Start a further engine; returns when it is ready; raises EngineDied if it does not start."""
+        """Start another engine; returns when it is ready. Raises EngineDied if it does not start."""
 
     def check_leaving(self, name: str) -> None:
-        """Raise ConfigError if an engine cannot be drained or removed: services would have none."""
+        """Raise ConfigError if an engine cannot be drained or removed because services would have none."""
 
     def drain_engine(self, name: str) -> None:
-        """Give an engine no more requests, and move those that it has to others."""
+        """Send an engine no more requests, and migrate its requests to other engines."""
 
     def undrain_engine(self, name: str) -> None:
-        """Let an engine that was drained take requests again."""
+        """Send requests to a drained engine again."""
 
     async def remove_engine(self, name: str) -> None:
-        """End an engine, whose requests go on elsewhere; raises ConfigError if it is the last."""
+        """Stop an engine; its requests continue on other engines. Raises ConfigError if it is the last."""
 
 
 class Backend(Protocol):
-    """Engines, as their client sees them."""
+    """The cluster of engines, as the server sees it."""
 
     @property
     def info(self) -> ClusterInfo:
-        """The services and their limits."""
+        """Services and their limits."""
 
     @property
     def engines(self) -> Sequence[EngineStatus]:
-        """The engines, as they are now."""
+        """Current status of every engine."""
 
     @property
     def services(self) -> Mapping[str, ServiceStatus]:
-        """The services by name, as they are now."""
+        """Current status of every service, by name."""
 
     def wakes(self, service: str) -> bool:
-        """Whether requests of a service wait until engines that run have loaded it."""
+        """Whether requests of a service wait for running engines to load it."""
 
     @property
-    def administration(self) -> Administration:
-        """Changes the engines and services."""
+    def administration(self) -> Administration: ...
 
     @property
     def unfinished(self) -> int:
-        """Choices that have not ended."""
+        """Number of unfinished choices."""
 
     async def submit(
         self,
@@ -163,9 +161,8 @@ class Backend(Protocol):
         cache_salt: str | None = None,
         log_name: str | None = None,
     ) -> DeltaStream:
-        """Start ``sampling.n`` outputs; raises InvalidRequest, QueueFull, ServiceUnavailable or EngineDied.
+        """Start ``sampling.n`` choices; raises InvalidRequest, QueueFull, ServiceUnavailable or EngineDied.
 
-        slo: latency goals that override those of the service. arrival_ns: arrival of the request on the
-        monotonic clock; None: now. priority, cache_salt: as in ``shoal.core.Request``. log_name: what the log
-        calls the request.
+        slo: latency goals that override those of the service. arrival_ns: on the monotonic clock; None: now.
+        priority, cache_salt: as in ``shoal.core.Request``. log_name: the request's name in the log.
         """

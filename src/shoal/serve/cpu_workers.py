@@ -1,8 +1,7 @@
-"""Worker processes for work on client input that could take long, so that streams go on.
+"""Worker processes for slow work on client input (large bodies, chat templates), with CPU and memory limits.
 
-Parsing a large body or rendering a chat template would delay every stream if it ran in the server's own
-process, even in a thread. The processes are those of ``anyio.to_process``: started when needed, reused, and
-ended with the server.
+In the server's process, even in a thread, such work would delay every stream. The processes are those of
+``anyio.to_process``: started when needed, reused, and ended with the server.
 """
 
 import gc
@@ -27,13 +26,13 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class WorkLimits:
+class TaskLimits:
     """Limits of one task."""
 
     cpu_s: float = 2.0
-    """CPU time, so that tasks do not fail on a busy machine."""
+    """CPU time rather than wall time, so that tasks do not fail on a busy machine."""
     memory_bytes: int = 128 * 2**20
-    """Memory beyond what the process has at its start."""
+    """On top of the memory of a new process."""
 
 
 class Workers(Protocol):
@@ -43,21 +42,23 @@ class Workers(Protocol):
         """``function(*arguments)``, after the earlier tasks in ``queue``.
 
         task: describes the task in the InvalidRequest that is raised if it exceeds the limits. Errors of the
-        function are raised as they are.
+        function are raised unchanged.
         """
 
 
 class WorkerProcesses:
-    """Runs tasks in other processes, one at a time in each queue; they must be picklable."""
+    """Runs picklable tasks in worker processes, one at a time in each queue.
 
-    def __init__(self, limits: WorkLimits | None = None, *, preload: str = "") -> None:
-        """preload: a module that a process imports at its start, so that no task pays for what it calls."""
-        self._limits = limits or WorkLimits()
+    preload: a module that a process imports at its start, so that imports do not count toward task limits.
+    """
+
+    def __init__(self, limits: TaskLimits | None = None, *, preload: str = "") -> None:
+        self._limits = limits or TaskLimits()
         self._preload = preload
         self._queues: defaultdict[str, CapacityLimiter] = defaultdict(lambda: CapacityLimiter(1))
 
     async def start(self) -> None:
-        """Start a process; otherwise the first task would wait a second for it."""
+        """Start a process, so that the first task need not wait a second for it."""
         with interrupts_held_back():
             await self.run("", "starting a process", bool)
 
@@ -82,10 +83,10 @@ class WorkerProcesses:
 
 
 def _run_limited(
-    limits: WorkLimits, preload: str, function: Callable[..., Result], arguments: tuple[object, ...]
+    limits: TaskLimits, preload: str, function: Callable[..., Result], arguments: tuple[object, ...]
 ) -> Result:
     _prepare_process(limits.memory_bytes, preload)
-    # Nothing catches this signal, so it ends the process whatever it is doing.
+    # SIGPROF is not handled, so it ends the process whatever it does.
     signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)
     gc.disable()  # its time grows with the square of the parsed size; most tasks leave no cycles
     try:
@@ -99,10 +100,7 @@ def _run_limited(
 
 @cache
 def _prepare_process(memory_bytes: int, preload: str) -> None:
-    """Once in each process: limit its memory, and ignore Ctrl-C, which the server handles.
-
-    What tasks call is imported first, so that this is no part of what a task may take.
-    """
+    """Once in each process: import ``preload``, limit memory, and ignore Ctrl-C, which the server handles."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if preload:
         import_module(preload)

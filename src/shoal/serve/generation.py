@@ -1,4 +1,4 @@
-"""A generation request under way: its prompts' streams merged, its token counts and its times."""
+"""A running generation request: submission, merged streams of its prompts, token counts and latencies."""
 
 import asyncio
 import time
@@ -25,13 +25,13 @@ from shoal.frontend.reader import Delta
 from shoal.serve.backend import Backend, DeltaStream
 from shoal.serve.errors import GenerationFailed
 from shoal.serve.metrics.server_metrics import ServerMetrics
-from shoal.serve.openai.error_field_names import FieldNames, errors_named
+from shoal.serve.openai.error_field_names import FieldNames, client_field_names
 from shoal.serve.openai.response_bodies import PromptTokensDetails, Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """What one HTTP request asks of the engine: ``sampling.n`` choices of every prompt."""
+    """The work of one HTTP request: ``sampling.n`` choices of every prompt."""
 
     id: str
     service: str
@@ -39,22 +39,22 @@ class GenerationRequest:
     """Token ids of each prompt."""
     sampling: SamplingParams
     arrival_ns: int
-    """When the headers of the HTTP request had been read, on the monotonic clock."""
+    """When the headers of the HTTP request were complete, on the monotonic clock."""
     slo: SLO = NO_GOALS
-    """Latency goals of the request; they override those of the service."""
+    """Latency goals that override those of the service."""
     priority: int = 0
     """As in ``shoal.core.Request``."""
     cache_salt: str | None = None
     """As in ``shoal.core.Request``."""
-    silent: bool = False
-    """What it asks is about its prompts: the output, which is one token, is not shown and does not count."""
+    hide_output: bool = False
+    """Whether only the prompts matter: the output, one token, is neither returned nor counted."""
     field_names: FieldNames = field(default_factory=dict)
-    """What the body calls fields that the engine's errors may name."""
+    """The client's names of fields, by the names in the engine's errors."""
 
 
 @dataclass(slots=True)
 class _ChoiceProgress:
-    """How far one choice is."""
+    """Progress of one choice; times on the monotonic clock."""
 
     output_tokens: int = 0
     first_token_ns: int = 0
@@ -65,7 +65,7 @@ class _ChoiceProgress:
 
 @dataclass(slots=True)
 class Generation:
-    """A generation request in the engine. Choice ``c`` of prompt ``p`` has the index ``p * n + c``."""
+    """A submitted generation request. Choice ``c`` of prompt ``p`` has the index ``p * n + c``."""
 
     request: GenerationRequest
     streams: Sequence[DeltaStream]
@@ -73,48 +73,46 @@ class Generation:
     metrics: ServerMetrics
     _choices: list[_ChoiceProgress] = field(init=False)
     _cached_tokens: dict[int, int] = field(init=False, default_factory=dict)
-    """Prompt tokens found in the prefix cache, by the prompt's number."""
-
+    """Tokens of prefix cache hits, by the prompt's number."""
     _inter_token: Histogram = field(init=False)
 
     def __post_init__(self) -> None:
-        """Create the progress of every choice."""
         self._inter_token = self.metrics.inter_token(self.request.service)
         self._choices = [_ChoiceProgress() for _ in range(len(self.streams) * self.request.sampling.n)]
 
     async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
-        """(index, delta) of all choices in order of arrival; raises the error that ends the request early."""
+        """(index, delta) of all choices in order of arrival; raises the error that ends the request."""
         n = self.request.sampling.n
         if len(self.streams) == 1:
             async for delta in self.streams[0]:
-                self._add(delta.choice, delta)
-                yield delta.choice, self._shown(delta)
+                self._record_delta(delta.choice, delta)
+                yield delta.choice, self._visible(delta)
             return
         async with aclosing(_merge(self.streams)) as merged:
             async for prompt, delta in merged:
                 index = prompt * n + delta.choice
-                self._add(index, delta)
-                yield index, self._shown(delta)
+                self._record_delta(index, delta)
+                yield index, self._visible(delta)
 
-    def _shown(self, delta: Delta) -> Delta:
-        if not self.request.silent:
+    def _visible(self, delta: Delta) -> Delta:
+        if not self.request.hide_output:
             return delta
         finish = delta.finish and FinishReason.LENGTH
         return replace(delta, text="", tokens=(), logprobs=None, finish=finish, stop_reason=None)
 
-    def _add(self, index: int, delta: Delta) -> None:
+    def _record_delta(self, index: int, delta: Delta) -> None:
         choice = self._choices[index]
         if delta.tokens:
             now_ns = time.monotonic_ns()
             if choice.output_tokens:
-                # Where a client reads slowly, several tokens come at once: their mean.
+                # With a slow reader, a delta has several tokens: record their mean.
                 self._inter_token.observe((now_ns - choice.last_token_ns) / len(delta.tokens) / 1e9)
             else:
                 choice.first_token_ns, choice.queue_ns = now_ns, delta.queue_ns
             choice.last_token_ns = now_ns
             choice.output_tokens += len(delta.tokens)
         prompt, number = divmod(index, self.request.sampling.n)
-        if number == 0:  # the others find the prompt that the first computed
+        if number == 0:  # later choices of the prompt hit the KV of the first
             self._cached_tokens[prompt] = delta.cached_tokens
         if delta.finish is None:
             return
@@ -123,10 +121,10 @@ class Generation:
         if delta.finish not in (FinishReason.STOP, FinishReason.LENGTH):
             raise GenerationFailed(f"the engine ended the request: {delta.error or delta.finish.value}")
         choice.finish = delta.finish
-        record = self._record(index, choice)
+        record = self._finished_record(index, choice)
         self.metrics.count_finished(delta.finish, record, self.request.slo, choice.queue_ns / 1e9)
 
-    def _record(self, index: int, choice: _ChoiceProgress) -> RequestRecord:
+    def _finished_record(self, index: int, choice: _ChoiceProgress) -> RequestRecord:
         now_ns = time.monotonic_ns()
         return RequestRecord(
             request_id=f"{self.request.id}-{index}",
@@ -139,48 +137,47 @@ class Generation:
         )
 
     def count_unfinished(self, reason: FinishReason) -> None:
-        """Count the choices that have not finished."""
+        """Count the unfinished choices."""
         for choice in self._choices:
             if choice.finish is None:
                 self.metrics.count_unfinished(self.request.service, reason, self.request.slo)
 
     def count_refused(self, error: SLOExpired | ServiceUnavailable) -> None:
-        """Count the choices that have not begun as refused, those that have not finished as failed."""
+        """Count unfinished choices: as refused those without a token, as failed the others."""
         service, slo = self.request.service, self.request.slo
-        begun = sum(choice.output_tokens > 0 for choice in self._choices if choice.finish is None)
+        started = sum(choice.output_tokens > 0 for choice in self._choices if choice.finish is None)
         waiting = sum(not choice.output_tokens for choice in self._choices if choice.finish is None)
         self.metrics.count_refused(service, error, waiting, slo)
-        for _ in range(begun):
+        for _ in range(started):
             self.metrics.count_unfinished(service, FinishReason.ERROR, slo)
 
-    def first_times(self) -> tuple[float | None, float | None]:
-        """Seconds from arrival to the admission and first token of the choice that had one first, if any."""
-        begun = [choice for choice in self._choices if choice.output_tokens]
-        if not begun:
+    def first_choice_times(self) -> tuple[float | None, float | None]:
+        """Queue time and TTFT in seconds, of the choice whose first token came first; None: no token came."""
+        started = [choice for choice in self._choices if choice.output_tokens]
+        if not started:
             return None, None
-        first = min(begun, key=lambda choice: choice.first_token_ns)
+        first = min(started, key=lambda choice: choice.first_token_ns)
         return first.queue_ns / 1e9, (first.first_token_ns - self.request.arrival_ns) / 1e9
 
     @property
     def load_ns(self) -> int:
-        """How long it waited until its service was loaded; 0: it was."""
+        """How long the request waited for its service to load; 0: the service was loaded."""
         return max(stream.load_ns for stream in self.streams)
 
     def choice_usage(self, index: int) -> Usage:
-        """Token counts of one choice so far, with its prompt."""
+        """Token counts of one choice and its prompt so far."""
         prompt_number = index // self.request.sampling.n
         prompt_tokens = len(self.request.prompts[prompt_number])
-        output_tokens = self._count(self._choices[index : index + 1])
+        output_tokens = self._output_tokens(self._choices[index : index + 1])
         return _usage(prompt_tokens, output_tokens, self._cached_tokens.get(prompt_number, 0))
 
     def usage(self) -> Usage:
         """Token counts of all choices so far."""
         prompt_tokens = sum(map(len, self.request.prompts))
-        return _usage(prompt_tokens, self._count(self._choices), sum(self._cached_tokens.values()))
+        return _usage(prompt_tokens, self._output_tokens(self._choices), sum(self._cached_tokens.values()))
 
-    def _count(self, choices: Sequence[_ChoiceProgress]) -> int:
-        """Output tokens of some choices that are shown."""
-        return 0 if self.request.silent else sum(choice.output_tokens for choice in choices)
+    def _output_tokens(self, choices: Sequence[_ChoiceProgress]) -> int:
+        return 0 if self.request.hide_output else sum(choice.output_tokens for choice in choices)
 
 
 def _usage(prompt_tokens: int, output_tokens: int, cached_tokens: int) -> Usage:
@@ -195,13 +192,13 @@ async def submit_request(
 ) -> AsyncIterator[Generation]:
     """Submit ``request``; on exit, its unfinished choices are cancelled in the engine.
 
-    Raises what ``Backend.submit`` raises; prompts that were already submitted are cancelled then.
+    Raises the errors of ``Backend.submit``, after cancelling the prompts already submitted.
     """
     async with AsyncExitStack() as stack:
         streams: list[DeltaStream] = []
         for prompt in request.prompts:
             try:
-                with errors_named(request.field_names):
+                with client_field_names(request.field_names):
                     stream = await backend.submit(
                         request.service,
                         prompt,
@@ -237,7 +234,7 @@ async def submit_request(
 
 async def _merge(streams: Sequence[DeltaStream]) -> AsyncGenerator[tuple[int, Delta], None]:
     """(stream's number, delta) in order of arrival; the first error ends all streams."""
-    # Unread deltas wait in their streams, which join them; so this queue holds only one.
+    # A queue of one: unread deltas stay in their streams, which join them.
     queue: asyncio.Queue[tuple[int, Delta | BaseException | None]] = asyncio.Queue(1)
 
     async def pump(number: int, stream: DeltaStream) -> None:

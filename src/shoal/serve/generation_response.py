@@ -1,4 +1,4 @@
-"""The HTTP response that runs a generation request: full or streamed, cancelled when the client leaves."""
+"""The HTTP response that runs a generation request: full or streamed, cancelled if the client disconnects."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ from shoal.serve.http.error_responses import classify, error_payload, error_resp
 from shoal.serve.http.request_context import context_of
 from shoal.serve.lifecycle import Lifecycle
 from shoal.serve.metrics.server_metrics import ServerMetrics
-from shoal.serve.openai.error_field_names import FieldNames, errors_named
+from shoal.serve.openai.error_field_names import FieldNames, client_field_names
 from shoal.serve.openai.response_bodies import ErrorBody
 from shoal.serve.openai.response_formats import Format, Output
 
@@ -27,12 +27,12 @@ _STREAM_HEADERS = [
     # Without this, proxies may buffer the stream.
     (b"x-accel-buffering", b"no"),
 ]
-# Proxies and clients take a stream for broken that is silent for a minute or so.
+# Proxies and clients give up on a stream that is silent for about a minute.
 _KEEP_ALIVE_S = 15.0
-# How often a silent stream is looked at meanwhile: the time is right to one part in so many.
-_LOOKS = 3
-# When it is looked at first: a request that can be refused for what it asks is by then.
-_FIRST_LOOK_S = 0.1
+# Idle checks in each keep-alive interval; the interval is exact to one check.
+_IDLE_CHECKS = 3
+# The first check comes after an invalid request would have been refused with an HTTP error.
+_FIRST_CHECK_S = 0.1
 _LOADING = b": loading\n\n"
 _CUT_OFF = "the server shut down before the response was complete"
 _log = logging.getLogger(__name__)
@@ -40,18 +40,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """How the events of a stream are framed."""
+    """Framing of the events of a stream."""
 
     event: Callable[[bytes], bytes]
-    """An event with this JSON."""
+    """Frames an event with this JSON."""
     end: bytes
-    """What comes after the last event."""
+    """Follows the last event."""
     media_type: bytes = b"text/event-stream; charset=utf-8"
-    """Of the response."""
     comment: bytes = b": keep-alive\n\n"
-    """What clients ignore; b"": there is no such thing."""
+    """A comment that clients ignore; b"": the format has none."""
     error: Callable[[ErrorBody], bytes] | None = None
-    """The JSON of what went wrong; None: as in a response that is not streamed."""
+    """The JSON of an error; None: as in a full response."""
 
 
 def _event(payload: bytes) -> bytes:
@@ -64,8 +63,8 @@ _UNNAMED_EVENTS = Framing(_event, end=_event(b"[DONE]"))
 class GenerationResponse(Response):
     """Runs a generation request and sends its output. A client that disconnects cancels the request.
 
-    The status of a stream is sent with its first event, or when it has to wait until its service is loaded.
-    So an error before that is an HTTP error, and a later error is the last event of the stream.
+    The status of a stream is sent with its first event, or earlier where its service has to be loaded. So an
+    error before that is an HTTP error, and a later error is the last event of the stream.
     """
 
     def __init__(
@@ -88,14 +87,14 @@ class GenerationResponse(Response):
         self._framing = framing
         self._field_names: FieldNames = {}
         self._started = False
-        self._has_news = False  # whether an event was sent since the stream was last looked at
+        self._sent_event = False  # since the last idle check
 
-    def rewrite(self, format: Callable[[Format], Format], framing: Framing, field_names: FieldNames) -> None:
-        """Send another format, made of that which it has, with other frames and names in errors."""
-        self._format, self._framing, self._field_names = format(self._format), framing, field_names
+    def translate(self, wrap: Callable[[Format], Format], framing: Framing, field_names: FieldNames) -> None:
+        """Answer in another API's format: ``wrap`` of the present one. field_names: its names in errors."""
+        self._format, self._framing, self._field_names = wrap(self._format), framing, field_names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run until the output is complete, the client disconnects or the drain time is over."""
+        """Run until the output is complete, the client disconnects or the drain timeout is over."""
         self._context = context_of(scope)
         generating = asyncio.create_task(self._run_named(send))
         disconnected = asyncio.create_task(_wait_disconnected(receive))
@@ -115,10 +114,10 @@ class GenerationResponse(Response):
         if not connected:
             self._context.why = "the client left"
         elif error is not None:
-            await self._fail(error, scope, receive, send)
+            await self._send_error(error, scope, receive, send)
 
     async def _run_named(self, send: Send) -> None:
-        with errors_named(self._field_names):
+        with client_field_names(self._field_names):
             await self._run(send)
 
     async def _run(self, send: Send) -> None:
@@ -129,12 +128,12 @@ class GenerationResponse(Response):
                 await (self._send_stream if self._stream else self._send_full)(generation, send)
             finally:
                 context.count_tokens(0, generation.usage().completion_tokens)
-                self._note_times(generation)
+                self._record_times(generation)
 
     async def _send_full(self, generation: Generation, send: Send) -> None:
         outputs = await collect(generation)
-        self._note_times(generation)
-        # A response may have megabytes of log-probabilities.
+        self._record_times(generation)
+        # In a thread: a response may have megabytes of log-probabilities.
         await self._send_body(send, await to_thread.run_sync(self._format.full, outputs, generation.usage()))
 
     async def _send_body(self, send: Send, body: bytes) -> None:
@@ -151,40 +150,37 @@ class GenerationResponse(Response):
                     continue
                 if not self._started:
                     await self._start_stream(send)
-                self._has_news = True
+                self._sent_event = True
                 await send({"type": "http.response.body", "body": events, "more_body": True})
-        self._note_times(generation)
+        self._record_times(generation)
         usage = self._format.usage_chunk(generation.usage())
         end = (b"" if usage is None else self._framing.event(usage)) + self._framing.end
         if not self._started:
             await self._start_stream(send)
-        self._has_news = True
+        self._sent_event = True
         await send({"type": "http.response.body", "body": end})
 
     async def _keep_alive(self, send: Send) -> None:
-        """Begin a stream whose service is loaded first, and send a comment when one had no event for long.
-
-        Events only set a flag for it.
-        """
-        silent_looks = 0
-        await asyncio.sleep(_FIRST_LOOK_S)
+        """Start a stream whose service is being loaded, and send a comment when it is silent for long."""
+        silent_checks = 0
+        await asyncio.sleep(_FIRST_CHECK_S)
         while True:
             if not self._started and self._backend.wakes(self._request.service):
                 await self._start_stream(send)
-                await self._comment(send, _LOADING)
-            await asyncio.sleep(_KEEP_ALIVE_S / _LOOKS)
-            silent_looks = 0 if self._has_news or not self._started else silent_looks + 1
-            self._has_news = False
-            if silent_looks == _LOOKS:
-                silent_looks = 0
-                await self._comment(send, self._framing.comment)
+                await self._send_comment(send, _LOADING)
+            await asyncio.sleep(_KEEP_ALIVE_S / _IDLE_CHECKS)
+            silent_checks = 0 if self._sent_event or not self._started else silent_checks + 1
+            self._sent_event = False
+            if silent_checks == _IDLE_CHECKS:
+                silent_checks = 0
+                await self._send_comment(send, self._framing.comment)
 
-    async def _comment(self, send: Send, comment: bytes) -> None:
+    async def _send_comment(self, send: Send, comment: bytes) -> None:
         if self._framing.comment:
             await send({"type": "http.response.body", "body": comment, "more_body": True})
 
-    def _note_times(self, generation: Generation) -> None:
-        self._context.queue_s, self._context.first_token_s = generation.first_times()
+    def _record_times(self, generation: Generation) -> None:
+        self._context.queue_s, self._context.first_token_s = generation.first_choice_times()
         self._context.load_ns = generation.load_ns
 
     async def _start_stream(self, send: Send) -> None:
@@ -194,7 +190,7 @@ class GenerationResponse(Response):
         self._started = True
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
-    async def _fail(self, error: BaseException, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _send_error(self, error: BaseException, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._started:
             if not isinstance(error, ShoalError):
                 raise error
@@ -209,7 +205,7 @@ class GenerationResponse(Response):
 
 
 async def collect(generation: Generation) -> list[Output]:
-    """All outputs, once they are complete."""
+    """The complete outputs of all choices."""
     request = generation.request
     outputs = [Output() for _ in range(len(request.prompts) * request.sampling.n)]
     async with aclosing(generation.deltas()) as deltas:

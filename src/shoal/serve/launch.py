@@ -1,4 +1,4 @@
-"""Starts a server from its options: models, tokenizers, engines, HTTP."""
+"""Starts a server: checks options, downloads models, starts tokenizers and engines, serves HTTP."""
 
 import asyncio
 import gc
@@ -41,11 +41,11 @@ def run_server(
     """Download missing models, start the engines and serve until SIGTERM or SIGINT; main thread only.
 
     plans: the engines. on_download, on_load: called with the progress of the start. on_ready: called with the
-    base URL, the router and the tokenizers by service when requests are taken. Raises ConfigError,
-    ModelUnavailable, ModelUnsupported or EngineDied if the start fails. An address in use and a model that
-    cannot exist are found before any download.
+    base URL, the router and the tokenizers by service once the server accepts requests. Raises ConfigError,
+    ModelUnavailable, ModelUnsupported or EngineDied if the start fails. An address in use and an impossible
+    model are reported before any download.
     """
-    # All else of the log is set up when the engines have started.
+    # The rest of the log is set up when the engines have started.
     logging.getLogger("shoal").setLevel(options.log_level.upper())
     check_open_files()
     check_address(options)
@@ -56,46 +56,48 @@ def run_server(
     for service in services.values():
         check_service(service)
     fetched = [fetch_service(service, on_download) for service in services.values()]
-    plans = [with_services(plan, [own.service for own in fetched]) for plan in plans]
-    server = _Server(plans, fetched, options, _named(cluster or ClusterOptions(), options))
-    # Not uvloop: Ctrl-C in a terminal would reach the child processes that it starts.
+    plans = [with_resolved_services(plan, [each.service for each in fetched]) for plan in plans]
+    server = _Server(plans, fetched, options, _name_cluster(cluster or ClusterOptions(), options))
+    # Not uvloop: with it, Ctrl-C in a terminal reaches child processes.
     asyncio.run(server.run(on_load, on_ready))
 
 
 def _check_kv_memory(plans: Sequence[EnginePlan]) -> None:
-    """Refuse engines on this machine's CPUs that ask for more KV together than it has memory.
+    """Raise ConfigError if the KV pools of all CPU engines together exceed this machine's memory.
 
-    Whether enough is free each of them checks for itself: those that are found again have theirs already.
-    Raises ConfigError.
+    Each engine checks free memory itself: engines that a restarted server finds have their pools already.
     """
-    asked = [
+    kv_bytes = [
         plan.options.kv_cache.memory_bytes
         for plan in plans
         if plan.options.device == "cpu" and plan.options.kv_cache.memory_bytes is not None
     ]
-    if len(asked) > 1 and sum(asked) > (total := psutil.virtual_memory().total):
+    if len(kv_bytes) > 1 and sum(kv_bytes) > (total := psutil.virtual_memory().total):
         raise ConfigError(
-            f"kv_cache.memory: {len(asked)} engines on the CPU ask for {sum(asked) / 2**30:.1f} GiB of KV"
-            f" together, but the machine has {total / 2**30:.1f} GiB of memory"
+            f"kv_cache.memory: {len(kv_bytes)} engines on the CPU ask for {sum(kv_bytes) / 2**30:.1f} GiB"
+            f" of KV together, but the machine has {total / 2**30:.1f} GiB of memory"
         )
 
 
-def with_services(plan: EnginePlan, services: Sequence[Service]) -> EnginePlan:
-    """The plan with what is now known of its services."""
-    own = {service.name for service in plan.options.services}
-    known = tuple(service for service in services if service.name in own)
-    return replace(plan, options=replace(plan.options, services=known))
+def with_resolved_services(plan: EnginePlan, services: Sequence[Service]) -> EnginePlan:
+    """``plan`` with its services replaced by those of ``services`` with the same names."""
+    names = {service.name for service in plan.options.services}
+    resolved = tuple(service for service in services if service.name in names)
+    return replace(plan, options=replace(plan.options, services=resolved))
 
 
-def _named(cluster: ClusterOptions, options: ServerOptions) -> ClusterOptions:
-    """A server that is started again on its port finds its engines; on any free port it has its own."""
+def _name_cluster(cluster: ClusterOptions, options: ServerOptions) -> ClusterOptions:
+    """Name the cluster after the port, so that a server restarted on its port finds its engines.
+
+    With port 0 the cluster stays unnamed, and the server starts new engines.
+    """
     if cluster.name is not None or not options.port:
         return cluster
     return replace(cluster, name=f"port-{options.port}")
 
 
 class _Server:
-    """What ``run_server`` has gathered."""
+    """One run of a server, with its models already downloaded."""
 
     def __init__(
         self,
@@ -105,13 +107,13 @@ class _Server:
         cluster: ClusterOptions,
     ) -> None:
         self._plans = plans
-        self._services = [own.service for own in fetched]
-        self._folders = {own.service.name: own.folder for own in fetched}
+        self._services = [each.service for each in fetched]
+        self._folders = {each.service.name: each.folder for each in fetched}
         self._options = options
         self._cluster = cluster
 
     async def run(self, on_load: Callable[[str], None] | None, on_ready: OnReady | None) -> None:
-        """Start the engines, serve, and end them."""
+        """Start the engines, serve, and stop them."""
         tokenizers = Tokenizers()
         try:
             await self._run(tokenizers, on_load, on_ready)
@@ -124,7 +126,7 @@ class _Server:
         stop = StopSignal()
         workers = WorkerProcesses(preload="shoal.serve.app")
         with stop.on_signals():
-            warming = asyncio.create_task(_warm(workers))
+            warming = asyncio.create_task(_warm_up(workers))
             starting = asyncio.create_task(self._start(tokenizers, workers, on_load))
             stop_requested = asyncio.create_task(stop.drain.wait())
             await asyncio.wait((starting, stop_requested), return_when=asyncio.FIRST_COMPLETED)
@@ -150,7 +152,7 @@ class _Server:
                     self._services,
                     self._options,
                     stop,
-                    lambda url: _begin(url, router, codecs, on_ready),
+                    lambda url: _report_ready(url, router, codecs, on_ready),
                     workers,
                     self._plans[0].options,
                     partial(pull_service, tokenizers),
@@ -168,7 +170,9 @@ class _Server:
                 await check_template(workers, service)
             except InvalidRequest as error:
                 raise ConfigError(f"chat_template of service {service.name!r}: {error}") from error
-        loading = (tokenizers.load(self._folders[own.name], own.chat_template) for own in self._services)
+        loading = (
+            tokenizers.load(self._folders[service.name], service.chat_template) for service in self._services
+        )
         loaded = await asyncio.gather(*loading)
         codecs = {service.name: codec for service, codec in zip(self._services, loaded, strict=True)}
         router = await Router.start(
@@ -182,8 +186,10 @@ class _Server:
         return router, codecs
 
 
-def _begin(url: str, router: Router, codecs: Mapping[str, TextCodec], on_ready: OnReady | None) -> None:
-    """Tell that requests are taken at ``url``, and what could not be logged while engines started."""
+def _report_ready(
+    url: str, router: Router, codecs: Mapping[str, TextCodec], on_ready: OnReady | None
+) -> None:
+    """Log which engines were found running, now that the log is set up, and call ``on_ready``."""
     for engine, process in router.found_engines.items():
         _log.info(
             "engine %s: found running (process %d); requests of the server before are cancelled",
@@ -194,8 +200,8 @@ def _begin(url: str, router: Router, codecs: Mapping[str, TextCodec], on_ready: 
         on_ready(url, router, codecs)
 
 
-async def _warm(workers: WorkerProcesses) -> None:
-    """Get ready for requests while engines load: start a process for workers, and import the HTTP server."""
+async def _warm_up(workers: WorkerProcesses) -> None:
+    """Prepare for requests while engines load: start a worker process, and import the HTTP server."""
     await asyncio.gather(workers.start(), asyncio.to_thread(import_module, "shoal.serve.server"))
     gc.collect()
-    gc.freeze()  # modules never die: collections between tokens need not walk them
+    gc.freeze()  # modules live forever: collections between tokens need not walk them

@@ -1,4 +1,4 @@
-"""The states of a server: it serves, drains and ends."""
+"""Draining: while the server shuts down, running requests finish and new ones get a 503."""
 
 import asyncio
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ _DRAINING = "the server is shutting down and takes no new requests"
 
 
 class Lifecycle:
-    """Whether the server takes requests, and how many are running.
+    """Whether the server accepts requests, and how many are running.
 
-    It only goes forward: serving, then draining (new requests are rejected), then ``expired`` (running
-    requests must end now).
+    The states are serving, draining (new requests are rejected) and ``expired`` (running requests must end
+    now), in this order.
     """
 
     def __init__(self) -> None:
@@ -60,14 +60,13 @@ class Lifecycle:
 
 
 class LifecycleMiddleware:
-    """Counts POST requests, operators' too, until their answers end, and rejects them while draining."""
+    """Counts running POST requests, operators' too, and rejects new ones while draining."""
 
     def __init__(self, app: ASGIApp, lifecycle: Lifecycle) -> None:
         self._app = app
         self._lifecycle = lifecycle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or reject it."""
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return

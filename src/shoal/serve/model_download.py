@@ -1,4 +1,4 @@
-"""From a service to what serving it needs: its files, its sampling defaults and its tokenizer."""
+"""Downloads and converts a service's model, and reads its sampling defaults and its tokenizer."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -22,29 +22,26 @@ class FetchedService:
     service: Service
     """With every sampling default set."""
     folder: Path
-    """Where its model is."""
 
 
 @dataclass(frozen=True, slots=True)
 class PulledService:
-    """A service that can be served."""
+    """A service whose model is on this machine, with its tokenizer."""
 
     service: Service
     """With every sampling default set."""
     folder: Path
-    """Where its model is."""
     tokenizer: TextCodec
-    """Its tokenizer."""
 
 
 PullService = Callable[[Service, Progress], Awaitable[PulledService]]
-"""Downloads and converts what is missing, and reads the tokenizer, while the event loop goes on."""
+"""Downloads and converts a model, and reads its tokenizer, without blocking the event loop."""
 
 
 async def check_template(workers: Workers, service: Service) -> None:
-    """Compile the chat template that ``service`` brings, within the limits that rendering has.
+    """Compile the configured chat template of ``service``, within the limits of rendering.
 
-    Raises InvalidRequest that names ``chat_template`` where that fails.
+    Raises an InvalidRequest about ``chat_template`` if that fails.
     """
     if service.chat_template is None:
         return
@@ -56,7 +53,7 @@ async def check_template(workers: Workers, service: Service) -> None:
 
 
 def fetch_service(service: Service, progress: Progress | None = None) -> FetchedService:
-    """Download and convert the model of ``service`` where that is needed.
+    """Download and convert the model of ``service`` unless it is in the cache.
 
     Raises ModelUnavailable or ModelUnsupported.
     """
@@ -66,12 +63,12 @@ def fetch_service(service: Service, progress: Progress | None = None) -> Fetched
             f"service {service.name!r}: {folder} has no tokenizer files (tokenizer.json), which a server"
             " needs for random weights, too; put those of a like model there"
         )
-    (known,) = with_sampling_defaults((service,), {service.name: folder})
-    return FetchedService(known, folder)
+    (resolved,) = with_sampling_defaults((service,), {service.name: folder})
+    return FetchedService(resolved, folder)
 
 
 async def pull_service(tokenizers: Tokenizers, service: Service, progress: Progress) -> PulledService:
-    """The same for a running server, with its tokenizer.
+    """``fetch_service`` for a running server, and the tokenizer.
 
     Raises ModelUnavailable, ModelUnsupported, or ConfigError for a chat template that is not valid.
     """

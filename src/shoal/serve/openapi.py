@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's routes with the types of this package."""
+"""The OpenAPI document: FastAPI's routes, with the request and response types of this package."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -105,9 +105,10 @@ def document(
     needs_key: bool,
     unknown_fields: Literal["ignore", "refuse"],
 ) -> dict[str, Any]:
-    """The document of ``app``. The values of ``model`` are ``services``, and ``chat_services`` for chats.
+    """The document of ``app``.
 
-    needs_key: whether clients must send an API key. unknown_fields: what becomes of those in bodies.
+    services, chat_services: values of ``model`` in bodies, and in bodies of chats. needs_key: whether clients
+    must send an API key. unknown_fields: whether unknown fields of bodies are refused.
     """
     schema: dict[str, Any] = get_openapi(title=app.title, version=app.version, routes=app.routes)
     for path in schema["paths"].values():

@@ -1,4 +1,4 @@
-"""Options of the HTTP server."""
+"""Options of the HTTP server: address, limits, time-outs, API keys, allowed hosts, logging."""
 
 import re
 from dataclasses import dataclass, field
@@ -14,56 +14,53 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#,]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """Options of the HTTP server."""
-
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = 8000
-    """Port to listen on; 0 takes a free one."""
+    """0: any free port."""
     drain_s: float = 30.0
-    """Time that running requests have after the first SIGTERM or SIGINT."""
+    """How long running requests may continue after the first SIGTERM or SIGINT."""
     max_body_bytes: int | None = None
     """Largest request body; a larger one gets a 413. None: 64 bytes for each token of the longest context,
     and at least 1 MiB."""
     log_level: LogLevel = "info"
-    """Least severity of what is logged; the access log has its own switch."""
+    """Least severity that is logged; the access log has its own switch."""
     access_log: bool = False
     """Print a line for each request."""
     access_log_format: LogFormat = "text"
-    """What such a line is."""
     vllm_metrics: bool = False
     """Also show metrics under vLLM's names."""
     allowed_hosts: tuple[str, ...] | None = None
     """Names that the Host header may have, with any port; "*" allows all. None: on a loopback address its own
     names, else all."""
     api_keys: tuple[ApiKey, ...] = ()
-    """Keys that clients must send; none here and in api_key_file: they need none."""
+    """Keys that clients must send; without keys here and in api_key_file, clients need none."""
     api_key_file: tuple[ApiKey, ...] | None = None
-    """Further keys, from a file."""
+    """More keys, from a file."""
     admin_key: str | None = field(default=None, repr=False)
-    """Key of the operators' routes; none here and in admin_key_file: they answer only this machine,
-    and nobody where there are API keys."""
+    """Key of the operators' routes. Without it here and in admin_key_file, these routes answer only requests
+    from this machine, and none if there are API keys."""
     admin_key_file: str | None = field(default=None, repr=False)
     """The same, from a file."""
     unknown_fields: Literal["ignore", "refuse"] = "ignore"
-    """What becomes of fields of requests that are not known here and cannot be meant for known ones."""
+    """What happens to unknown fields of requests that do not look like a misspelled known field."""
     cors_origins: tuple[str, ...] = ()
-    """Origins of web pages that browsers let read responses; "*": all. None here: those of no other site."""
+    """Origins of web pages whose scripts browsers let read responses; "*": all."""
     max_connections: int | None = None
     """Most open connections; further ones get a 503. None: as many as the process may open files, and at most
     4096."""
     read_timeout_s: float = 20.0
-    """Time that a client has for the headers of a request, and then for its body. Every KiB of the body adds
-    a second, up to this time."""
+    """How long the headers of a request, and then its body, may take to arrive. Every KiB of the body extends
+    the deadline by a second, but never beyond this time from now."""
     write_timeout_s: float = 30.0
-    """Time that a client has to read what was written. Every KiB that it reads adds a second, up to this
-    time."""
+    """How long written data may stay unread by the client. Every KiB that it reads extends the deadline by a
+    second, but never beyond this time from now."""
     # Longer than clients keep idle connections, so that the clients close them first.
     keep_alive_s: float = 75.0
-    """Time that a connection is kept open after a response."""
+    """How long an idle connection stays open after a response."""
 
     def __post_init__(self) -> None:
-        """Check the values; raises ConfigError."""
+        """Raise ConfigError for invalid values."""
         self._check_admin_key()
         for origin in self.cors_origins:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
@@ -84,11 +81,11 @@ class ServerOptions:
 
     @property
     def admin_secret(self) -> str | None:
-        """The admin key, if there is one."""
+        """The admin key, from either place; None: there is none."""
         return self.admin_key_file if self.admin_key is None else self.admin_key
 
     def _check_admin_key(self) -> None:
-        """Raise ConfigError, which never quotes a key."""
+        """Raise ConfigError for a bad admin key; the message never quotes a key."""
         if self.admin_key is not None and self.admin_key_file is not None:
             raise ConfigError("server: write admin_key or admin_key_file, not both")
         secret = self.admin_secret

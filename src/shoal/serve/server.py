@@ -1,4 +1,4 @@
-"""Runs the HTTP server, and drains it at the end."""
+"""Runs the HTTP server (uvicorn) until a stop signal, and drains it."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ from shoal.serve.options import ServerOptions
 from shoal.serve.stop_signal import StopSignal
 
 _log = logging.getLogger(__name__)
-# Requests end quickly when the drain time is over; after this time their connections are closed.
+# After the drain timeout, requests end quickly; connections that are still open after this time are closed.
 _ABORT_DELAY_S = 2
 _STARTUP_POLL_S = 0.01
 
@@ -52,12 +52,12 @@ async def serve_until_stopped(
     engine_options: EngineOptions | None = None,
     pull: PullService | None = None,
 ) -> None:
-    """Serve HTTP until ``stop`` is asked, then drain.
+    """Serve HTTP until ``stop`` is requested, then drain.
 
-    While draining, new requests get a 503. Running requests continue for ``options.drain_s``, or until
-    ``stop`` is asked again, and then end with an error. on_ready: called with the base URL when the server
-    takes requests. workers, engine_options, pull: see ``create_app``. Raises ConfigError if the address is in
-    use, or if the process can open no connections.
+    While draining, new requests get a 503. Running requests continue for ``options.drain_s``, or until a
+    second stop request, and then end with an error. on_ready: called with the base URL once the server
+    accepts requests. workers, engine_options, pull: see ``create_app``. Raises ConfigError if the address is
+    in use, or if the process can open no connections.
     """
     limit = connection_limit(options.max_connections)
     listen_socket = listen(options)
@@ -67,7 +67,7 @@ async def serve_until_stopped(
     app = create_app(backend, tokenizers, services, options, lifecycle, workers, hosts, engine_options, pull)
     server = _Server(_uvicorn_config(app, options))
     log_warnings(options, host)
-    # Without sockets: the listener accepts the connections.
+    # No sockets for uvicorn: the listener accepts the connections.
     serving = asyncio.create_task(server.serve(sockets=[]))
     while not (server.started or serving.done()):
         await asyncio.sleep(_STARTUP_POLL_S)
@@ -106,7 +106,7 @@ def _uvicorn_config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:
         access_log=False,
         # Any client could write a forged address into the log.
         proxy_headers=False,
-        # After the connections were closed.
+        # Later than ``listener.abort``.
         timeout_graceful_shutdown=_ABORT_DELAY_S + 1,
     )
 
@@ -120,10 +120,10 @@ def _create_listener(
 ) -> Listener:
     waiting: dict[Connection, None] = {}
     state = server.server_state
-    uvicorn_own = {"config": server.config, "server_state": state, "app_state": {}}
+    uvicorn_arguments = {"config": server.config, "server_state": state, "app_state": {}}
     return Listener(
         listen_socket,
-        partial(Connection, options, waiting, count_refused, **uvicorn_own),
+        partial(Connection, options, waiting, count_refused, **uvicorn_arguments),
         cast(set[Connection], state.connections),
         waiting,
         limit,
@@ -134,7 +134,7 @@ def _create_listener(
 async def _wait_first(
     serving: "asyncio.Task[None]", *events: Coroutine[object, object, object], timeout_s: float | None = None
 ) -> None:
-    """Wait until one of ``events`` is done, ``serving`` ends or the time is over."""
+    """Wait until one of ``events`` happens, ``serving`` ends or ``timeout_s`` is over."""
     waits = [asyncio.create_task(event) for event in events]
     try:
         await asyncio.wait((serving, *waits), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Asking a server to stop."""
+"""Stop requests of a server: SIGTERM or Ctrl-C drains it, a second one aborts it."""
 
 import asyncio
 import signal
@@ -7,28 +7,28 @@ from contextlib import contextmanager
 
 
 class StopSignal:
-    """Tells the server to stop: asked once it drains, asked again it stops at once."""
+    """The first stop request sets ``drain``, the second ``abort``."""
 
     def __init__(self) -> None:
         self.drain = asyncio.Event()
         self.abort = asyncio.Event()
 
-    def ask(self) -> None:
-        """Ask the server to drain, or the second time to stop at once."""
+    def request(self) -> None:
+        """Request a drain, or the second time an immediate stop."""
         (self.abort if self.drain.is_set() else self.drain).set()
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Call ``ask`` on SIGTERM, SIGINT and SIGHUP; only in the main thread, inside its event loop.
+        """Call ``request`` on SIGTERM, SIGINT and SIGHUP; only in the main thread, inside its event loop.
 
-        Not on SIGHUP where it is ignored, as under nohup.
+        SIGHUP stays ignored where it is ignored, as under nohup.
         """
         loop = asyncio.get_running_loop()
         signals = [signal.SIGTERM, signal.SIGINT]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             signals.append(signal.SIGHUP)
         for number in signals:
-            loop.add_signal_handler(number, self.ask)
+            loop.add_signal_handler(number, self.request)
         try:
             yield
         finally:

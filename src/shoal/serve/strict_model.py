@@ -21,46 +21,47 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from shoal.serve.unknown_fields import Reading
+from shoal.serve.unknown_fields import ParsingContext
 
 MAX_FIELDS = 128
 TOO_MANY_FIELDS = "too_many_fields"
 UNION_TAG = "union:"
-"""Begins names of branches of unions, which are no fields."""
+"""Prefix of the names of union branches in pydantic's error locations."""
 
 
 class StrictModel(BaseModel):
-    """Accepts only the declared fields, with exactly the declared types; 1.0 is an integer as well.
+    """Accepts only declared fields, with exactly the declared types; 1.0 is an integer as well.
 
-    Where the body of a request is read, unknown fields are ignored that can do no harm.
+    With a ``ParsingContext``, harmless unknown fields are ignored.
     """
 
     model_config = ConfigDict(
         strict=True, extra="forbid", allow_inf_nan=False, frozen=True, use_attribute_docstrings=True
     )
     limits_output: ClassVar[bool] = False
-    """Whether no unknown field is ignored, since it may say what the output has to be like."""
-    asks_for_text: ClassVar[bool] = False
-    """Whether it has fields that say how text is generated."""
-    other_names: ClassVar[Mapping[str, str]] = {}
-    """What other servers call fields, and their names here."""
+    """Whether the object constrains the output, so that no unknown field is ignored."""
+    generates_text: ClassVar[bool] = False
+    """Whether the object has fields about text generation."""
+    aliases: ClassVar[Mapping[str, str]] = {}
+    """Other servers' names of fields, with our names."""
 
     @model_validator(mode="before")
     @classmethod
-    def _know_fields(cls, sent: Any, info: ValidationInfo) -> Any:
+    def _filter_fields(cls, sent: Any, info: ValidationInfo) -> Any:
         if not isinstance(sent, dict):
             return sent
-        # Each unknown field would make an error of its own, and only one error is reported.
+        # Each unknown field would produce an error, and only one error is reported.
         if len(sent) > MAX_FIELDS:
             raise PydanticCustomError(TOO_MANY_FIELDS, f"{len(sent)} fields, at most {MAX_FIELDS} are read")
-        fields = info.context.known(cls, sent) if isinstance(info.context, Reading) else sent
-        return fields | {name: whole(fields[name]) for name in cls.integer_names() & fields.keys()}
+        context = info.context
+        fields = context.filter_fields(cls, sent) if isinstance(context, ParsingContext) else sent
+        return fields | {name: _whole_as_int(fields[name]) for name in cls.integer_names() & fields.keys()}
 
     @classmethod
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """The schema, which allows unknown fields where they may be ignored."""
+        """The schema, which allows unknown fields where they are ignored."""
         schema = handler(core_schema)
         if not cls.limits_output:
             handler.resolve_ref_schema(schema).pop("additionalProperties", None)
@@ -69,35 +70,34 @@ class StrictModel(BaseModel):
     @classmethod
     @cache
     def integer_names(cls) -> frozenset[str]:
-        """Names of the fields that are integers, or lists of these."""
+        """Names of the fields that are integers, or lists of integers."""
         fields = cls.model_fields.items()
         return frozenset(field.alias or name for name, field in fields if _has_integers(field.annotation))
 
     @classmethod
     @cache
     def known_names(cls) -> frozenset[str]:
-        """Names of the fields."""
         return frozenset(field.alias or name for name, field in cls.model_fields.items())
 
     @classmethod
     @cache
-    def named_with_effect(cls) -> frozenset[str]:
-        """Names of the fields that are not ignored, and other servers' names of them."""
+    def effective_names(cls) -> frozenset[str]:
+        """Names and aliases of the fields that are not ignored."""
         names = {
             field.alias or name
             for name, field in cls.model_fields.items()
             if not (field.description or "").startswith("Ignored")
         }
-        return frozenset(names | cls.other_names.keys())
+        return frozenset(names | cls.aliases.keys())
 
     @classmethod
     def refused_names(cls) -> Collection[str]:
-        """Further names that are not ignored."""
+        """Names of unknown fields that are refused rather than ignored."""
         return ()
 
     @classmethod
     def unsupported(cls) -> dict[str, str]:
-        """Fields that accept only neutral values, each with what to do instead, as its description says."""
+        """Fields that must be off, each with the alternative from its description."""
         described = {
             field.alias or name: " ".join((field.description or "").split())
             for name, field in cls.model_fields.items()
@@ -109,13 +109,13 @@ class StrictModel(BaseModel):
         }
 
 
-def whole(value: Any) -> Any:
-    """``value`` with integers for floats without a fraction, also in lists: JSON has one type for both."""
+def _whole_as_int(value: Any) -> Any:
+    """``value`` with whole floats as integers, also in lists: JSON has one number type."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    # Prompts are long lists of integers: they are looked through only where they have something else.
+    # Prompts are long lists of integers: rebuild only lists that contain something else.
     if isinstance(value, list) and not {float, list}.isdisjoint(map(type, value)):
-        return [whole(entry) for entry in value]
+        return [_whole_as_int(entry) for entry in value]
     return value
 
 

@@ -1,6 +1,6 @@
-"""The tokenizers of a server's services: each encodes in a process of its own, and decodes here.
+"""The tokenizers of all services: each encodes in its own process, and decodes in the server.
 
-Reading a tokenizer would stop all streams for seconds, and so would encoding megabytes of text.
+In the server's process, reading a tokenizer or encoding megabytes of text would stall streams for seconds.
 """
 
 import asyncio
@@ -34,52 +34,52 @@ from shoal.models.tokenizer.messages import (
 )
 from shoal.models.tokenizer.tokenizer import WithChatTemplate, check_utf8
 from shoal.serve.errors import MODEL_NOT_FOUND
-from shoal.serve.tokenizer_subprocess import ProcessGone, TokenizerLink
+from shoal.serve.tokenizer_subprocess import SubprocessEnded, TokenizerSubprocess
 
-# How often a question is asked of a process that ends meanwhile: it may be what ends it.
+# Attempts for a message if the process ends meanwhile: the message may be the reason.
 _ATTEMPTS = 2
-# Longer questions are asked one after another, and beyond this size in a queue of their own.
+# Messages beyond SHORT_BYTES are sent one at a time; those beyond this size have a queue of their own.
 _LARGE_BYTES = 256 * 2**10
 _RETRY_AFTER_S = 1.0
 
 Answer = TypeVar("Answer", Encoded, Tokenized, Decoded)
 _Key = tuple[str, str | None]
-"""Digest of the tokenizer.json, and what is put before every text."""
+"""Digest of the tokenizer.json, and the BOS token that precedes every text, if any."""
 
 
-class TokenizerProcess:
-    """Encodes with one tokenizer, in a process that is replaced when it ends.
+class TokenizerWorker:
+    """Encodes with one tokenizer, in a process that is restarted when it ends.
 
-    load: tells the process what to read.
+    load: which tokenizer the process reads.
     """
 
     def __init__(self, load: Load) -> None:
         self._load = encode(load)
-        self._starting: asyncio.Task[TokenizerLink] | None = None
+        self._starting: asyncio.Task[TokenizerSubprocess] | None = None
         self._closed = False
         self._medium, self._large = asyncio.Lock(), asyncio.Lock()
         self._vocabulary: Vocabulary | None = None
 
     async def vocabulary(self) -> Vocabulary:
-        """That of the tokenizer; raises ModelUnavailable where it cannot be read."""
+        """The tokenizer's vocabulary; raises ModelUnavailable if it cannot be read."""
         for _ in range(_ATTEMPTS):
-            with suppress(ProcessGone):
+            with suppress(SubprocessEnded):
                 await self._running()
                 assert self._vocabulary is not None
                 return self._vocabulary
         raise ModelUnavailable(f"the process that reads the tokenizer ended {_ATTEMPTS} times before it had")
 
     async def ask(self, question: Question, kind: type[Answer]) -> Answer:
-        """The answer to a question, which is of this kind.
+        """The answer to a question, which has the type ``kind``.
 
-        Raises InvalidRequest for what cannot be answered, ServiceUnavailable if processes end of it.
+        Raises InvalidRequest for text that cannot be tokenized, ServiceUnavailable if it crashes processes.
         """
         message = encode(question)
         for _ in range(_ATTEMPTS):
             try:
-                async with self._lane(len(message)):
+                async with self._queue(len(message)):
                     answer = decode_answer(await (await self._running()).ask(message))
-            except ProcessGone:
+            except SubprocessEnded:
                 continue
             except ModelUnavailable as error:
                 raise ServiceUnavailable(str(error), _RETRY_AFTER_S) from error
@@ -92,20 +92,20 @@ class TokenizerProcess:
         )
 
     async def aclose(self) -> None:
-        """End the process, and wait until it is gone."""
+        """End the process, and wait for its exit."""
         self._closed = True
         if self._starting is not None:
             self._starting.cancel()
-            (link,) = await asyncio.gather(self._starting, return_exceptions=True)
-            if isinstance(link, TokenizerLink):
-                await link.aclose()
+            (process,) = await asyncio.gather(self._starting, return_exceptions=True)
+            if isinstance(process, TokenizerSubprocess):
+                await process.aclose()
 
-    def _lane(self, message_bytes: int) -> AbstractAsyncContextManager[None]:
+    def _queue(self, message_bytes: int) -> AbstractAsyncContextManager[None]:
         if message_bytes <= SHORT_BYTES:
             return nullcontext()
         return self._medium if message_bytes <= _LARGE_BYTES else self._large
 
-    async def _running(self) -> TokenizerLink:
+    async def _running(self) -> TokenizerSubprocess:
         if self._closed:
             raise _removed()
         starting = self._starting
@@ -118,103 +118,102 @@ class TokenizerProcess:
                 raise _removed() from None
             raise
 
-    async def _start(self) -> TokenizerLink:
+    async def _start(self) -> TokenizerSubprocess:
         try:
-            link = await TokenizerLink.start()
+            process = await TokenizerSubprocess.start()
         except OSError as error:
             raise ModelUnavailable(f"the process that tokenises cannot be started: {error}") from error
         try:
-            answer = decode_answer(await link.ask(self._load))
+            answer = decode_answer(await process.ask(self._load))
             if isinstance(answer, Failed):
                 raise ModelUnavailable(answer.reason)
             assert isinstance(answer, Loaded)
             self._vocabulary = self._vocabulary or pickle.loads(answer.vocabulary)
         except BaseException:
-            await link.aclose()
+            await process.aclose()
             raise
-        return link
+        return process
 
 
 def _removed() -> InvalidRequest:
     return InvalidRequest("the model was removed meanwhile", "model", MODEL_NOT_FOUND)
 
 
-def _is_alive(started: "asyncio.Task[TokenizerLink]") -> bool:
+def _is_alive(started: "asyncio.Task[TokenizerSubprocess]") -> bool:
     return not started.cancelled() and started.exception() is None and started.result().alive
 
 
 class ServedTokenizer(WithChatTemplate):
-    """A tokenizer as the server has it: ``TextCodec`` says what each method does."""
+    """The server's tokenizer of one service; implements ``TextCodec``."""
 
     def __init__(
         self,
-        process: TokenizerProcess,
+        worker: TokenizerWorker,
         vocabulary: Vocabulary,
         template: ChatTemplate | None,
         close: Callable[[], None],
     ) -> None:
         super().__init__(template)
-        self._process = process
+        self._worker = worker
         self.close = close
         self.decode = vocabulary.decode
         self.token_bytes = vocabulary.token_bytes
         self._special_ids = vocabulary.special_ids
 
     def special_token(self, text: str) -> int | None:
-        """The special token with this text; None where there is none."""
         return self._special_ids.get(text)
 
     async def encode_texts(
         self, texts: Sequence[str], add_special_tokens: bool = True, most_tokens: int | None = None
     ) -> Encoded:
-        """Token ids of texts."""
+        """As in ``TextCodec``."""
         for text in texts:
             check_utf8(text)
-        return await self._process.ask(Encode(list(texts), add_special_tokens, most_tokens), Encoded)
+        return await self._worker.ask(Encode(list(texts), add_special_tokens, most_tokens), Encoded)
 
     async def tokenize(self, text: str, add_special_tokens: bool, with_strings: bool) -> Tokenized:
-        """Token ids of a text as JSON."""
+        """As in ``TextCodec``."""
         check_utf8(text)
-        return await self._process.ask(Tokenize(text, add_special_tokens, with_strings), Tokenized)
+        return await self._worker.ask(Tokenize(text, add_special_tokens, with_strings), Tokenized)
 
     async def detokenize(self, tokens: Sequence[int]) -> str:
-        """The text of many tokens."""
-        return (await self._process.ask(Decode(list(tokens)), Decoded)).text
+        """As in ``TextCodec``."""
+        return (await self._worker.ask(Decode(list(tokens)), Decoded)).text
 
 
 class Tokenizers:
-    """Reads tokenizers; services with the same one share its process."""
+    """Loads tokenizers; services with equal ones share a process."""
 
     def __init__(self) -> None:
-        self._processes: dict[_Key, TokenizerProcess] = {}
-        self._users: Counter[_Key] = Counter()
+        self._workers: dict[_Key, TokenizerWorker] = {}
+        self._reference_counts: Counter[_Key] = Counter()
         self._ending: set[asyncio.Task[None]] = set()
 
     async def load(self, folder: Path, chat_template: str | None = None) -> ServedTokenizer:
-        """That of the model in ``folder``; arguments and errors are those of ``Tokenizer.from_folder``."""
+        """The tokenizer of the model in ``folder``; arguments and errors as in ``Tokenizer.from_folder``."""
         described, digest = await to_thread.run_sync(_describe, folder, chat_template, abandon_on_cancel=True)
         bos_token = described.special_tokens.get("bos_token") if described.prepend_bos else None
         key = digest, bos_token
-        if key not in self._processes:
-            self._processes[key] = TokenizerProcess(Load(str(described.file), digest, bos_token))
-        process = self._processes[key]
-        self._users[key] += 1
+        if key not in self._workers:
+            self._workers[key] = TokenizerWorker(Load(str(described.file), digest, bos_token))
+        worker = self._workers[key]
+        self._reference_counts[key] += 1
         try:
-            vocabulary = await process.vocabulary()
+            vocabulary = await worker.vocabulary()
         except BaseException:
             self._release(key)
             raise
-        return ServedTokenizer(process, vocabulary, described.template, partial(self._release, key))
+        return ServedTokenizer(worker, vocabulary, described.template, partial(self._release, key))
 
     async def aclose(self) -> None:
         """End all processes."""
-        processes = list(self._processes.values())
-        await asyncio.gather(*(process.aclose() for process in processes), *self._ending)
+        workers = list(self._workers.values())
+        await asyncio.gather(*(worker.aclose() for worker in workers), *self._ending)
 
     def _release(self, key: _Key) -> None:
-        self._users[key] -= 1
-        if not self._users[key]:
-            ending = asyncio.create_task(self._processes.pop(key).aclose())
+        self._reference_counts[key] -= 1
+        if not self._reference_counts[key]:
+            ending = asyncio.create_task(self._workers.pop(key).aclose())
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
 

@@ -1,9 +1,8 @@
-"""What becomes of the fields of a request that have no name here.
+"""Unknown fields of request bodies: ignored and logged, or refused if they may be misspelled known fields.
 
-A field that is not known is ignored, as most servers do, unless ignoring it could change the answer: a name
-that is nearly one of ours is a mistake, one that another route has is at the wrong place, and within what
-limits the output nothing may be lost. ``neutral`` and ``foreign_fields`` have names of fields that are known
-and not implemented.
+Most servers ignore unknown fields. This one refuses a field whose name is similar to a known one, that
+belongs to another route, or that is in an object that constrains the output. ``openai/inert_fields.py`` and
+``openai/other_server_fields.py`` have the fields that are known but not implemented.
 """
 
 import logging
@@ -19,51 +18,52 @@ from shoal.serve.http.error_responses import shorten
 MAX_NAME_CHARACTERS = 80
 """Errors and the log quote names of fields up to this length."""
 _MAX_LOGGED_NAMES = 100
-# To look for a name that is nearly so takes up to a millisecond.
+# The search for a similar name takes up to a millisecond.
 _MAX_UNKNOWN_NAMES = 128
-# Names without capitals and separators of up to so many characters have so many edits; longer ones two.
-_SHORTEST_WITH_ONE_EDIT, _SHORTEST_WITH_TWO_EDITS, _MOST_EDITS = 3, 6, 2
+# Normalized names from these lengths on may differ by one edit and by two.
+_SHORTEST_WITH_ONE_EDIT, _SHORTEST_WITH_TWO_EDITS, _MAX_EDITS = 3, 6, 2
 _SEPARATORS = re.compile(r"[_\-. ]")
-# Fields of other servers that are nearly called like ours, and do not bear on the output.
-_HARMLESS = frozenset({"conversation_id", "mode", "models", "n_keep", "name1", "name2", "speed", "temp_last"})
+# Fields of other servers with names similar to ours that do not affect the output.
+_HARMLESS_NAMES = frozenset(
+    {"conversation_id", "mode", "models", "n_keep", "name1", "name2", "speed", "temp_last"}
+)
 _log = logging.getLogger(__name__)
 
 
-class Kind(Protocol):
-    """A type of objects in a body."""
+class ObjectType(Protocol):
+    """A type of JSON objects in a body; ``StrictModel`` implements it."""
 
     limits_output: ClassVar[bool]
-    asks_for_text: ClassVar[bool]
-    other_names: ClassVar[Mapping[str, str]]
+    generates_text: ClassVar[bool]
+    aliases: ClassVar[Mapping[str, str]]
 
     @classmethod
-    def known_names(cls) -> frozenset[str]:
-        """Names of its fields."""
+    def known_names(cls) -> frozenset[str]: ...
 
     @classmethod
-    def named_with_effect(cls) -> frozenset[str]:
-        """Those that are not ignored, and other servers' names of them."""
+    def effective_names(cls) -> frozenset[str]:
+        """Names and aliases of the fields that are not ignored."""
 
     @classmethod
     def refused_names(cls) -> Collection[str]:
-        """Further names that are not ignored."""
+        """Names of unknown fields that are refused rather than ignored."""
 
 
 @dataclass(slots=True)
-class Reading:
-    """One body that is being read: pydantic's context."""
+class ParsingContext:
+    """State of parsing one body: pydantic's validation context."""
 
     refuses: bool
-    """Whether no unknown field is ignored."""
-    elsewhere: frozenset[str]
-    """Names of fields that some other body has and that bear on its output."""
+    """Whether all unknown fields are refused."""
+    output_fields: frozenset[str]
+    """Names of all fields that affect an output, in any body."""
     ignored: set[tuple[type, str]] = field(default_factory=set)
-    """Types of objects, and names of their fields that were left out."""
+    """Ignored fields: type of their object, and name."""
     renamed: dict[str, str] = field(default_factory=dict)
-    """What the client called fields of the body, by our names."""
+    """The client's names of fields, by our names."""
 
-    def known(self, kind: type[Kind], sent: dict[str, Any]) -> dict[str, Any]:
-        """``sent`` without the fields that are ignored, and with our names; others stay, to be refused.
+    def filter_fields(self, kind: type[ObjectType], sent: dict[str, Any]) -> dict[str, Any]:
+        """``sent`` with aliases replaced and without ignored fields; fields to be refused stay.
 
         Raises InvalidRequest where a field has two names and two values.
         """
@@ -72,11 +72,11 @@ class Reading:
             return sent
         kept: dict[str, Any] = {name: value for name, value in sent.items() if name in names}
         for name, value in sent.items():
-            if name in names or (value is None and (name in kind.other_names or not self.refuses)):
+            if name in names or (value is None and (name in kind.aliases or not self.refuses)):
                 continue
-            if name in kind.other_names:
-                self._rename(kind.other_names[name], name, value, kept)
-            elif not self.refuses and name in self.elsewhere and _asks_for_nothing(value):
+            if name in kind.aliases:
+                self._rename(kind.aliases[name], name, value, kept)
+            elif not self.refuses and name in self.output_fields and _is_off(value):
                 self._ignore(kind, name)
             elif self.refuses or self._is_refused(kind, name):
                 kept[name] = value
@@ -84,7 +84,7 @@ class Reading:
                 self._ignore(kind, name)
         return kept
 
-    def _ignore(self, kind: type[Kind], name: str) -> None:
+    def _ignore(self, kind: type[ObjectType], name: str) -> None:
         self.ignored.add((kind, shorten(name, MAX_NAME_CHARACTERS)))
         if len(self.ignored) > _MAX_UNKNOWN_NAMES:
             raise InvalidRequest(f"the body has more than {_MAX_UNKNOWN_NAMES} unknown fields")
@@ -97,57 +97,56 @@ class Reading:
             other = self.renamed.get(ours, ours)
             raise InvalidRequest(f"{theirs} and {other} are two names of one field; give one", param=theirs)
 
-    def _is_refused(self, kind: type[Kind], name: str) -> bool:
+    def _is_refused(self, kind: type[ObjectType], name: str) -> bool:
         if kind.limits_output or name in kind.refused_names():
             return True
-        return meant_name(name, kind, self.elsewhere) is not None
+        return intended_name(name, kind, self.output_fields) is not None
 
 
-def _asks_for_nothing(value: object) -> bool:
-    """Whether a field with this value is the same as none, whatever it means on its route."""
+def _is_off(value: object) -> bool:
+    """Whether this value turns a field off, whatever the field means on its route."""
     return value is False or value in ("", [], {})
 
 
-class IgnoredFields:
-    """Tells the log of each ignored field once, up to a hundred."""
+class IgnoredFieldLog:
+    """Logs each ignored field once, up to a hundred names."""
 
     def __init__(self) -> None:
-        self._names: set[str] = set()
+        self._logged: set[str] = set()
 
-    def note(self, names: Iterable[str]) -> None:
-        """Fields of a body were ignored."""
+    def log(self, names: Iterable[str]) -> None:
+        """Log the ignored fields of a body that were not logged before."""
         for name in names:
-            if name in self._names or len(self._names) > _MAX_LOGGED_NAMES:
+            if name in self._logged or len(self._logged) > _MAX_LOGGED_NAMES:
                 continue
-            self._names.add(name)
-            if len(self._names) > _MAX_LOGGED_NAMES:
+            self._logged.add(name)
+            if len(self._logged) > _MAX_LOGGED_NAMES:
                 _log.warning("requests have further unknown fields; those are ignored without a line here")
             else:
                 _log.warning("requests have the unknown field %r; it is ignored", name)
 
 
-def meant_name(name: str, kind: type[Kind], elsewhere: frozenset[str]) -> str | None:
-    """The field that an unknown one of ``kind`` is likely to be meant for, if it bears on the output.
-
-    elsewhere: names of such fields of other bodies.
-    """
-    return near_name(name, *_names(kind, elsewhere))
+def intended_name(name: str, kind: type[ObjectType], output_fields: frozenset[str]) -> str | None:
+    """The known field that ``name`` is likely a misspelling of, if that field affects the output; else None."""
+    return nearest_name(name, *_candidates(kind, output_fields))
 
 
 @lru_cache(64)
-def _names(kind: type[Kind], elsewhere: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:
-    """Names that may be meant: those that must not be lost, and those that may."""
-    own = kind.named_with_effect()
-    guarded = own | (elsewhere - kind.known_names() if kind.asks_for_text else frozenset())
-    return guarded, _HARMLESS | kind.known_names() - own
+def _candidates(
+    kind: type[ObjectType], output_fields: frozenset[str]
+) -> tuple[frozenset[str], frozenset[str]]:
+    """Names that a misspelling may stand for: of fields that affect the output, and of harmless fields."""
+    own = kind.effective_names()
+    guarded = own | (output_fields - kind.known_names() if kind.generates_text else frozenset())
+    return guarded, _HARMLESS_NAMES | kind.known_names() - own
 
 
 @lru_cache(4096)
-def near_name(name: str, names: frozenset[str], others: frozenset[str] = frozenset()) -> str | None:
-    """The one of ``names`` that ``name`` is likely to be meant for, unless it is nearer to one of ``others``.
+def nearest_name(name: str, names: frozenset[str], others: frozenset[str] = frozenset()) -> str | None:
+    """The nearest of ``names`` within the allowed edits, unless one of ``others`` is nearer; else None.
 
-    It is the nearest within two edits, or one where a name is short: letters that are added, left out,
-    replaced or swapped with their neighbours (Damerau and Levenshtein). Capitals and separators do not count.
+    Edits are counted as Damerau-Levenshtein distance, without case and separators. Two are allowed, or one for
+    short names.
     """
     nearest, nearest_other = _nearest(name, names), _nearest(name, others)
     if nearest is None or (nearest_other is not None and nearest_other[0] < nearest[0]):
@@ -156,50 +155,52 @@ def near_name(name: str, names: frozenset[str], others: frozenset[str] = frozens
 
 
 def _nearest(name: str, names: frozenset[str]) -> tuple[int, str] | None:
-    """How many edits away the nearest of ``names`` is, and it."""
+    """The edit distance of the nearest of ``names``, and that name."""
     if len(name) > MAX_NAME_CHARACTERS:
         return None
-    plain, by_length = _plain(name), _by_length(names)
-    letters = _letters(plain)
+    normalized, by_length = _normalize(name), _by_length(names)
+    letters = _letters(normalized)
     found = [
         (edits, other)
-        for length in range(len(plain) - _MOST_EDITS, len(plain) + _MOST_EDITS + 1)
-        for other_plain, other_letters, allowed, other in by_length.get(length, ())
-        # An edit brings in one letter at most, and takes away one. To count edits takes longer.
+        for length in range(len(normalized) - _MAX_EDITS, len(normalized) + _MAX_EDITS + 1)
+        for other_normalized, other_letters, allowed, other in by_length.get(length, ())
+        # A cheap filter first: an edit adds at most one letter to the set, and removes at most one.
         if (letters ^ other_letters).bit_count() <= 2 * allowed
-        and (edits := _edits(plain, other_plain)) <= allowed
+        and (edits := _edits(normalized, other_normalized)) <= allowed
     ]
     return min(found, default=None)
 
 
 @lru_cache(64)
 def _by_length(names: frozenset[str]) -> Mapping[int, list[tuple[str, int, int, str]]]:
-    """By the length of what counts of it, for each name: that, its letters, the edits it may have, and it."""
+    """By normalized length: (normalized name, its letters, allowed edits, name)."""
     by_length: dict[int, list[tuple[str, int, int, str]]] = {}
     for name in names:
-        plain = _plain(name)
-        by_length.setdefault(len(plain), []).append((plain, _letters(plain), _allowed_edits(plain), name))
+        normalized = _normalize(name)
+        by_length.setdefault(len(normalized), []).append(
+            (normalized, _letters(normalized), _allowed_edits(normalized), name)
+        )
     return by_length
 
 
-def _letters(plain: str) -> int:
-    """Which letters there are, as bits."""
+def _letters(normalized: str) -> int:
+    """The set of letters, as bits."""
     bits = 0
-    for letter in plain:
+    for letter in normalized:
         bits |= 1 << (ord(letter) % 64)
     return bits
 
 
-def _plain(name: str) -> str:
+def _normalize(name: str) -> str:
     return _SEPARATORS.sub("", name).lower()
 
 
-def _allowed_edits(plain: str) -> int:
-    return (len(plain) >= _SHORTEST_WITH_ONE_EDIT) + (len(plain) >= _SHORTEST_WITH_TWO_EDITS)
+def _allowed_edits(normalized: str) -> int:
+    return (len(normalized) >= _SHORTEST_WITH_ONE_EDIT) + (len(normalized) >= _SHORTEST_WITH_TWO_EDITS)
 
 
 def _edits(one: str, other: str) -> int:
-    """How many letters must be added, left out, replaced or swapped to make one text of the other."""
+    """The Damerau-Levenshtein distance (optimal string alignment) of two texts."""
     before: list[int] = []
     row = list(range(len(other) + 1))
     for i, letter in enumerate(one):

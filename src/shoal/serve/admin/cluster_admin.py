@@ -37,8 +37,8 @@ class ClusterAdmin:
         self._changes = api.backend.administration
         self._template = template
         self._pull = pull
-        self._arriving: dict[str, Service] = {}  # those that are being added
-        self._leaving: dict[str, Service] = {}  # those that are being removed
+        self._adding: dict[str, Service] = {}  # those that are being added
+        self._removing: dict[str, Service] = {}  # those that are being removed
 
     def engines(self) -> list[EngineCard]:
         """All engines."""
@@ -47,8 +47,8 @@ class ClusterAdmin:
     def services(self) -> list[ServiceCard]:
         """All services, those whose model is being fetched last."""
         known = self._backend.services
-        arriving = [service for name, service in self._arriving.items() if name not in known]
-        return [self._card(name) for name in known] + [_arriving_card(service) for service in arriving]
+        arriving = [service for name, service in self._adding.items() if name not in known]
+        return [self._card(name) for name in known] + [_adding_card(service) for service in arriving]
 
     def placement(self) -> dict[str, list[str]]:
         """Names of the engines of every service."""
@@ -89,9 +89,9 @@ class ClusterAdmin:
                     raise
                 self._api.add_service(pulled.service, pulled.tokenizer)
             finally:
-                del self._arriving[name]
+                del self._adding[name]
 
-        self._arriving[name] = service
+        self._adding[name] = service
         return self.operations.start("add_service", name, work)
 
     def remove_service(self, name: str) -> Operation:
@@ -101,7 +101,7 @@ class ClusterAdmin:
         if list(self._api.services) == [name]:
             raise Conflict(f"service {name!r} is the last one; add another before, or unload it")
         if name in self._api.services:
-            self._leaving[name] = self._api.services[name]
+            self._removing[name] = self._api.services[name]
         tokenizer = self._api.remove_service(name)
 
         async def work(operation: Operation) -> None:
@@ -109,7 +109,7 @@ class ClusterAdmin:
             try:
                 await self._changes.remove_service(name)
             finally:
-                self._leaving.pop(name, None)
+                self._removing.pop(name, None)
                 if tokenizer is not None:
                     tokenizer.close()
 
@@ -230,7 +230,7 @@ class ClusterAdmin:
         )
 
     def _check_service(self, name: str) -> None:
-        if name not in self._backend.services and name not in self._arriving:
+        if name not in self._backend.services and name not in self._adding:
             raise _unknown_service(name, self._backend.services)
 
     def _check_leaving(self, name: str) -> None:
@@ -252,7 +252,7 @@ class ClusterAdmin:
 
     def _card(self, name: str) -> ServiceCard:
         status, limits = self._backend.services[name], self._backend.info.services.get(name)
-        service = self._api.services.get(name) or self._arriving.get(name) or self._leaving.get(name)
+        service = self._api.services.get(name) or self._adding.get(name) or self._removing.get(name)
         named = "" if service is None else service.model
         return ServiceCard(
             name=name,
@@ -274,7 +274,7 @@ def _unknown_service(name: str, known: Collection[str], param: str | None = None
     )
 
 
-def _arriving_card(service: Service) -> ServiceCard:
+def _adding_card(service: Service) -> ServiceCard:
     """Of a service that the engines do not know yet."""
     return ServiceCard(
         name=service.name,

@@ -29,7 +29,7 @@ _MAX_BODY_BYTES = 2**20
 
 
 class AdminEndpoints:
-    """What operators can ask and change; ``AdminGuard`` says who may."""
+    """What operators can ask and change; ``AdminMiddleware`` says who may."""
 
     def __init__(self, admin: ClusterAdmin) -> None:
         self._admin = admin

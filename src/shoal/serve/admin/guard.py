@@ -5,9 +5,9 @@ from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from shoal.serve.errors import AdminKeyNeeded, InvalidApiKey, NotForThisClient
+from shoal.serve.errors import AdminAccessDenied, AdminKeyRequired, InvalidApiKey
 from shoal.serve.http.allowed_hosts import is_loopback, is_loopback_host
-from shoal.serve.http.api_keys import Keyring, bearer, digest, is_for_operators
+from shoal.serve.http.api_keys import Keyring, bearer_token, digest, is_for_operators
 from shoal.serve.http.error_responses import error_response, shorten
 
 # What programs and browsers send by themselves. No list of proxies' headers is ever complete, so any other
@@ -62,13 +62,13 @@ class OperatorRights:
 
     def holds_key(self, scope: Scope) -> bool:
         """Whether a request has the admin key."""
-        secret = bearer(scope["headers"])
+        secret = bearer_token(scope["headers"])
         if self._digest is None or secret is None:
             return False
         return hmac.compare_digest(self._digest, digest(secret))
 
     def check(self, scope: Scope) -> None:
-        """Raise AdminKeyNeeded or NotForThisClient for a request that may not do what operators may.
+        """Raise AdminKeyRequired or AdminAccessDenied for a request that may not do what operators may.
 
         Where there is no admin key but clients have keys, that is every request: it cannot be told whether
         a request from this machine was made here, and who sets keys does not want strangers.
@@ -76,26 +76,26 @@ class OperatorRights:
         if self._digest is not None:
             self._check_key(self._digest, scope["headers"])
         elif self._keyring:
-            raise NotForThisClient(f"with API keys and no admin key this route answers nobody; {_HOW}")
-        elif sign := _sign_of_others(scope):
-            raise NotForThisClient(
+            raise AdminAccessDenied(f"with API keys and no admin key this route answers nobody; {_HOW}")
+        elif sign := _why_not_local(scope):
+            raise AdminAccessDenied(
                 f"without an admin key this route answers only this machine, and the request {sign}; {_HOW}"
             )
 
     def _check_key(self, known: bytes, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        secret = bearer(headers)
+        secret = bearer_token(headers)
         if secret is None:
-            raise AdminKeyNeeded("this route needs the admin key; send it as Authorization: Bearer KEY")
+            raise AdminKeyRequired("this route needs the admin key; send it as Authorization: Bearer KEY")
         if hmac.compare_digest(known, digest(secret)):
             return
         try:
             holder = self._keyring.holder(headers)
         except InvalidApiKey:
-            raise AdminKeyNeeded("the key in Authorization: Bearer KEY is not the admin key") from None
-        raise NotForThisClient(f"the API key {holder.name!r} is not the admin key, which this route needs")
+            raise AdminKeyRequired("the key in Authorization: Bearer KEY is not the admin key") from None
+        raise AdminAccessDenied(f"the API key {holder.name!r} is not the admin key, which this route needs")
 
 
-class AdminGuard:
+class AdminMiddleware:
     """Rejects requests for operators' routes from others than operators."""
 
     def __init__(self, app: ASGIApp, rights: OperatorRights) -> None:
@@ -107,13 +107,13 @@ class AdminGuard:
         if scope["type"] == "http" and is_for_operators(scope["path"]):
             try:
                 self._rights.check(scope)
-            except (AdminKeyNeeded, NotForThisClient) as error:
+            except (AdminKeyRequired, AdminAccessDenied) as error:
                 await error_response(error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
 
-def _sign_of_others(scope: Scope) -> str:
+def _why_not_local(scope: Scope) -> str:
     """What tells that a request was not made by a program on this machine for this machine, or "".
 
     A proxy that sends nothing of its own, and the Host of a loopback address, cannot be told.

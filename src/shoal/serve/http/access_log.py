@@ -18,7 +18,7 @@ _DELETE = "\x7f"
 _log = logging.getLogger(ACCESS_LOGGER)
 
 
-def log_exchange(context: RequestContext, scope: Scope, format: LogFormat) -> None:
+def log_request(context: RequestContext, scope: Scope, format: LogFormat) -> None:
     """Write the line of a request that is over.
 
     Queries are left out, since clients may put secrets there. Everything that a client chose is escaped, so

@@ -28,7 +28,7 @@ def allowed_hosts(configured: Collection[str] | None, bound: str, address: str) 
     return None if ANY in configured else frozenset(map(host_name, configured))
 
 
-class AllowedHosts:
+class AllowedHostsMiddleware:
     """Rejects requests for other hosts; those without a Host header pass, because no browser sends them."""
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str]) -> None:

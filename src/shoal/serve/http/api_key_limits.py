@@ -7,7 +7,7 @@ from shoal.config.api_keys import ApiKey
 from shoal.serve.errors import RateLimited, ServiceNotAllowed
 
 
-class KeyHolder:
+class ApiKeyLimits:
     """What the holder of a key may do, and what is left of its rates."""
 
     def __init__(self, key: ApiKey) -> None:

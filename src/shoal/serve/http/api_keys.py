@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shoal.config.api_keys import ApiKey, check_key_services
 from shoal.serve.errors import InvalidApiKey
-from shoal.serve.http.api_key_limits import KeyHolder
+from shoal.serve.http.api_key_limits import ApiKeyLimits
 from shoal.serve.http.error_responses import OLLAMA_PREFIX, error_response
 from shoal.serve.http.request_context import context_of
 
@@ -30,18 +30,18 @@ class Keyring:
 
     def __init__(self, keys: Sequence[ApiKey], services: Collection[str]) -> None:
         check_key_services(keys, services)
-        self._holders = [(digest(key.key.encode()), KeyHolder(key)) for key in keys]
+        self._holders = [(digest(key.key.encode()), ApiKeyLimits(key)) for key in keys]
 
     def __len__(self) -> int:
         """How many keys there are."""
         return len(self._holders)
 
-    def holder(self, headers: Iterable[tuple[bytes, bytes]]) -> KeyHolder:
+    def holder(self, headers: Iterable[tuple[bytes, bytes]]) -> ApiKeyLimits:
         """Whose key the Authorization header has; raises InvalidApiKey.
 
         The time that this takes tells nothing about the keys: digests are compared, and always all of them.
         """
-        secret = bearer(headers)
+        secret = bearer_token(headers)
         if secret is None:
             raise InvalidApiKey("this server needs an API key; send it as Authorization: Bearer KEY")
         sent = digest(secret)
@@ -51,7 +51,7 @@ class Keyring:
         return found[0]
 
 
-class KeyMiddleware:
+class ApiKeyMiddleware:
     """Rejects requests without a key, except for the paths that need none, and those of operators.
 
     is_operator: whether a request has the key of operators. They may ask all of Ollama's API with it, whose
@@ -76,7 +76,7 @@ class KeyMiddleware:
         await self._app(scope, receive, send)
 
 
-def bearer(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+def bearer_token(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
     """What the Authorization header has behind ``Bearer``; b"": another scheme, None: no header."""
     sent = next((value for name, value in headers if name == b"authorization"), None)
     if sent is None:

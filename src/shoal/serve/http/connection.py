@@ -21,7 +21,7 @@ from shoal.serve.errors import (
     TooManyConnections,
     UnknownTransferCoding,
 )
-from shoal.serve.http.content_coding import listed
+from shoal.serve.http.content_coding import header_entries
 from shoal.serve.http.error_responses import error_response, shorten
 from shoal.serve.options import ServerOptions
 
@@ -80,7 +80,7 @@ class Connection(HttpToolsProtocol):
         self._unsent_bytes = 0
         self._running: RequestResponseCycle | None = None  # the request whose response was started last
         self._problem: Exception | None = None  # what is wrong with the request that is being parsed
-        self._last_words: Exception | None = None  # the answer to a wrong request behind others
+        self._final_error: Exception | None = None  # the answer to a wrong request behind others
         self._refused = False  # whether nothing more is read, and all that is to be written was
 
     def connection_made(self, transport: Any) -> None:
@@ -199,7 +199,7 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse the data, and extend the time for a body."""
-        if self._refused or self._last_words is not None:
+        if self._refused or self._final_error is not None:
             return
         self._begin_request()
         self._head_bytes += len(data)
@@ -228,7 +228,7 @@ class Connection(HttpToolsProtocol):
     def _refuse(self, error: Exception) -> None:
         """Reject the request that is being parsed, once those before it have been answered."""
         if self._is_responding():
-            self._last_words = error
+            self._final_error = error
         else:
             self.reject(error)
 
@@ -260,7 +260,7 @@ class Connection(HttpToolsProtocol):
         # What has been read may end far behind the headers.
         if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > _MAX_HEAD_BYTES:
             self._stop(_invalid(_LARGE_HEAD))
-        for coding in listed(self.headers, b"transfer-encoding"):
+        for coding in header_entries(self.headers, b"transfer-encoding"):
             if coding not in _TRANSFER_CODINGS:
                 self._stop(
                     UnknownTransferCoding(
@@ -301,9 +301,9 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Continue with the next request, unless that is wrong."""
-        if self._last_words is not None and not self._has_waiting_request():
+        if self._final_error is not None and not self._has_waiting_request():
             self.pipeline.clear()
-            self.transport.write(closing_response(self._last_words))
+            self.transport.write(closing_response(self._final_error))
             self._skip_arrived()
             self.transport.close()
         elif not self.pipeline:

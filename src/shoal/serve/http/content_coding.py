@@ -4,13 +4,13 @@ from collections.abc import Iterable, Iterator
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from shoal.serve.errors import ContentEncoded
+from shoal.serve.errors import BodyEncoded
 from shoal.serve.http.error_responses import error_response, shorten
 
 _MAX_QUOTED_CHARACTERS = 80
 
 
-class IdentityBodies:
+class ContentCodingMiddleware:
     """Rejects requests whose body has a content coding, whatever the route makes of the body."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -19,7 +19,7 @@ class IdentityBodies:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or reject it."""
         if scope["type"] == "http" and (coding := _coding(scope)) is not None:
-            error = ContentEncoded(
+            error = BodyEncoded(
                 f"cannot read a body with Content-Encoding: {shorten(coding, _MAX_QUOTED_CHARACTERS)}; "
                 "send it as it is"
             )
@@ -35,11 +35,11 @@ def _coding(scope: Scope) -> str | None:
         name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
         for name, value in headers
     )
-    codings = listed(headers, b"content-encoding") if has_body else ()
+    codings = header_entries(headers, b"content-encoding") if has_body else ()
     return next((coding for coding in codings if coding != "identity"), None)
 
 
-def listed(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> Iterator[str]:
+def header_entries(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> Iterator[str]:
     """The entries of all headers called ``name``, in lower case and without parameters."""
     for own_name, value in headers:
         if own_name == name:

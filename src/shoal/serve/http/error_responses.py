@@ -24,21 +24,21 @@ from shoal.serve.errors import (
     MODEL_NOT_FOUND,
     OPERATION_NOT_FOUND,
     RESPONSE_NOT_FOUND,
-    AdminKeyNeeded,
+    AdminAccessDenied,
+    AdminKeyRequired,
+    BodyEncoded,
     BodyTooLarge,
     Conflict,
-    ContentEncoded,
     GenerationFailed,
     HostNotAllowed,
     InvalidApiKey,
-    NotForThisClient,
     RateLimited,
     RequestTimeout,
     ServiceNotAllowed,
     ShuttingDown,
     TooManyConnections,
     UnknownTransferCoding,
-    WrongContentType,
+    UnsupportedContentType,
 )
 from shoal.serve.http.request_context import REQUEST_ID, context_of
 from shoal.serve.http.route_hints import route_hint
@@ -78,10 +78,10 @@ def classify(error: BaseException) -> tuple[int, ErrorBody, dict[str, str]]:
         case InvalidApiKey():
             body = ErrorBody(str(error), "invalid_request_error", None, "invalid_api_key")
             return 401, body, {"WWW-Authenticate": "Bearer"}
-        case AdminKeyNeeded():
+        case AdminKeyRequired():
             body = ErrorBody(str(error), "invalid_request_error", None, "invalid_admin_key")
             return 401, body, {"WWW-Authenticate": "Bearer"}
-        case NotForThisClient():
+        case AdminAccessDenied():
             return 403, ErrorBody(str(error), "invalid_request_error", None, "admin_only"), {}
         case Conflict():
             return 409, ErrorBody(str(error), "invalid_request_error", None, "conflict"), {}
@@ -98,9 +98,9 @@ def classify(error: BaseException) -> tuple[int, ErrorBody, dict[str, str]]:
             return 503, ErrorBody(str(error), "server_error", None, "shutting_down"), {"Connection": "close"}
         case BodyTooLarge():
             return 413, ErrorBody(str(error), "invalid_request_error", None, "body_too_large"), {}
-        case WrongContentType():
+        case UnsupportedContentType():
             return 415, ErrorBody(str(error), "invalid_request_error", None, "unsupported_media_type"), {}
-        case ContentEncoded():
+        case BodyEncoded():
             body = ErrorBody(str(error), "invalid_request_error", None, "unsupported_media_type")
             return 415, body, {"Accept-Encoding": "identity"}
         case UnknownTransferCoding():

@@ -42,7 +42,7 @@ class OncePerMinute(logging.Filter):
         return True
 
 
-class ToStandard(logging.StreamHandler[TextIO]):
+class StandardStreamHandler(logging.StreamHandler[TextIO]):
     """Writes to whatever ``sys.stdout`` or ``sys.stderr`` is at the time.
 
     While a server loads they are a progress display's, which would break lines at the terminal's width. A
@@ -86,11 +86,11 @@ def log_config(level: LogLevel = "info") -> dict[str, Any]:
         ".": {"converter": time.gmtime},
     }
     config["formatters"]["access"] = {"format": "%(message)s"}
-    errors = {"()": ToStandard, "name": "stderr", "formatter": "default"}
+    errors = {"()": StandardStreamHandler, "name": "stderr", "formatter": "default"}
     config["handlers"] = {
         "default": errors | {"filters": ["once"]},
         "events": errors,
-        "access": {"()": ToStandard, "name": "stdout", "formatter": "access"},
+        "access": {"()": StandardStreamHandler, "name": "stdout", "formatter": "access"},
     }
     # What uvicorn tells of itself is no more than what we tell: it begins with warnings.
     uvicorn_level = "ERROR" if level == "error" else "WARNING"

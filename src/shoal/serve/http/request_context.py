@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shoal.serve.http.api_key_limits import KeyHolder
+from shoal.serve.http.api_key_limits import ApiKeyLimits
 
 REQUEST_ID = "x-request-id"
 _VALID_ID = re.compile(rb"[A-Za-z0-9._:+=/@-]{1,128}")
@@ -24,7 +24,7 @@ class RequestContext:
     """What the client called it with x-request-id, else a random name."""
     arrival_ns: int
     """When its headers had been read, on the monotonic clock."""
-    key: KeyHolder | None = None
+    key: ApiKeyLimits | None = None
     """Whose API key it came with; None: the server has no keys, or needs none for this path."""
     service: str | None = None
     """The service that it asked, if there is one."""

@@ -17,12 +17,12 @@ from shoal.serve.ollama.formats import (
     OllamaEmbedding,
     OllamaEmbeddings,
     OllamaFormat,
-    Translation,
-    in_message,
-    in_response,
+    OllamaWriter,
+    wrap_chat,
+    wrap_generate,
 )
 from shoal.serve.ollama.models import LATEST, OllamaModels
-from shoal.serve.ollama.operations import OllamaOperations, ThenResponse
+from shoal.serve.ollama.operations import FollowUpResponse, OllamaOperations
 from shoal.serve.ollama.request_bodies import (
     FIELD_NAMES,
     NamedBody,
@@ -34,7 +34,7 @@ from shoal.serve.ollama.request_bodies import (
     ShowBody,
 )
 from shoal.serve.openai.embedding_endpoints import EmbeddingEndpoints
-from shoal.serve.openai.error_field_names import errors_named
+from shoal.serve.openai.error_field_names import client_field_names
 from shoal.serve.openai.generation_endpoints import GenerationEndpoints
 from shoal.serve.openai.request_bodies import ChatBody, CompletionBody
 from shoal.serve.openai.response_bodies import encode
@@ -85,7 +85,7 @@ class OllamaEndpoints:
         """Write the next message of a chat."""
         arrival_ns = time.monotonic_ns()
         body = await self._body(request, OllamaChatBody)
-        return await self._answer(request, body, body.as_chat, ChatBody, arrival_ns, in_message)
+        return await self._answer(request, body, body.as_chat, ChatBody, arrival_ns, wrap_chat)
 
     async def generate(self, request: Request) -> Response:
         """Answer a prompt, or continue it where there is no chat template or it is raw."""
@@ -93,9 +93,9 @@ class OllamaEndpoints:
         body = await self._body(request, OllamaGenerateBody)
         if body.raw or not self._api.tokenizer(body.model).has_chat_template:
             return await self._answer(
-                request, body, body.as_completion, CompletionBody, arrival_ns, in_response
+                request, body, body.as_completion, CompletionBody, arrival_ns, wrap_generate
             )
-        return await self._answer(request, body, body.as_chat, ChatBody, arrival_ns, in_response)
+        return await self._answer(request, body, body.as_chat, ChatBody, arrival_ns, wrap_generate)
 
     async def _answer(
         self,
@@ -107,18 +107,18 @@ class OllamaEndpoints:
         place: Callable[[dict[str, Any]], dict[str, Any]],
     ) -> Response:
         """Generate for ``body``; ``place`` says where a message stands in an answer."""
-        translated = Translation(body.model, context_of(request.scope), place)
+        translated = OllamaWriter(body.model, context_of(request.scope), place)
         kept_s = self._operations.kept_s(request, body.kept_s())
         if body.is_empty():
             unloads = await self._load(body.model, kept_s)
             return _json(translated.line({}, done=True) | {"done_reason": "unload" if unloads else "load"})
-        with errors_named(FIELD_NAMES):
+        with client_field_names(FIELD_NAMES):
             fields = await self._api.parse(encode(translate()), body_type)
             if isinstance(fields, ChatBody):
                 response = await self._generation.chat(request, fields, arrival_ns)
             else:
                 response = await self._generation.complete(request, fields, arrival_ns, whole_context=True)
-        response.rewrite(lambda format: OllamaFormat(format, translated), JSON_LINES, FIELD_NAMES)
+        response.translate(lambda format: OllamaFormat(format, translated), JSON_LINES, FIELD_NAMES)
         return self._kept(response, body.model, kept_s)
 
     async def _load(self, service: str, kept_s: float | None) -> bool:
@@ -134,7 +134,7 @@ class OllamaEndpoints:
         """``response``, after which the service is to be unloaded when it had no request for so long."""
         if kept_s is None:
             return response
-        return ThenResponse(response, partial(self._operations.keep, service, kept_s))
+        return FollowUpResponse(response, partial(self._operations.keep, service, kept_s))
 
     async def embed(self, request: Request) -> Response:
         """Embed one text or several; no text asks only that the model is loaded."""
@@ -172,7 +172,7 @@ class OllamaEndpoints:
     ) -> Response:
         fields = await self._api.parse(encode(body.as_embedding()), EmbeddingBody)
         response = await self._embedding.embed(request, fields, arrival_ns)
-        response.rewrite(format, JSON_LINES, {})
+        response.translate(format, JSON_LINES, {})
         return self._kept(response, body.model, kept_s)
 
     async def tags(self, request: Request) -> Response:

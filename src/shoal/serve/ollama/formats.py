@@ -20,7 +20,7 @@ JSON_LINES = Framing(
 """Ollama's streams."""
 
 
-class Translation:
+class OllamaWriter:
     """Writes the objects of one answer. ``place`` says where a message stands in them."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Translation:
 class OllamaFormat:
     """Answers in Ollama's shapes, made of another format's; calls of tools come whole, after the text."""
 
-    def __init__(self, openai: Format, translation: Translation) -> None:
+    def __init__(self, openai: Format, translation: OllamaWriter) -> None:
         self._openai = openai
         self._translation = translation
         self._calls: dict[int, dict[str, Any]] = {}
@@ -161,12 +161,12 @@ def _arguments(function: dict[str, Any]) -> Any:
         return {}
 
 
-def in_message(message: dict[str, Any]) -> dict[str, Any]:
+def wrap_chat(message: dict[str, Any]) -> dict[str, Any]:
     """Where /api/chat has a message."""
     return {"message": message}
 
 
-def in_response(message: dict[str, Any]) -> dict[str, Any]:
+def wrap_generate(message: dict[str, Any]) -> dict[str, Any]:
     """Where /api/generate has its text."""
     thinking = {"thinking": message["thinking"]} if "thinking" in message else {}
     return {"response": message["content"], **thinking}

@@ -13,7 +13,7 @@ from shoal.engine.info import ServiceInfo
 from shoal.models import ModelDescription
 from shoal.serve.api import Api
 from shoal.serve.ollama.durations import FOREVER_S
-from shoal.serve.openai.reasoning_parser import marks_of
+from shoal.serve.openai.reasoning_parser import reasoning_tags
 from shoal.serve.openai.response_bodies import ModelCard
 
 LATEST = ":latest"
@@ -57,7 +57,7 @@ class OllamaModels:
         more = {}
         if tokenizer.has_chat_template:
             template = tokenizer.chat_template.source
-            capabilities += ["tools", *(["thinking"] if marks_of(template) else [])]
+            capabilities += ["tools", *(["thinking"] if reasoning_tags(template) else [])]
             more["template"] = template
         return {
             **stored,

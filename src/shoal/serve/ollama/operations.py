@@ -19,7 +19,7 @@ from shoal.serve.admin.cluster_responses import Operation
 from shoal.serve.admin.endpoints import settings_errors
 from shoal.serve.admin.guard import OperatorRights
 from shoal.serve.api import Api
-from shoal.serve.errors import AdminKeyNeeded, Conflict, NotForThisClient, ShuttingDown
+from shoal.serve.errors import AdminAccessDenied, AdminKeyRequired, Conflict, ShuttingDown
 from shoal.serve.ollama.formats import JSON_LINES
 from shoal.serve.ollama.models import LATEST
 from shoal.serve.ollama.request_bodies import PullBody
@@ -44,13 +44,13 @@ class OllamaOperations:
     def kept_s(self, request: Request, asked_s: float | None) -> float | None:
         """How long a service is to stay loaded after ``request``, which asks for ``asked_s``; None: as it is.
 
-        To unload a service at once takes an operator: raises AdminKeyNeeded or NotForThisClient.
+        To unload a service at once takes an operator: raises AdminKeyRequired or AdminAccessDenied.
         """
         if asked_s is None:
             return None
         try:
             self._rights.check(request.scope)
-        except (AdminKeyNeeded, NotForThisClient) as error:
+        except (AdminKeyRequired, AdminAccessDenied) as error:
             if asked_s == 0:
                 raise type(error)(f"keep_alive: 0 unloads the model for everybody: {error}") from None
             return None
@@ -74,12 +74,12 @@ class OllamaOperations:
             raise ServiceUnavailable(str(error), _RETRY_S) from None
 
     async def pull(self, body: PullBody) -> Response:
-        """Fetch a model, and serve it under its name; ``AdminGuard`` has let only operators ask for it."""
+        """Download a model, and serve it under its name; ``AdminMiddleware`` lets only operators do this."""
         operation = self._pulling(body.model)
         if body.stream is False:
             await self._done(operation)
             return Response(encode(_SUCCESS), media_type="application/json")
-        lines = self._told(operation)
+        lines = self._progress_lines(operation)
         return StreamingResponse(lines, media_type=JSON_LINES.media_type.decode())
 
     def _pulling(self, asked: str) -> Operation | None:
@@ -99,7 +99,7 @@ class OllamaOperations:
             service, engines = read_added_service(settings)
             return self._admin.add_service(service, engines)
 
-    async def _told(self, operation: Operation | None) -> AsyncIterator[bytes]:
+    async def _progress_lines(self, operation: Operation | None) -> AsyncIterator[bytes]:
         """The lines of a stream: how far it is, and its end."""
         told: dict[str, Any] = {}
         while operation is not None and operation.state == "running" and not self._api.lifecycle.draining:
@@ -131,7 +131,7 @@ class OllamaOperations:
             raise Conflict(operation.error)
 
 
-class ThenResponse(Response):
+class FollowUpResponse(Response):
     """A response after which something else happens, unless the server ends before."""
 
     def __init__(self, response: Response, then: Callable[[], Awaitable[None]]) -> None:

@@ -10,11 +10,11 @@ from pydantic_core import PydanticCustomError
 from shoal.core import InvalidRequest
 from shoal.core.sampling import MAX_STOP_STRINGS
 from shoal.serve.ollama.durations import KeptSeconds
-from shoal.serve.ollama.tool_results import call_id, in_order_of_calls
+from shoal.serve.ollama.tool_results import call_id, match_results
 from shoal.serve.openai.chat_fields import REASONING_VARIABLES
 from shoal.serve.openai.extra_fields import INT32_MAX
 from shoal.serve.openai.messages import MAX_MESSAGES
-from shoal.serve.openai.other_server_fields import NeutralSamplers
+from shoal.serve.openai.other_server_fields import OtherServerSamplers
 from shoal.serve.openai.request_bodies import ServiceBody
 from shoal.serve.openai.token_and_embedding_bodies import MAX_INPUTS
 from shoal.serve.strict_model import MAX_FIELDS, EmptyList, NotTrue, StrictModel
@@ -51,7 +51,7 @@ class SamplingOptions(StrictModel):
     stop: str | Stops | None = None
 
 
-class Options(NeutralSamplers, SamplingOptions):
+class Options(OtherServerSamplers, SamplingOptions):
     """All options."""
 
     num_predict: Annotated[int, Field(ge=-2, le=INT32_MAX), AfterValidator(_must_not_be_0)] | None = None
@@ -85,7 +85,7 @@ FIELD_NAMES = {_RENAMED.get(name, name): f"options.{name}" for name in SamplingO
 class OptionsBody(ServiceBody):
     """What Ollama's generating and embedding endpoints take."""
 
-    forms: ClassVar[Mapping[str, str]] = {
+    field_errors: ClassVar[Mapping[str, str]] = {
         "keep_alive": 'must be a number of seconds or a duration such as "10m", "1h30m" or "-1m"',
     }
 
@@ -97,7 +97,7 @@ class OptionsBody(ServiceBody):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, sent: Any) -> Any:
+    def _drop_nulls(cls, sent: Any) -> Any:
         # Ollama takes null for a field that is left out.
         return (
             {key: value for key, value in sent.items() if value is not None}
@@ -113,9 +113,9 @@ class OptionsBody(ServiceBody):
 class GenerateBody(OptionsBody):
     """What both of Ollama's generating endpoints take."""
 
-    asks_for_text = True
-    forms: ClassVar[Mapping[str, str]] = {
-        **OptionsBody.forms,
+    generates_text = True
+    field_errors: ClassVar[Mapping[str, str]] = {
+        **OptionsBody.field_errors,
         "format": 'must be "json" or a JSON schema',
         "think": 'must be true, false, "low", "medium" or "high"',
     }
@@ -202,7 +202,7 @@ class OllamaMessage(StrictModel):
 
 def _openai_messages(messages: list[OllamaMessage]) -> list[dict[str, Any]]:
     """The messages as OpenAI's API has them."""
-    ordered = in_order_of_calls(messages)
+    ordered = match_results(messages)
     return [_message(messages[number], number, answered) for number, answered in ordered]
 
 
@@ -287,8 +287,8 @@ class OllamaGenerateBody(GenerateBody):
 class OllamaEmbedBody(OptionsBody):
     """Body of /api/embed."""
 
-    forms: ClassVar[Mapping[str, str]] = {
-        **OptionsBody.forms,
+    field_errors: ClassVar[Mapping[str, str]] = {
+        **OptionsBody.field_errors,
         "input": f"must be a string or a list of at most {MAX_INPUTS} strings",
     }
 
@@ -324,7 +324,7 @@ class NamedBody(ServiceBody):
 
     @model_validator(mode="before")
     @classmethod
-    def _model_by_its_older_name(cls, sent: Any) -> Any:
+    def _accept_name(cls, sent: Any) -> Any:
         if isinstance(sent, dict) and not sent.get("model") and sent.get("name"):
             return {**sent, "model": sent["name"]}
         return sent

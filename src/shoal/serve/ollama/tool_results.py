@@ -42,7 +42,7 @@ def call_id(message: int, at: int, call: _Call) -> str:
     return call.id or f"call_{message}_{at}"
 
 
-def in_order_of_calls(messages: Sequence[ChatMessage]) -> list[tuple[int, str | None]]:
+def match_results(messages: Sequence[ChatMessage]) -> list[tuple[int, str | None]]:
     """The places of the messages as they are to be laid out, each result with the id of the call it answers.
 
     Results that follow each other are taken together, since they may come in any order: first those with an

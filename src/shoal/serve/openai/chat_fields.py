@@ -25,8 +25,8 @@ ChosenKind = Annotated[
 """Whether to call tools; any is Mistral's word for required."""
 
 REASONING_VARIABLES = ("enable_thinking", "thinking")
-"""Variables by which chat templates are told whether the model is to reason: most know the first, DeepSeek's,
-Granite's and Kimi's the second."""
+"""Chat template variables that turn reasoning on or off: most templates use the first; those of DeepSeek,
+Granite and Kimi the second."""
 
 # Variables of templates that have fields of their own.
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
@@ -136,7 +136,7 @@ class ReasoningSettings(StrictModel):
 class TemplateFields(StrictModel):
     """Fields about the chat template and reasoning."""
 
-    other_names: ClassVar[Mapping[str, str]] = {"think": "enable_thinking"}
+    aliases: ClassVar[Mapping[str, str]] = {"think": "enable_thinking"}
 
     add_generation_prompt: bool | None = None
     """False: lay the messages out without the beginning of an answer."""
@@ -237,8 +237,8 @@ class TemplateFields(StrictModel):
                 "the chat template of this model shows no documents; put them into a message",
                 param="documents",
             )
-        told = {"reasoning_effort": self.effort(), "verbosity": self.verbosity}
-        variables: Json = {name: value for name, value in told.items() if value is not None}
+        values = {"reasoning_effort": self.effort(), "verbosity": self.verbosity}
+        variables: Json = {name: value for name, value in values.items() if value is not None}
         if (wanted := self.thinks() if thinks else False) is not None:
             variables |= dict.fromkeys(REASONING_VARIABLES, wanted)
         return Layout(

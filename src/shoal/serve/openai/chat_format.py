@@ -24,13 +24,13 @@ from shoal.serve.openai.response_bodies import (
     Usage,
     encode,
 )
-from shoal.serve.openai.response_extras import Presentation
+from shoal.serve.openai.response_extras import ResponseExtras
 from shoal.serve.openai.response_formats import Output, StreamUsage, finish_reason
 from shoal.serve.tools.output_pieces import CallArguments, CallBegin, Content, OutputParser, Piece, Reasoning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatReading:
+class ChatParsing:
     """How the outputs of a chat are read."""
 
     parser: Callable[[], OutputParser]
@@ -95,8 +95,8 @@ class ChatFormat:
         model: str,
         logprobs: LogprobFormatter | None,
         usage: StreamUsage,
-        presentation: Presentation,
-        reading: ChatReading,
+        presentation: ResponseExtras,
+        reading: ChatParsing,
     ) -> None:
         self._header = (request_id, int(time.time()), model)
         self._logprobs = logprobs

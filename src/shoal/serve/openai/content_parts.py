@@ -56,14 +56,14 @@ Parts = Annotated[
     Field(max_length=MAX_PARTS, fail_fast=True),
 ]
 """Those of chats."""
-SaidParts = Annotated[
+ResponseParts = Annotated[
     list[Annotated[Text | Refusal, Discriminator(_tag_of)]], Field(max_length=MAX_PARTS, fail_fast=True)
 ]
 """Those of responses, where reasoning is an item of its own."""
 Content = str | Sequence[TextPart | RefusalPart | ThinkingPart] | None
 
 
-def fits_role(content: Content, info: ValidationInfo) -> Content:
+def check_role(content: Content, info: ValidationInfo) -> Content:
     """A content whose parts are those of its message's role, which is validated before it."""
     of_assistant = any(not isinstance(part, TextPart) for part in _parts(content))
     if of_assistant and info.data.get("role", "assistant") != "assistant":

@@ -65,7 +65,7 @@ class EmbeddingEndpoints:
             arrival_ns=arrival_ns,
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
-            silent=True,
+            hide_output=True,
         )
         format = EmbeddingFormat(body.model, body.encoding_format == "base64")
         return EmbeddingResponse(
@@ -76,7 +76,7 @@ class EmbeddingEndpoints:
         """Token ids of the inputs; raises an InvalidRequest that names ``input``."""
         whole, most = body.add_special_tokens is not False, body.truncate_prompt_tokens
         try:
-            tokens = await self._api.encode_cut(body.model, body.inputs(), whole, most, 1)
+            tokens = await self._api.encode_truncated(body.model, body.inputs(), whole, most, 1)
             for own in tokens:
                 check_request(self._api.backend.info, body.model, own, EMBEDDING_SAMPLING)
         except InvalidRequest as error:

@@ -14,7 +14,7 @@ FieldNames = Mapping[str, str]
 
 
 @contextmanager
-def errors_named(names: FieldNames) -> Iterator[None]:
+def client_field_names(names: FieldNames) -> Iterator[None]:
     """Name fields in errors as the client does; why a grammar is refused goes behind its field's name."""
     try:
         yield

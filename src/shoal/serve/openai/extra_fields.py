@@ -21,7 +21,7 @@ Priority = Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)]
 Salt = Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)]
 BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARACTERS)]
 
-FURTHER_FORMS = {
+EXTRA_FIELD_ERRORS = {
     "logit_bias": "must be an object of token ids, written as strings, and numbers from "
     f'-{LARGEST_BIAS:g} to {LARGEST_BIAS:g}, such as {{"42": -100}}, at most {MAX_BIASED_TOKENS}',
     "truncate_prompt_tokens": "must be a valid integer from 1 on, or -1: as many as leave room for output",
@@ -29,7 +29,7 @@ FURTHER_FORMS = {
 """Errors in these fields get a text of their own."""
 
 
-class FurtherFields(StrictModel):
+class ExtraFields(StrictModel):
     """What can be asked beside sampling, in what is generated and in what is told of it."""
 
     logit_bias: Annotated[dict[TokenIdText, Bias], Field(max_length=MAX_BIASED_TOKENS)] | None = None

@@ -18,7 +18,7 @@ from shoal.serve.generation_response import GenerationResponse
 from shoal.serve.http.request_context import context_of
 from shoal.serve.openai.chat_format import ChatFormat
 from shoal.serve.openai.chat_prompt import PreparedChat, prepare_chat
-from shoal.serve.openai.error_field_names import errors_named
+from shoal.serve.openai.error_field_names import client_field_names
 from shoal.serve.openai.logprobs import LogprobFormatter, prompt_logprobs
 from shoal.serve.openai.request_bodies import (
     DEFAULT_COMPLETION_TOKENS,
@@ -27,7 +27,7 @@ from shoal.serve.openai.request_bodies import (
     GenerationBody,
 )
 from shoal.serve.openai.response_bodies import ChatChunk, ChatCompletion, Completion
-from shoal.serve.openai.response_extras import Presentation
+from shoal.serve.openai.response_extras import ResponseExtras
 from shoal.serve.openai.response_formats import CompletionFormat, Format
 from shoal.serve.openapi import fails, returns, streams, takes
 
@@ -68,7 +68,7 @@ class GenerationEndpoints:
         sampling = body.sampling(card.sampling_defaults, default)
         echoed = partial(self._echo, body, tokens) if body.echo else None
         return await self._generate(
-            request, body, "cmpl", tokens, sampling, arrival_ns, echoed=echoed, silent=body.only_echoes
+            request, body, "cmpl", tokens, sampling, arrival_ns, echoed=echoed, hide_output=body.only_echoes
         )
 
     async def chat_completions(self, request: Request) -> Response:
@@ -89,7 +89,7 @@ class GenerationEndpoints:
             body.sampling(card.sampling_defaults),
             field_names,
         )
-        with errors_named(field_names):
+        with client_field_names(field_names):
             # The template writes every special token itself.
             tokens = await self._encode(body, [chat.text], add_special_tokens=False)
         return await self._generate(request, body, "chatcmpl", tokens, chat.sampling, arrival_ns, chat=chat)
@@ -107,7 +107,7 @@ class GenerationEndpoints:
         self, body: GenerationBody, prompts: Sequence[str] | Sequence[list[int]], add_special_tokens: bool
     ) -> list[list[int]]:
         """Token ids of the prompts, cut as the body says."""
-        return await self._api.encode_cut(
+        return await self._api.encode_truncated(
             body.model,
             prompts,
             add_special_tokens,
@@ -126,7 +126,7 @@ class GenerationEndpoints:
         *,
         chat: PreparedChat | None = None,
         echoed: Callable[[int], str] | None = None,
-        silent: bool = False,
+        hide_output: bool = False,
     ) -> GenerationResponse:
         tokenizer = self._api.tokenizer(body.model)
         if body.bad_words:
@@ -141,7 +141,7 @@ class GenerationEndpoints:
             slo=NO_GOALS if body.slo is None else body.slo.slo(),
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
-            silent=silent,
+            hide_output=hide_output,
             field_names=body.field_names() if chat is None else chat.field_names,
         )
         logprobs = None
@@ -152,7 +152,7 @@ class GenerationEndpoints:
                 as_token_ids=bool(body.return_tokens_as_token_ids),
                 skip_special_tokens=sampling.skip_special_tokens,
             )
-        presentation = Presentation(
+        presentation = ResponseExtras(
             prompts=prompts,
             n=sampling.n,
             echoed=echoed,

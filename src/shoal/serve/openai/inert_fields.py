@@ -9,7 +9,7 @@ from shoal.serve.strict_model import MAX_FIELDS, EmptyDict, EmptyList, Ignored, 
 TemplateOnly = Annotated[Any, Field(description="Ignored: it is for chat templates.")]
 
 
-class NeutralFields(StrictModel):
+class InertFields(StrictModel):
     """Fields of both generation endpoints."""
 
     user: str | None = None
@@ -41,7 +41,7 @@ class NeutralFields(StrictModel):
     """Not supported."""
 
 
-class NeutralCompletionFields(NeutralFields):
+class InertCompletionFields(InertFields):
     """Fields of completions."""
 
     include_reasoning: bool | None = None
@@ -62,7 +62,7 @@ class NeutralCompletionFields(NeutralFields):
     """Not supported: send the prompt as text or token ids."""
 
 
-class NeutralChatFields(NeutralFields):
+class InertChatFields(InertFields):
     """Fields of chats."""
 
     metadata: Ignored | None = None
@@ -97,7 +97,7 @@ class NeutralChatFields(NeutralFields):
     """Not supported."""
 
 
-class NeutralMessageFields(StrictModel):
+class InertMessageFields(StrictModel):
     """Fields of messages; those that OpenAI returns may be sent back if they are empty."""
 
     name: str | None = None

@@ -16,11 +16,11 @@ _SEVERAL_VIEWS = ("allOf", "oneOf", "not", "if", "dependentSchemas", "$dynamicRe
 """Keywords with which a value must fit more than one schema, or must not fit one."""
 
 
-class _DescribedTwice(Exception):
+class _OverlappingSchemas(Exception):
     """What a schema says of an object is in several places."""
 
 
-def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
+def close_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     """``schema``, but objects with declared properties have no others unless it says that they may.
 
     Most schemas are written for a reader who would not invent properties; a small model does, without end.
@@ -29,15 +29,15 @@ def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
     """
     try:
         return _close(dict(schema))
-    except _DescribedTwice:
+    except _OverlappingSchemas:
         return dict(schema)
 
 
-def closed_text(text: str) -> str:
+def close_schema_text(text: str) -> str:
     """The same of a schema as text; text that is no JSON object stays as it is."""
     try:
         schema = json.loads(text)
-        return json.dumps(closed(schema)) if isinstance(schema, dict) else text
+        return json.dumps(close_schema(schema)) if isinstance(schema, dict) else text
     except (ValueError, RecursionError):
         return text
 
@@ -47,7 +47,7 @@ def _close(schema: dict[str, Any]) -> dict[str, Any]:
     if any(name in schema for name in _SEVERAL_VIEWS) or (
         describes and ("anyOf" in schema or "$ref" in schema)
     ):
-        raise _DescribedTwice
+        raise _OverlappingSchemas
     result = dict(schema)
     for name in _MAPS:
         if isinstance(members := schema.get(name), dict):

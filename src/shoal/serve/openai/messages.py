@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
-from shoal.serve.openai.content_parts import Parts, fits_role, text_of, thinking_of
-from shoal.serve.openai.inert_fields import NeutralMessageFields
+from shoal.serve.openai.content_parts import Parts, check_role, text_of, thinking_of
+from shoal.serve.openai.inert_fields import InertMessageFields
 from shoal.serve.strict_model import StrictModel
 
 MAX_MESSAGES = 4096
@@ -62,13 +62,13 @@ def _answers(call_id: str | None, info: ValidationInfo) -> str | None:
     return call_id
 
 
-class Message(NeutralMessageFields):
+class Message(InertMessageFields):
     """One message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[
         str | Parts | None,
-        AfterValidator(fits_role),
+        AfterValidator(check_role),
         AfterValidator(_present),
         Field(validate_default=True),
     ] = None

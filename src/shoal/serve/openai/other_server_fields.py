@@ -69,10 +69,10 @@ Span = Annotated[
 ]
 
 
-class NeutralSamplers(StrictModel):
+class OtherServerSamplers(StrictModel):
     """Ways to draw tokens that are not implemented."""
 
-    asks_for_text = True
+    generates_text = True
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -81,7 +81,7 @@ class NeutralSamplers(StrictModel):
         """The schema without these fields, which are many and not ours."""
         schema = super().__get_pydantic_json_schema__(core_schema, handler)
         properties = handler.resolve_ref_schema(schema)["properties"]
-        for name in ForeignFields.known_names():
+        for name in OtherServerFields.known_names():
             properties.pop(name, None)
         return schema
 
@@ -141,7 +141,7 @@ class NeutralSamplers(StrictModel):
     """Not supported: logprobs reports the likeliest tokens."""
 
 
-class ForeignFields(NeutralSamplers):
+class OtherServerFields(OtherServerSamplers):
     """Fields of bodies that ask for text."""
 
     max_length: None = None

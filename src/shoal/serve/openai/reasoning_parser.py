@@ -5,16 +5,16 @@ from collections.abc import Callable
 from shoal.serve.tools.output_pieces import Content, OutputParser, Piece, Reasoning
 
 _MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
-Marks = tuple[str, str]
+ReasoningTags = tuple[str, str]
 """What begins and what ends reasoning."""
 
 
-def marks_of(template: str) -> Marks | None:
+def reasoning_tags(template: str) -> ReasoningTags | None:
     """How the model with this chat template marks reasoning; None if it does not."""
     return next((marks for marks in _MARKS if marks[1] in template), None)
 
 
-def is_open(prompt: str, marks: Marks) -> bool:
+def opens_reasoning(prompt: str, marks: ReasoningTags) -> bool:
     """Whether ``prompt`` ends where reasoning has just begun."""
     return prompt.rstrip().endswith(marks[0])
 
@@ -25,7 +25,7 @@ class ReasoningParser:
     Blanks around the reasoning are dropped.
     """
 
-    def __init__(self, marks: Marks, opened: bool, inner: OutputParser) -> None:
+    def __init__(self, marks: ReasoningTags, opened: bool, inner: OutputParser) -> None:
         """opened: the prompt has the mark that begins the reasoning."""
         self._begin, self._end = marks
         self._inner = inner

@@ -14,12 +14,12 @@ from shoal.core import InvalidRequest, SamplingDefaults, SamplingParams
 from shoal.core.sampling import MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
 from shoal.serve.openai.chat_fields import TemplateFields, ToolFields
 from shoal.serve.openai.content_parts import MAX_PARTS
-from shoal.serve.openai.error_field_names import GRAMMAR, errors_named
-from shoal.serve.openai.extra_fields import FURTHER_FORMS, INT32_MAX, FurtherFields, TokenId
-from shoal.serve.openai.inert_fields import NeutralChatFields, NeutralCompletionFields
+from shoal.serve.openai.error_field_names import GRAMMAR, client_field_names
+from shoal.serve.openai.extra_fields import EXTRA_FIELD_ERRORS, INT32_MAX, ExtraFields, TokenId
+from shoal.serve.openai.inert_fields import InertChatFields, InertCompletionFields
 from shoal.serve.openai.messages import MAX_MESSAGES, Message, messages_for_template
 from shoal.serve.openai.nested_objects import Goals, StreamOptions, UsageOptions
-from shoal.serve.openai.other_server_fields import ForeignFields
+from shoal.serve.openai.other_server_fields import OtherServerFields
 from shoal.serve.openai.response_formats import StreamUsage
 from shoal.serve.openai.structured_outputs import MAX_OPTIONS, StructuredFields
 from shoal.serve.strict_model import StrictModel
@@ -39,7 +39,7 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 # Errors in these fields get a text of their own: most of them are unions, and what pydantic reports for the
 # branches of a union does not help.
-FORMS = FURTHER_FORMS | {
+FIELD_ERRORS = EXTRA_FIELD_ERRORS | {
     "stop": f"must be a string of 1 to {MAX_STOP_CHARACTERS} characters, or a list of at most "
     f"{MAX_STOP_STRINGS} such strings",
     "content": 'must be a string, or a list of parts {"type": "text", "text": "..."} '
@@ -61,9 +61,9 @@ FORMS = FURTHER_FORMS | {
 class ServiceBody(StrictModel):
     """What every body has."""
 
-    forms: ClassVar[Mapping[str, str]] = {}
-    """What errors say instead of ``FORMS``."""
-    top_forms: ClassVar[Mapping[str, str]] = {}
+    field_errors: ClassVar[Mapping[str, str]] = {}
+    """What errors say instead of ``FIELD_ERRORS``."""
+    top_level_errors: ClassVar[Mapping[str, str]] = {}
     """What they say of fields at the top, not of what is within them; also of fields that are not here."""
 
     model: str
@@ -73,9 +73,9 @@ class ServiceBody(StrictModel):
     @classmethod
     def refused_names(cls) -> Collection[str]:
         """As in StrictModel."""
-        return cls.top_forms
+        return cls.top_level_errors
 
-    def name_fields(self, sent: Mapping[str, str]) -> None:
+    def set_sent_names(self, sent: Mapping[str, str]) -> None:
         """Say what the client called fields, by our names, where these differ."""
         self._sent_names.update(sent)
 
@@ -88,10 +88,10 @@ class ServiceBody(StrictModel):
         return []
 
 
-class GenerationBody(FurtherFields, StructuredFields, ForeignFields, ServiceBody):
+class GenerationBody(ExtraFields, StructuredFields, OtherServerFields, ServiceBody):
     """The fields of both generation endpoints."""
 
-    other_names: ClassVar[Mapping[str, str]] = {
+    aliases: ClassVar[Mapping[str, str]] = {
         "max_new_tokens": "max_tokens",
         "max_output_tokens": "max_tokens",
         "max_tokens_to_sample": "max_tokens",
@@ -214,11 +214,11 @@ class GenerationBody(FurtherFields, StructuredFields, ForeignFields, ServiceBody
         parameters["stop_token_ids"] = tuple(self.stop_token_ids or ())
         if self.do_sample is False:
             parameters["temperature"] = 0.0
-        with errors_named(self.field_names()):
-            return defaults.params(for_engine(parameters))
+        with client_field_names(self.field_names()):
+            return defaults.params(engine_parameters(parameters))
 
 
-def for_engine(parameters: dict[str, Any]) -> dict[str, Any]:
+def engine_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
     """The same parameters as the engine has them.
 
     A ``top_p`` of 0 leaves only the likeliest token, and a ``seed`` of -1 is none, as in vLLM and llama.cpp.
@@ -230,15 +230,15 @@ def for_engine(parameters: dict[str, Any]) -> dict[str, Any]:
     return parameters
 
 
-class CompletionBody(NeutralCompletionFields, GenerationBody):
+class CompletionBody(InertCompletionFields, GenerationBody):
     """Continue a text."""
 
-    other_names: ClassVar[Mapping[str, str]] = {
-        **GenerationBody.other_names,
+    aliases: ClassVar[Mapping[str, str]] = {
+        **GenerationBody.aliases,
         "max_completion_tokens": "max_tokens",
         "return_full_text": "echo",
     }
-    forms: ClassVar[Mapping[str, str]] = {
+    field_errors: ClassVar[Mapping[str, str]] = {
         "prompt": "must be a string, a list of strings, a list of token ids, or a list of lists of token ids;"
         f" lists must not be empty and have at most {MAX_CHOICES} prompts, token ids are integers from 0 on",
     }
@@ -295,10 +295,10 @@ class CompletionBody(NeutralCompletionFields, GenerationBody):
         )
 
 
-class ChatBody(ToolFields, TemplateFields, NeutralChatFields, GenerationBody):
+class ChatBody(ToolFields, TemplateFields, InertChatFields, GenerationBody):
     """Write the next message of a chat."""
 
-    other_names: ClassVar[Mapping[str, str]] = {**GenerationBody.other_names, **TemplateFields.other_names}
+    aliases: ClassVar[Mapping[str, str]] = {**GenerationBody.aliases, **TemplateFields.aliases}
 
     messages: Annotated[
         list[Message],

@@ -10,7 +10,7 @@ from shoal.serve.openai.response_bodies import PromptLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Presentation:
+class ResponseExtras:
     """Of a request with ``n`` choices of every prompt; choice ``c`` of prompt ``p`` is at ``p * n + c``."""
 
     prompts: Sequence[Sequence[int]]

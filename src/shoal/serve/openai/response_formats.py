@@ -17,7 +17,7 @@ from shoal.serve.openai.response_bodies import (
     Usage,
     encode,
 )
-from shoal.serve.openai.response_extras import Presentation
+from shoal.serve.openai.response_extras import ResponseExtras
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class CompletionFormat:
         model: str,
         logprobs: LogprobFormatter | None,
         usage: StreamUsage,
-        presentation: Presentation,
+        presentation: ResponseExtras,
     ) -> None:
         self._header = (request_id, int(time.time()), model)
         self._logprobs = logprobs

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from shoal.core import Grammar, GrammarKind, InvalidRequest
-from shoal.serve.openai.json_schemas import closed, closed_text
+from shoal.serve.openai.json_schemas import close_schema, close_schema_text
 from shoal.serve.strict_model import NotTrue, StrictModel
 
 MAX_OPTIONS = 4096
@@ -16,8 +16,8 @@ _ANY_OBJECT = '{"type": "object"}'
 Options = Annotated[list[str], Field(min_length=1, max_length=MAX_OPTIONS, fail_fast=True)]
 Source = Annotated[str, Field(min_length=1)]
 # Written as text where the body is parsed: of large bodies, in another process.
-SchemaObject = Annotated[dict[str, Any], AfterValidator(lambda schema: json.dumps(closed(schema)))]
-Schema = Annotated[Source, AfterValidator(closed_text)] | SchemaObject
+SchemaObject = Annotated[dict[str, Any], AfterValidator(lambda schema: json.dumps(close_schema(schema)))]
+Schema = Annotated[Source, AfterValidator(close_schema_text)] | SchemaObject
 
 
 class JsonSchema(StrictModel):

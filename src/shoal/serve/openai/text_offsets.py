@@ -43,7 +43,7 @@ class TextOffsets:
         offset = self._unfinished if goes_on else None
         if offset is None:
             offset = self._length + len(self._decoder.waiting)
-        self._length += len(self._decoder.push(token)) + self._shown_special(token, offset)
+        self._length += len(self._decoder.push(token)) + self._special_token_length(token, offset)
         waiting = self._decoder.waiting
         if not waiting.endswith(REPLACEMENT):
             self._unfinished = None
@@ -52,7 +52,7 @@ class TextOffsets:
             self._unfinished = self._length + len(waiting) - 1
         return offset
 
-    def _shown_special(self, token: int, offset: int) -> int:
+    def _special_token_length(self, token: int, offset: int) -> int:
         """Characters of a special token that is seen in the echo."""
         if self._echo is None or self._tokenizer.decode([token]):
             return 0

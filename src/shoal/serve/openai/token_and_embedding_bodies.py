@@ -64,7 +64,7 @@ class DetokenizeBody(ServiceBody):
 class EmbeddingBody(ServiceBody):
     """What to embed."""
 
-    forms: ClassVar[Mapping[str, str]] = {
+    field_errors: ClassVar[Mapping[str, str]] = {
         "input": "must be a string, a list of strings, a list of token ids, or a list of lists of token ids; "
         f"lists must not be empty and have at most {MAX_INPUTS} inputs, token ids are integers from 0 on",
     }

@@ -41,11 +41,11 @@ class TokenEndpoints:
             layout = body.layout(template.source, thinks=True)
             text = await chat_text(self._api, body.model, conversation, layout, tools)
         adds = conversation is None if body.add_special_tokens is None else body.add_special_tokens
-        told = await self._api.tokenizer(body.model).tokenize(text, adds, bool(body.return_token_strs))
+        encoded = await self._api.tokenizer(body.model).tokenize(text, adds, bool(body.return_token_strs))
         # JSON that is only put together here.
-        tokens = cast("list[int]", Raw(told.tokens))
-        strings = None if told.strings is None else cast("list[str]", Raw(told.strings))
-        return json_response(Tokenized(told.count, card.max_model_len, tokens, strings))
+        tokens = cast("list[int]", Raw(encoded.tokens))
+        strings = None if encoded.strings is None else cast("list[str]", Raw(encoded.strings))
+        return json_response(Tokenized(encoded.count, card.max_model_len, tokens, strings))
 
     async def detokenize(self, request: Request) -> Response:
         """The text of token ids, special tokens included."""

@@ -14,7 +14,7 @@ from shoal.serve.generation import GenerationRequest
 from shoal.serve.generation_response import Framing, GenerationResponse
 from shoal.serve.http.request_context import context_of
 from shoal.serve.openai.chat_prompt import PreparedChat, prepare_chat
-from shoal.serve.openai.error_field_names import errors_named
+from shoal.serve.openai.error_field_names import client_field_names
 from shoal.serve.openai.logprobs import LogprobFormatter
 from shoal.serve.openai.response_bodies import InputTokenCount, ResponseEvent, ResponseObject
 from shoal.serve.openapi import fails, returns, streams, takes
@@ -64,7 +64,7 @@ class ResponsesEndpoints:
         """Count the tokens of what a response would be asked, whatever the context."""
         body = await self._api.body(request, ResponsesBody)
         chat = await self._prepare(request, body)
-        (tokens,) = await self._api.encode(body.model, [chat.text], add_special_tokens=False, any_length=True)
+        (tokens,) = await self._api.encode(body.model, [chat.text], add_special_tokens=False, unlimited=True)
         return json_response(InputTokenCount(len(tokens)))
 
     async def create(self, request: Request) -> Response:
@@ -72,7 +72,7 @@ class ResponsesEndpoints:
         arrival_ns = time.monotonic_ns()
         body = await self._api.body(request, ResponsesBody)
         chat = await self._prepare(request, body)
-        with errors_named(FIELD_NAMES):
+        with client_field_names(FIELD_NAMES):
             tokens = await self._api.encode(body.model, [chat.text], add_special_tokens=False)
         generation = GenerationRequest(
             id=f"resp_{context_of(request.scope).id}",

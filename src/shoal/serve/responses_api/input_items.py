@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
-from shoal.serve.openai.content_parts import MAX_PARTS, SaidParts, TextPart, fits_role, text_of
+from shoal.serve.openai.content_parts import MAX_PARTS, ResponseParts, TextPart, check_role, text_of
 from shoal.serve.openai.messages import MAX_MESSAGES, EarlierFunction, call_for_template, name_results
 from shoal.serve.strict_model import UNION_TAG, StrictModel
 
@@ -29,7 +29,7 @@ class MessageItem(Item):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str | SaidParts, AfterValidator(fits_role), AfterValidator(text_of)]
+    content: Annotated[str | ResponseParts, AfterValidator(check_role), AfterValidator(text_of)]
     phase: str | None = None
     """Ignored."""
 

@@ -18,17 +18,17 @@ from shoal.serve.openai.chat_fields import (
     TemplateFields,
     tool_for_template,
 )
-from shoal.serve.openai.error_field_names import GRAMMAR, errors_named
+from shoal.serve.openai.error_field_names import GRAMMAR, client_field_names
 from shoal.serve.openai.extra_fields import INT32_MAX
-from shoal.serve.openai.json_schemas import closed
+from shoal.serve.openai.json_schemas import close_schema
 from shoal.serve.openai.nested_objects import Goals, StreamOptions
-from shoal.serve.openai.other_server_fields import ForeignFields
+from shoal.serve.openai.other_server_fields import OtherServerFields
 from shoal.serve.openai.request_bodies import (
     Count,
     Penalty,
     ServiceBody,
     TopP,
-    for_engine,
+    engine_parameters,
 )
 from shoal.serve.responses_api.input_items import InputItems, to_messages
 from shoal.serve.strict_model import EmptyDict, Ignored, NotTrue, StrictModel
@@ -109,17 +109,17 @@ class ReasoningOptions(StrictModel):
     """Ignored."""
 
 
-class ResponsesBody(ForeignFields, ServiceBody):
+class ResponsesBody(OtherServerFields, ServiceBody):
     """Write the next items of a conversation."""
 
-    forms: ClassVar[Mapping[str, str]] = {
+    field_errors: ClassVar[Mapping[str, str]] = {
         "content": 'must be a string or a list of parts {"type": "input_text", "text": "..."}; images, '
         "audio and files are not supported",
         "role": "must be system, developer, user or assistant; results of tools are items of type "
         "function_call_output",
         "tool_choice": 'must be "none", "auto", "required" or {"type": "function", "name": "..."}',
     }
-    top_forms: ClassVar[Mapping[str, str]] = {
+    top_level_errors: ClassVar[Mapping[str, str]] = {
         "input": "must be a string, or a list of items that is not empty; items are messages, function_call, "
         "function_call_output and reasoning",
         "previous_response_id": _STATELESS,
@@ -232,7 +232,7 @@ class ResponsesBody(ForeignFields, ServiceBody):
             case JsonObject():
                 schema: Json = {"type": "object"}
             case JsonSchema(json_schema=sent):
-                schema = closed(sent)
+                schema = close_schema(sent)
             case _:
                 return None
         return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
@@ -250,5 +250,5 @@ class ResponsesBody(ForeignFields, ServiceBody):
         parameters["max_tokens"] = self.max_output_tokens
         parameters["logprobs"] = (self.top_logprobs or 0) if reports else None
         parameters["grammar"] = self.grammar()
-        with errors_named(FIELD_NAMES):
-            return defaults.params(for_engine(parameters))
+        with client_field_names(FIELD_NAMES):
+            return defaults.params(engine_parameters(parameters))

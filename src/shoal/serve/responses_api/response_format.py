@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from shoal.core import FinishReason, SamplingParams
 from shoal.frontend.reader import Delta
-from shoal.serve.openai.chat_format import ChatReading
+from shoal.serve.openai.chat_format import ChatParsing
 from shoal.serve.openai.logprobs import LogprobFormatter
 from shoal.serve.openai.response_bodies import (
     ChatTokenLogprob,
@@ -34,7 +34,7 @@ class ResponsesFormat:
         response_id: str,
         body: ResponsesBody,
         sampling: SamplingParams,
-        reading: ChatReading,
+        reading: ChatParsing,
         logprobs: LogprobFormatter | None,
         token_bytes: Callable[[int], bytes],
     ) -> None:

@@ -98,7 +98,7 @@ class HermesFormat(ToolFormat):
         )
 
 
-class _DescribedParser(_TaggedParser):
+class _PromptedParser(_TaggedParser):
     """Also takes what small models write instead: the object alone, or in a fence of code."""
 
     markers = ("<tool_call>", "```")
@@ -119,10 +119,10 @@ class _DescribedParser(_TaggedParser):
         return None
 
 
-class DescribedFormat(HermesFormat):
+class PromptedFormat(HermesFormat):
     """The format of Hermes, described in the system message of models whose template knows no tools."""
 
-    parser = _DescribedParser
+    parser = _PromptedParser
     described = True
 
 
@@ -203,7 +203,7 @@ class MistralFormat(ToolFormat):
         return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
     def in_history(self, messages: Sequence[Message]) -> list[Message]:
-        """As in ToolFormat: ids of other forms are replaced."""
+        """As in ToolFormat: ids of another shape are replaced."""
         return [_with_short_ids(message) for message in messages]
 
     def grammar(self, functions: Sequence[Function], several: bool) -> str:
@@ -300,7 +300,7 @@ def format_of(template: str, special_token: Callable[[str], int | None]) -> Tool
     """
     knows_tools = _MENTIONS_TOOLS.search(template)
     format_type = next(
-        (kind for text, kind in _BY_TEMPLATE if knows_tools and text in template), DescribedFormat
+        (kind for text, kind in _BY_TEMPLATE if knows_tools and text in template), PromptedFormat
     )
     parser = format_type.parser
     texts = (*parser.markers, parser.end_marker, "[ARGS]", getattr(parser, "quote", ""))

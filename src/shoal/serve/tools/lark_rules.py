@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from shoal.serve.openai.json_schemas import closed
+from shoal.serve.openai.json_schemas import close_schema
 
 # JSON as models were trained to write it, so that none may fill an output with blanks.
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -26,7 +26,7 @@ def arguments_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
     Arguments that are not declared are valid in most schemas, but a function rarely takes them.
     """
     declared: dict[str, Any] = {} if any(name in parameters for name in _COMBINATIONS) else {"properties": {}}
-    return closed({"type": "object", **declared, **parameters})
+    return close_schema({"type": "object", **declared, **parameters})
 
 
 def call_schema(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:

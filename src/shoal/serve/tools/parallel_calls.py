@@ -11,7 +11,7 @@ from shoal.models.chat_template.messages import Message
 from shoal.models.chat_template.template import ChatTemplate
 
 
-def with_calls_it_takes(template: ChatTemplate, messages: Sequence[Message]) -> Sequence[Message]:
+def split_parallel_calls(template: ChatTemplate, messages: Sequence[Message]) -> Sequence[Message]:
     """``messages``, with one call in each where ``template`` refuses several, or would leave some out."""
     if all(len(message.get("tool_calls", ())) < 2 for message in messages):
         return messages

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from shoal.models.chat_template.messages import Message
 
 
-def with_results_in_order(messages: Sequence[Message]) -> list[Message]:
+def sort_results(messages: Sequence[Message]) -> list[Message]:
     """``messages`` with the results that follow a message with calls in the order of its calls.
 
     Many chat templates show no ids, so that a model pairs them by their places. Results of other calls

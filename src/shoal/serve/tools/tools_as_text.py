@@ -24,7 +24,7 @@ def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
     return _HOW_TO_CALL + "\n".join(lines)
 
 
-def in_plain_messages(
+def tools_as_text(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], takes_system: bool
 ) -> Sequence[Message]:
     """The conversation without calls, results and tools, which ordinary messages show instead.
