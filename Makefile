@@ -14,10 +14,11 @@ NATIVE := csrc csrc/kernels $(wildcard csrc/*.[ch] csrc/kernels/*.[ch] build_bac
 # How long `make explore` goes on starting rounds; a round takes some minutes.
 EXPLORE_S := 1200
 
-.PHONY: help venv install demo test test-torch test-triton test-slow explore test-clients lint format types check clean
+.PHONY: help venv install demo experiments test test-torch test-triton test-slow explore test-clients lint format types check clean
 
 help:
 	@echo "make demo       serve two real models from one engine and measure a burst of prompts"
+	@echo "make experiments  list the papers' experiments, which python -m experiments NAME simulates"
 	@echo "make test       run the tests, without the slow ones and with few examples of each property"
 	@echo "make test-torch run the executor's tests without the native library"
 	@echo "make test-triton  run the GPU's kernels in Triton's interpreter and compile them; needs no GPU"
@@ -39,6 +40,9 @@ venv install: $(STAMP)
 
 demo: $(STAMP)
 	$(BIN)/shoal demo
+
+experiments: $(STAMP)
+	$(BIN)/python -m experiments --list
 
 test: $(STAMP)
 	$(PYTEST) -m "not slow"

@@ -1,7 +1,7 @@
 """Attention of one step over a paged KV pool: the native kernels beside torch's operations, and with int8 KV.
 
-    python benchmarks/attention.py                       # bfloat16, all cores
-    python benchmarks/attention.py --threads 1 --cpu-time --cases "decode 64 x 192" --dtype float32
+    python -m benchmarks.attention                       # bfloat16, all cores
+    python -m benchmarks.attention --threads 1 --cpu-time --cases "decode 64 x 192" --dtype float32
 
 Every case is a step over random keys and values in scattered blocks of 16 tokens: the preparation of the
 step, and the attention of all layers (of the first few where a step is long; their time is multiplied).
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from rich.table import Table
 
-from interrupted import printed_at_end
+from benchmarks.interrupted import printed_at_end
 from shoal.engine.build import default_threads
 from shoal.execute.attention.kv_buffers import KVStore
 from shoal.execute.attention.kv_views import TORCH_DTYPES, ServiceCache

@@ -1,7 +1,7 @@
 """Decode steps of a real engine while other programs keep cores busy.
 
-    python benchmarks/busy_cores.py                     # smollm2, bfloat16, beside 0, 1 and 2 busy processes
-    python benchmarks/busy_cores.py --dtype int8 --rows 1 16 --busy 0 2
+    python -m benchmarks.busy_cores                     # smollm2, bfloat16, beside 0, 1 and 2 busy processes
+    python -m benchmarks.busy_cores --dtype int8 --rows 1 16 --busy 0 2
 
 Busy processes only count, and are free to run on any core. Printed are milliseconds of a step: the median,
 the 99th percentile and the longest.
@@ -17,7 +17,7 @@ from statistics import median
 
 from rich.table import Table
 
-from interrupted import printed_at_end
+from benchmarks.interrupted import printed_at_end
 from shoal.core import Request, SamplingParams, Service
 from shoal.engine import Engine, EngineOptions
 from shoal.engine.build import assemble_engine, default_threads

@@ -1,7 +1,7 @@
 """Decode speed of two services on one model, together and apart, against one service with as many requests.
 
-    python benchmarks/co_batch.py                         # smollm2, bfloat16, 16 + 16 requests, all cores
-    python benchmarks/co_batch.py --device cuda:0 --streams 8 16 64
+    python -m benchmarks.co_batch                         # smollm2, bfloat16, 16 + 16 requests, all cores
+    python -m benchmarks.co_batch --device cuda:0 --streams 8 16 64
 
 One engine for each way, around the same weights, in this process: all requests for one service, or half
 of them for each of two that decode together (`co_batch`), or whose steps alternate. The ways take turns
@@ -23,7 +23,7 @@ from statistics import mean, median
 from rich.console import Console
 from rich.table import Table
 
-from interrupted import shown_at_end
+from benchmarks.interrupted import shown_at_end
 from shoal.core import Request, SamplingParams, Service
 from shoal.engine import Engine, EngineOptions
 from shoal.engine.build import assemble_engine, default_threads

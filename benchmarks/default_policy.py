@@ -1,6 +1,6 @@
 """Which scheduler should be the default: latency, throughput and frozen streams of many, in simulation.
 
-    python benchmarks/default_policy.py [--jobs 2] [--requests 1000] [--only skewed] [--traces FOLDER]
+    python -m benchmarks.default_policy [--jobs 2] [--requests 1000] [--only skewed] [--traces FOLDER]
 
 One and several services, from light load to overload, with much memory and with little. For every scheduler:
 answers per second, mean time to the first token, mean and 99th percentile of end-to-end latency, of latency

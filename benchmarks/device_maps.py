@@ -1,7 +1,7 @@
 """How long a search for a device map takes, on one core.
 
-    python benchmarks/device_maps.py
-    python benchmarks/device_maps.py --classes 14 --devices 14 --layers 40
+    python -m benchmarks.device_maps
+    python -m benchmarks.device_maps --classes 14 --devices 14 --layers 40
 
 Devices are in classes of equal memory, speed and links. Links are at random between classes, and faster
 within one; or by host and network, a class on a host.

@@ -1,6 +1,6 @@
 """Which dispatch should be the default: latency over several engines, in simulation.
 
-    python benchmarks/dispatch.py --traces FOLDER [--engines 2 4 8] [--requests 200] [--jobs 2] [--only code]
+    python -m benchmarks.dispatch --traces FOLDER [--engines 2 4 8] [--requests 200] [--jobs 2] [--only code]
 
 Equal and unequal engines, one and two services, traces with and without shared prefixes; moderate and heavy
 load. For every dispatch: mean and 99th percentile of latency in units of what the service's mean request

@@ -1,6 +1,6 @@
 """Every dispatch on two real engines, with the lengths of a trace.
 
-    python benchmarks/dispatch_real.py --traces FOLDER [--rate 2] [--requests 80] [--rounds 2]
+    python -m benchmarks.dispatch_real --traces FOLDER [--rate 2] [--requests 80] [--rounds 2]
 
 Two engines of one thread each serve SmolLM2; requests arrive at random with the lengths of Azure's
 conversation trace, cut to an eighth. All policies get the same requests at the same times, in turns. Printed

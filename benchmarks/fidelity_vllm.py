@@ -1,6 +1,6 @@
 """How near the simulator comes to somebody else's engine: runs of vLLM that were measured elsewhere.
 
-    python benchmarks/fidelity_vllm.py [--calibration FOLDER] [--roofline] [--fit N]
+    python -m benchmarks.fidelity_vllm [--calibration FOLDER] [--roofline] [--fit N]
 
 A folder holds ``measured/requests.jsonl``, ``measured/meta.json`` (what the run says of itself: blocks, batch
 limits, devices, whether it scheduled asynchronously) and ``profile/``, the tables of that GPU's kernels. Its

@@ -1,7 +1,7 @@
 """How long hostile grammars hold up somebody else's stream, and what becomes of them.
 
-    python benchmarks/hostile_grammars.py                     # smollm2, rounds without and with attack
-    python benchmarks/hostile_grammars.py --model gemma3-270m
+    python -m benchmarks.hostile_grammars                     # smollm2, rounds without and with attack
+    python -m benchmarks.hostile_grammars --model gemma3-270m
 
 A stream of one request after another is read all along. In every other round clients send grammars that
 take too much time, memory or stack, to compile or at a later token: each client one grammar, 0.2 s after the
@@ -134,7 +134,8 @@ async def measure(url: str, model: str, rounds: int, seconds: float) -> None:
             if number % 2 == 1:
                 command = [
                     sys.executable,
-                    __file__,
+                    "-m",
+                    "benchmarks.hostile_grammars",
                     "--model",
                     model,
                     "--seconds",

@@ -1,7 +1,7 @@
 """Decode speed with one decode step to a scheduling decision, and with several (``max_iterations``).
 
-    python benchmarks/iterations.py                      # smollm2, bfloat16, 1 and 4, all cores
-    python benchmarks/iterations.py --device cuda:0 --iterations 1 4 16 --concurrency 1 16 64
+    python -m benchmarks.iterations                      # smollm2, bfloat16, 1 and 4, all cores
+    python -m benchmarks.iterations --device cuda:0 --iterations 1 4 16 --concurrency 1 16 64
 
 One engine for each setting, around the same weights, in this process. They take turns within each round, so
 that a machine that slows down does so for all. All requests of a run come at once and have as many prompt and
@@ -20,7 +20,7 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from interrupted import shown_at_end
+from benchmarks.interrupted import shown_at_end
 from shoal.core import Request, SamplingParams, Service
 from shoal.engine import Engine, EngineOptions
 from shoal.engine.build import assemble_engine, default_threads

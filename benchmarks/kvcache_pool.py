@@ -1,6 +1,6 @@
 """How fast the KV pool hands out blocks, and how much memory its layouts waste.
 
-    python benchmarks/kvcache_pool.py [--memory-mib 2048] [--seconds 1] [--sweep]
+    python -m benchmarks.kvcache_pool [--memory-mib 2048] [--seconds 1] [--sweep]
 
 Two services with the KV shapes of SmolLM2-135M (30 layers, 3 KV heads of 64) and Gemma 3 270M (18
 layers, 1 KV head of 256), bfloat16, blocks of 16 tokens. Speed: blocks per second of allocate plus

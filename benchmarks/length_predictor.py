@@ -1,6 +1,6 @@
 """How well the learned predictor foresees output lengths of a real model.
 
-    python benchmarks/length_predictor.py [--model smollm2] [--seeds 5] [--json PATH]
+    python -m benchmarks.length_predictor [--model smollm2] [--seeds 5] [--json PATH]
 
 Two kinds of question that a person tells apart at a glance, 150 of each (15 wordings x 10 subjects): some
 want an answer of a few words, some want a long text. The model answers all of them greedily, with at most

@@ -1,8 +1,8 @@
 """How long all linear layers of one step take, in float32, bfloat16 and int8.
 
-    python benchmarks/linears.py                               # smollm2 at 1, 16, 64 and 2,048 rows
-    python benchmarks/linears.py --model gemma3-270m --rows 1 64
-    python benchmarks/linears.py --threads 1                   # by CPU time, on a busy machine
+    python -m benchmarks.linears                               # smollm2 at 1, 16, 64 and 2,048 rows
+    python -m benchmarks.linears --model gemma3-270m --rows 1 64
+    python -m benchmarks.linears --threads 1                   # by CPU time, on a busy machine
 
 Layers have the model's shapes and random weights, and are called one after the other. The output head is one
 of them; for more than 256 rows, which are a prompt's chunk, it computes one row. Each way computes all layers
@@ -25,7 +25,7 @@ from rich.table import Table
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from interrupted import printed_at_end
+from benchmarks.interrupted import printed_at_end
 from shoal.execute.huge_pages import HugePages
 from shoal.execute.linear.bf16_linear import Bf16Packing
 from shoal.execute.linear.int8_linear import Int8Linear

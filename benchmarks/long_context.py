@@ -1,7 +1,7 @@
 """One request with a long prompt: what memory it takes beyond weights and KV, and what context costs.
 
-    python benchmarks/long_context.py                      # 8,000 and 30,000 tokens, bfloat16, all cores
-    python benchmarks/long_context.py --tokens 8000 --dtype int8 --chunk 512
+    python -m benchmarks.long_context                      # 8,000 and 30,000 tokens, bfloat16, all cores
+    python -m benchmarks.long_context --tokens 8000 --dtype int8 --chunk 512
 
 The model is random, with the shapes of SmolLM2-135M. The KV pool is written to once before, so the process
 grows by nothing but what steps take. Printed for each length of the prompt: seconds until the first token; by

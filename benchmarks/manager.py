@@ -1,6 +1,6 @@
 """How many requests a second a manager takes on one core: each is submitted, dispatched and ended.
 
-    python benchmarks/manager.py [--engines 64] [--requests 100000] [--unfinished 2000] [--dispatch max-min]
+    python -m benchmarks.manager [--engines 64] [--requests 100000] [--unfinished 2000] [--dispatch max-min]
 
 Engines beat and time is ticked as in a server. As many requests as ``--unfinished`` says are under way, which
 fill two thirds of the engines. A packer is told every second how far they are; none grows.
@@ -15,9 +15,9 @@ from random import Random
 
 from rich.table import Table
 
-from interrupted import printed_at_end
-from shoal.cluster.manager.dispatch import DISPATCH_NAMES, dispatch_named
-from shoal.cluster.manager.events import (
+from benchmarks.interrupted import printed_at_end
+from shoal.cluster.dispatch import DISPATCH_NAMES, dispatch_named
+from shoal.cluster.events import (
     ClusterEvent,
     Ended,
     EngineAdded,

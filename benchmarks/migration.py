@@ -1,7 +1,7 @@
 """Running streams move between engines again and again: nothing may be lost or changed, or be slow.
 
-    python benchmarks/migration.py                   # SmolLM2 in float32, three engines, 60 streams
-    python benchmarks/migration.py --methods live --moves 200
+    python -m benchmarks.migration                   # SmolLM2 in float32, three engines, 60 streams
+    python -m benchmarks.migration --methods live --moves 200
 
 Clients read one stream after the other. Every 100 ms one of the streams is moved to another engine, by a
 method that is chosen at random. All streams are compared with those of an undisturbed run: their tokens must
@@ -25,16 +25,16 @@ from itertools import pairwise
 from rich.console import Console
 from rich.table import Table
 
-from shoal.cluster.backends.make import make_backend
-from shoal.cluster.manager.actions import ClusterAction, Commit, Dispatch, MoveEnded
-from shoal.cluster.manager.events import ClusterEvent, MoveMethod
+from benchmarks.undisturbed import SERVICE, TOLERANCE, Differences, Job, Output, make_jobs, read_job
+from shoal.cluster.actions import ClusterAction, Commit, Dispatch, MoveEnded
+from shoal.cluster.backends import make_backend
+from shoal.cluster.events import ClusterEvent, MoveMethod
 from shoal.cluster.options import ClusterOptions, EnginePlan
 from shoal.cluster.router.router import Router
 from shoal.core import EngineDied, Service
 from shoal.engine import EngineOptions
 from shoal.kvcache import KVCacheOptions
 from shoal.models import Tokenizer, resolve_model
-from undisturbed import SERVICE, TOLERANCE, Differences, Job, Output, make_jobs, read_job
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """What becomes of latency goals under overload, for each order and each answer to requests that are too late.
 
-    python benchmarks/overload.py [--seconds 30] [--orders fcfs,edf,weighted-turns] [--loads 0.8,1.2,1.6,2]
+    python -m benchmarks.overload [--seconds 30] [--orders fcfs,edf,weighted-turns] [--loads 0.8,1.2,1.6,2]
 
 The scenario examples/scenarios/two_services.yaml (a chat model and one for code on an H100 by roofline,
 lengths of ShareGPT's conversations) with the default scheduler but for its order. The first token of a chat

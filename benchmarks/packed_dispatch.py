@@ -1,6 +1,6 @@
 """What packing requests onto few engines costs and saves, in simulation.
 
-    python benchmarks/packed_dispatch.py --traces FOLDER [--engines 8] [--rate 8] [--requests 3000] [--jobs 2]
+    python -m benchmarks.packed_dispatch --traces FOLDER [--engines 8] [--rate 8] [--requests 3000] [--jobs 2]
 
 Azure conversations (lengths as of ShareGPT where no folder is named) on engines with Llama 2 7B and memory
 for 40,000 tokens of KV each (an A100). For each dispatch: engines with requests in the mean and at most,

@@ -1,7 +1,7 @@
 """How many engines real streams need: a packer as dispatch beside one that only spreads requests.
 
-    python benchmarks/packed_serving.py                 # SmolLM2 in float32, three engines
-    python benchmarks/packed_serving.py --dispatch max-min mell load-balance --seed 2
+    python -m benchmarks.packed_serving                 # SmolLM2 in float32, three engines
+    python -m benchmarks.packed_serving --dispatch max-min mell load-balance --seed 2
 
 Streams come at random, many in busy spells and few in quiet ones, the same for every dispatch. Printed are
 how many engines had requests in the mean, moves and withdrawals, times to the first token and between tokens;
@@ -24,14 +24,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from shoal.cluster.backends.make import make_backend
+from benchmarks.undisturbed import SERVICE, Differences, Job, Output, make_jobs, read_job
+from shoal.cluster.backends import make_backend
 from shoal.cluster.options import ClusterOptions, EnginePlan, PackingOptions
 from shoal.cluster.router.router import Router
 from shoal.core import EngineDied, Service
 from shoal.engine import EngineOptions
 from shoal.kvcache import KVCacheOptions
 from shoal.models import Tokenizer, resolve_model
-from undisturbed import SERVICE, Differences, Job, Output, make_jobs, read_job
 
 _SAMPLE_S = 0.1
 

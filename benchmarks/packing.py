@@ -1,7 +1,7 @@
 """How long packing takes: growing requests on simulated engines, on one core.
 
-    python benchmarks/packing.py
-    python benchmarks/packing.py --packer mell-eager --requests 10000 --engines 32 --rate 1.2
+    python -m benchmarks.packing
+    python -m benchmarks.packing --packer mell-eager --requests 10000 --engines 32 --rate 1.2
 
 Requests and engines are those of `python -m experiments mell-devices`, LLaMA2-7B on 24 GB.
 """
@@ -9,8 +9,8 @@ Requests and engines are those of `python -m experiments mell-devices`, LLaMA2-7
 import argparse
 import time
 
-from experiments import mell_workload
-from experiments.mell_setup import Expectations, deployment
+from experiments.mell import workload
+from experiments.mell.setup import Expectations, deployment
 from shoal.cluster.packing import PACKERS, DeviceGroup, Packing
 from shoal.simulate.packed_cluster import PackedCluster
 
@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=2.6, help="requests per second")
     options = parser.parse_args()
     on = deployment("llama2-7b")
-    requests = mell_workload.mell_requests(options.rate, options.requests / options.rate, 0, on.capacity)
+    requests = workload.mell_requests(options.rate, options.requests / options.rate, 0, on.capacity)
     groups = [DeviceGroup(name=f"g{number:03}", capacity=on.capacity) for number in range(options.engines)]
     packer = PACKERS[options.packer](Packing(groups))
     cluster = PackedCluster(packer, on.speed, expected=Expectations(on.capacity).forecast)

@@ -1,8 +1,8 @@
 """Perplexity of one model in several precisions, computed by the engine itself.
 
-    python benchmarks/perplexity.py                            # smollm2 in float32, bfloat16 and int8
-    python benchmarks/perplexity.py --model gemma3-270m --text book.txt --tokens 40000
-    python benchmarks/perplexity.py --dtypes bfloat16 --kv-cache-dtypes auto int8
+    python -m benchmarks.perplexity                            # smollm2 in float32, bfloat16 and int8
+    python -m benchmarks.perplexity --model gemma3-270m --text book.txt --tokens 40000
+    python -m benchmarks.perplexity --dtypes bfloat16 --kv-cache-dtypes auto int8
 
 The text (by default Python's own language reference, as `help()` shows it) is cut into windows, each of
 which is served as a prompt. What the model gives for each prompt token is read from the forward passes that
@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from interrupted import printed_at_end
+from benchmarks.interrupted import printed_at_end
 from shoal import SamplingParams, Service
 from shoal.core import Request
 from shoal.engine import EngineOptions, assemble_engine

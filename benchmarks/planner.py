@@ -1,6 +1,6 @@
 """Plans for the earlier part of public traces, and what becomes of them on the later part.
 
-    python benchmarks/planner.py --traces ../shared/traces [--trials 9] [--json FILE]
+    python -m benchmarks.planner --traces ../shared/traces [--trials 9] [--json FILE]
 
 For each case the cheapest fleet, and the same with one device less, both on requests that were not planned
 for.

@@ -1,6 +1,6 @@
 """How soon a server that is started again after a kill -9 has its engines back, and what they still hold.
 
-    python benchmarks/reattach.py
+    python -m benchmarks.reattach
 
 In each round eight streams run, the server's process is killed, and another one is started with the same
 settings. Printed are the times from its start until it answers /health, those of its imports alone, whether

@@ -1,6 +1,6 @@
 """What choosing the next tokens costs: a step's rows with several settings, by torch and by native kernels.
 
-    python benchmarks/sampling.py [--rows 64] [--model smollm2] [--threads 1] [--step 60]
+    python -m benchmarks.sampling [--rows 64] [--model smollm2] [--threads 1] [--step 60]
 
 The logits are those of a model at so many places of a text (this project's README). Kinds of settings and
 both ways take turns; a cell is the median of the rounds, and the fastest, in milliseconds. With one thread

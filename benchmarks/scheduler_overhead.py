@@ -1,6 +1,6 @@
 """How long one scheduling decision takes, without a model.
 
-    python benchmarks/scheduler_overhead.py [--running 256] [--waiting 10000] [--services 1] [--preempt]
+    python -m benchmarks.scheduler_overhead [--running 256] [--waiting 10000] [--services 1] [--preempt]
 
 Blocks of 16 tokens, a pool that is full enough for the head of the queue to be examined and
 refused at most steps. Prints, for every order and admission, median and 99th percentile of ``schedule()``

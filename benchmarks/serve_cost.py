@@ -1,7 +1,7 @@
 """What the server's own process costs for each token: this checkout against another one, in turns.
 
     git worktree add --detach ../before COMMIT
-    python benchmarks/serve_cost.py ../before
+    python -m benchmarks.serve_cost ../before
 
 Both serve the same model with the same settings, and stand by while the other one is measured. In each pair
 both answer the same streams, the first of them changing. Printed are the CPU time of the process that speaks

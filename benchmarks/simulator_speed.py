@@ -1,6 +1,6 @@
 """How many requests a second of wall time the simulator gets through, in one process.
 
-    python benchmarks/simulator_speed.py [--trace ../shared/traces/azure_llm_2023/...conv.csv] [--repeat 3]
+    python -m benchmarks.simulator_speed [--trace ../shared/traces/azure_llm_2023/...conv.csv] [--repeat 3]
 
 Lengths of Azure's conversation trace (of its fitted distribution, where the file is missing), Poisson
 arrivals of 6.45 requests/s for every replica, Llama 3.1 8B on an A100 by roofline, first come first served
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from interrupted import printed_at_end
+from benchmarks.interrupted import printed_at_end
 from shoal.config import PRESETS
 from shoal.core import Request
 from shoal.forecast import RooflineTimes, device_spec, kv_tokens, model_spec

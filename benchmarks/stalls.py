@@ -1,7 +1,7 @@
 """How long a server stands still for others while it gets much work at once.
 
-    python benchmarks/stalls.py                       # SmolLM2 and Gemma 3 270M, every kind of work
-    python benchmarks/stalls.py --only schemas tokenize --rounds 5
+    python -m benchmarks.stalls                       # SmolLM2 and Gemma 3 270M, every kind of work
+    python -m benchmarks.stalls --only schemas tokenize --rounds 5
 
 Two clients are watched: one asks for /health every 20 ms, and one reads streams of SmolLM2, one after the
 other. In turns nothing else happens, and one kind of work comes: 122 requests with a schema each; the service
@@ -26,9 +26,9 @@ from typing import Any
 import httpx
 from rich.table import Table
 
-from chaos_configs import Configuration
-from chaos_server import Server
-from interrupted import printed_at_end
+from benchmarks.chaos.configurations import Configuration
+from benchmarks.chaos.server import Server
+from benchmarks.interrupted import printed_at_end
 
 POLL_S = 0.02
 SETTLE_S = 1.0
@@ -160,7 +160,7 @@ async def turn(server: Server, name: str | None) -> tuple[Watch, str]:
         if name is None:
             await asyncio.sleep(QUIET_S)
         else:
-            command = [sys.executable, __file__, "--attack", server.url, "--only", name]
+            command = [sys.executable, "-m", "benchmarks.stalls", "--attack", server.url, "--only", name]
             worker = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
             answers: dict[str, Any] = json.loads((await worker.communicate())[0])
             said = ", ".join(f"{count} x {status}" for status, count in sorted(answers.items()))

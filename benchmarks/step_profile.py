@@ -1,8 +1,8 @@
 """Where the time of one step goes: decode steps of several sizes, and one chunk of a prompt.
 
-    python benchmarks/step_profile.py                                   # smollm2, bfloat16, all cores
-    python benchmarks/step_profile.py --model gemma3-270m --rows 1 16 --prefill 512
-    python benchmarks/step_profile.py --threads 1                       # by CPU time, on a busy machine
+    python -m benchmarks.step_profile                                   # smollm2, bfloat16, all cores
+    python -m benchmarks.step_profile --model gemma3-270m --rows 1 16 --prefill 512
+    python -m benchmarks.step_profile --threads 1                       # by CPU time, on a busy machine
 
 The steps are plans carried out by the real executor, over a real model and a KV pool of 16-token blocks.
 Decode steps have ``--context`` tokens in every row; a prefill chunk is a prompt's first ``--prefill``

@@ -1,7 +1,7 @@
 """The largest gaps between the tokens of streams that arrive one after another at a real engine.
 
-    python benchmarks/streams.py                              # 8 streams, 0.5 s apart, 2 at a time
-    python benchmarks/streams.py --max-running 0              # as many at a time as the scheduler allows
+    python -m benchmarks.streams                              # 8 streams, 0.5 s apart, 2 at a time
+    python -m benchmarks.streams --max-running 0              # as many at a time as the scheduler allows
 
 Smollm2 by default, one service, every scheduler in turn around the same weights. Printed are for each the
 time until all streams ended, the mean time to the first token, the three largest gaps between two tokens of a
@@ -16,7 +16,7 @@ from itertools import pairwise
 
 from rich.table import Table
 
-from interrupted import printed_at_end
+from benchmarks.interrupted import printed_at_end
 from shoal.config.presets import PRESETS
 from shoal.core import Request, SamplingParams, Service
 from shoal.engine import Engine, EngineOptions

@@ -1,7 +1,7 @@
 """What grammars cost: throughput of many streams of which some follow one, against none that does.
 
-    python benchmarks/structured_output.py                    # smollm2, 16 of 64 streams, 5 rounds of each
-    python benchmarks/structured_output.py --model gemma3-270m --distinct 16
+    python -m benchmarks.structured_output                    # smollm2, 16 of 64 streams, 5 rounds of each
+    python -m benchmarks.structured_output --model gemma3-270m --distinct 16
 
 One engine, rounds in turns. Every round decodes as many tokens in as many rows: the schema has an array
 that cannot end before. Printed are tokens per second of each round and their medians, how long a step waits

@@ -1,7 +1,7 @@
 """Two engines of one core each against one engine of two cores, with the same memory in all.
 
-    python benchmarks/two_engines.py                      # smollm2 and gemma3-270m on every engine
-    python benchmarks/two_engines.py --clients 4 --rounds 5
+    python -m benchmarks.two_engines                      # smollm2 and gemma3-270m on every engine
+    python -m benchmarks.two_engines --clients 4 --rounds 5
 
 Clients read one stream after the other, of either service in turn. Both set-ups run in turns, each in a
 process tree of its own. Printed are the medians over the rounds of tokens per second, and of the mean

@@ -1,10 +1,10 @@
-"""Parts for `benchmarks/gpu_check.py` in which something goes wrong."""
+"""Parts for `benchmarks/gpu_check` in which something goes wrong."""
 
 import os
 import sys
 from pathlib import Path
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+ROOT = Path(__file__).parents[1]
 
 SOURCES = {
     "fine": """
@@ -52,7 +52,7 @@ def run(cases):
     cases.run("endless", hang)
 """,
     "not_here": """
-from gpu_check_cases import LeftOut
+from benchmarks.gpu_check.cases import LeftOut
 
 def run(cases):
     def measure():
@@ -74,9 +74,9 @@ def run(cases):
 
 SCRIPT = """
 import sys
-sys.path.insert(0, {benchmarks!r})
-from gpu_check import main
-from gpu_check_parts import Part
+sys.path.insert(0, {root!r})
+from benchmarks.gpu_check.__main__ import main
+from benchmarks.gpu_check.part_list import Part
 PARTS = [{parts}]
 sys.exit(main(sys.argv[1:], PARTS))
 """
@@ -88,7 +88,7 @@ def write_check(folder: Path, *names: str, seconds: float = 100, needs: tuple[st
         (folder / f"part_{name}.py").write_text(SOURCES[name])
     parts = ", ".join(f"Part({n!r}, 'what is {n}', 'part_{n}', {seconds}, {needs!r})" for n in names)
     script = folder / "check.py"
-    script.write_text(SCRIPT.format(benchmarks=str(BENCHMARKS), parts=parts))
+    script.write_text(SCRIPT.format(root=str(ROOT), parts=parts))
     return [sys.executable, str(script), "--cpu"]
 
 

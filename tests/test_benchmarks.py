@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+ROOT = Path(__file__).parents[1]
 ROWS = """\
 from rich.table import Table
-from interrupted import printed_at_end
+from benchmarks.interrupted import printed_at_end
 
 table = Table("measured")
 with printed_at_end(table):
@@ -22,6 +22,6 @@ with printed_at_end(table):
 @pytest.mark.parametrize(("error", "status"), [("KeyboardInterrupt", 130), ("ValueError('bug')", 1)])
 def test_rows_are_printed_where_ctrl_c_comes_and_errors_stay_errors(error: str, status: int) -> None:
     command = [sys.executable, "-c", ROWS.format(error=error)]
-    done = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == status
     assert ("one" in done.stdout, "two" in done.stdout) == (status == 130, False)

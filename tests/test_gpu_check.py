@@ -1,4 +1,4 @@
-"""`benchmarks/gpu_check.py` keeps what it has measured, whatever goes wrong in a part."""
+"""`benchmarks/gpu_check` keeps what it has measured, whatever goes wrong in a part."""
 
 import json
 import signal
@@ -15,15 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_check_builders import BENCHMARKS, environment_of, write_check
-
-sys.path.append(str(BENCHMARKS))
-
-import gpu_check_run
-from gpu_check_cases import Cases, quantile
-from gpu_check_parts import PARTS, Part, environment, visible, wheels
-from gpu_check_report import line_of, tables, written
-from gpu_check_run import Done, Setting, run_part
+from benchmarks.gpu_check import run
+from benchmarks.gpu_check.cases import Cases, quantile
+from benchmarks.gpu_check.part_list import PARTS, Part, environment, visible, wheels
+from benchmarks.gpu_check.report import line_of, tables, written
+from benchmarks.gpu_check.run import Done, Setting, run_part
+from gpu_check_builders import ROOT, environment_of, write_check
 
 
 def check(folder: Path, command: list[str], *arguments: str) -> tuple[int, list[str], Mapping[str, Any]]:
@@ -86,7 +83,7 @@ def test_a_part_is_cut_at_its_time_with_its_children(tmp_path: Path, monkeypatch
     clock = SimpleNamespace(
         monotonic=lambda: time.monotonic() + (1e6 if hung.exists() else 0), sleep=time.sleep
     )
-    monkeypatch.setattr(gpu_check_run, "time", clock)
+    monkeypatch.setattr(run, "time", clock)
     monkeypatch.chdir(tmp_path)
     done = Done(Part("hangs", "hangs", "part_hangs", 1000, ()))
     seen: list[int] = []
@@ -154,7 +151,7 @@ def test_some_parts_and_the_list_of_all(tmp_path: Path) -> None:
     command = write_check(tmp_path, "fine", "raises")
     _, _, parts = check(tmp_path, command, "--only", "fine")
     assert list(parts) == ["fine"]
-    script = [sys.executable, str(BENCHMARKS / "gpu_check.py")]
+    script = [sys.executable, "-m", "benchmarks.gpu_check"]
     listed = subprocess.run([*script, "--list"], capture_output=True, text=True, check=True).stdout
     assert [line.split()[0] for line in listed.splitlines()] == [part.name for part in PARTS]
     wrong = subprocess.run([*script, "--only", "kernel"], capture_output=True, text=True)
@@ -175,7 +172,7 @@ def test_missing_packages_are_named_in_the_versions_of_the_constraints(tmp_path:
     assert (status, parts["fine"]["state"]) == (0, "left out")
     assert parts["fine"]["reason"] == "it needs a_tiny_package"
     assert lines[1].startswith("missing here: a_tiny_package")
-    pinned = (BENCHMARKS.parent / "constraints.txt").read_text().split()
+    pinned = (ROOT / "constraints.txt").read_text().split()
     assert set(wheels(["zmq", "yaml", "msgspec", "prometheus_client", "xdist", "pytest_timeout"])) < set(
         pinned
     )

@@ -1,4 +1,4 @@
-"""What the parts of `benchmarks/gpu_check.py` measure, as far as that can be seen on a CPU."""
+"""What the parts of `benchmarks/gpu_check` measure, as far as that can be seen on a CPU."""
 
 import json
 import os
@@ -13,21 +13,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_check_builders import BENCHMARKS
-from shoal.execute.attention.torch_backends import BatchedStep
+from benchmarks.gpu_check.cases import Cases
+from benchmarks.gpu_check.part_list import PARTS
+from benchmarks.gpu_check.parts import tests as tests_part
+from benchmarks.gpu_check.shapes import LLAMA_1B, LLAMA_8B
+from benchmarks.gpu_check.timing import summary
+from gpu_check_builders import ROOT
+from shoal.execute.attention.paged import BatchedStep
 
-sys.path.append(str(BENCHMARKS))
-
-import gpu_check_tests
-from gpu_check_cases import Cases
-from gpu_check_parts import PARTS
-from gpu_check_shapes import LLAMA_1B, LLAMA_8B
-from gpu_check_timing import summary
-
-kernels = st.tuples(st.sampled_from("abcd"), st.integers(0, 20), st.integers(1, 6))
+timed_kernels = st.tuples(st.sampled_from("abcd"), st.integers(0, 20), st.integers(1, 6))
 
 
-@given(st.lists(kernels, min_size=1, max_size=12))
+@given(st.lists(timed_kernels, min_size=1, max_size=12))
 def test_idle_time_is_that_in_which_no_kernel_runs(lengths: list[tuple[str, int, int]]) -> None:
     ran = [(name, float(start), float(start + length)) for name, start, length in lengths]
     first, last = min(start for _, start, _ in ran), max(end for _, _, end in ran)
@@ -61,7 +58,7 @@ def test_weights_are_counted_as_transformers_makes_them(model: Any) -> None:
 
 
 if TYPE_CHECKING or find_spec("triton") is not None:
-    import gpu_check_kernels
+    from benchmarks.gpu_check.parts import kernels as kernels_part
 
     class WithoutWindow(BatchedStep):
         """Attends too much."""
@@ -85,11 +82,11 @@ def test_attention_that_is_not_that_of_the_reference_is_found(
     layout: str, spare_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [(17, 18), (0, 1), (0, 9), (3, 9)]
-    heads = gpu_check_kernels.TINY_SHAPES[1]
+    heads = kernels_part.TINY_SHAPES[1]
 
     def compare(step: type[BatchedStep]) -> Any:
-        monkeypatch.setattr(gpu_check_kernels, "TritonStep", step)
-        return gpu_check_kernels.compare("cpu", heads, rows, "float32", layout, spare_bytes)
+        monkeypatch.setattr(kernels_part, "TritonStep", step)
+        return kernels_part.compare("cpu", heads, rows, "float32", layout, spare_bytes)
 
     assert compare(BatchedStep)["decodes, largest error"] < 1e-5
     with pytest.raises(AssertionError, match=r"3 of 4 rows differ: tokens 17 to 18 by .*, tokens 0 to 9 by"):
@@ -125,7 +122,7 @@ def test_tests_that_fail_are_named(tmp_path: Path) -> None:
     file = tmp_path / "test_some.py"
     file.write_text(TESTS)
     cases = Cases(tmp_path / "records", "cpu", tiny=True, ends_s=float("inf"))
-    gpu_check_tests.run(cases, [str(file)])
+    tests_part.run(cases, [str(file)])
     told = [json.loads(line) for line in (tmp_path / "records").read_text().splitlines()]
     assert [each["state"] for each in told] == ["failed"] * 3
     assert told[0]["figures"] == told[2]["figures"] == {"passed": 1, "failed": 1, "skipped": 1}
@@ -139,7 +136,7 @@ def test_tests_that_cannot_be_read_are_no_success(tmp_path: Path) -> None:
     file = tmp_path / "test_broken.py"
     file.write_text("import a_package_that_is_not_there\n")
     cases = Cases(tmp_path / "records", "cpu", tiny=True, ends_s=float("inf"))
-    gpu_check_tests.run(cases, [str(file)])
+    tests_part.run(cases, [str(file)])
     told = [json.loads(line) for line in (tmp_path / "records").read_text().splitlines()]
     assert {each["state"] for each in told} == {"failed"}
     assert told[1]["error"] == "ModuleNotFoundError: No module named 'a_package_that_is_not_there'"
@@ -147,8 +144,8 @@ def test_tests_that_cannot_be_read_are_no_success(tmp_path: Path) -> None:
 
 
 def test_all_tests_for_the_device_are_there() -> None:
-    for test in gpu_check_tests.TESTS:
-        assert (BENCHMARKS.parent / test).is_file()
+    for test in tests_part.TESTS:
+        assert (ROOT / test).is_file()
 
 
 @pytest.mark.slow
@@ -157,7 +154,8 @@ def test_a_dry_run_measures_all_parts(tmp_path: Path) -> None:
     file = tmp_path / "check.json"
     command = [
         sys.executable,
-        str(BENCHMARKS / "gpu_check.py"),
+        "-m",
+        "benchmarks.gpu_check",
         "--cpu",
         "--seconds",
         "2000",

@@ -1,19 +1,14 @@
 """The chaos benchmark compares answers of servers to the last digit, streamed or not."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
+from benchmarks.chaos.answers import answer_of, first_difference
+from benchmarks.chaos.configurations import CONFIGURATIONS
+from benchmarks.chaos.requests import make_requests
 from shoal.config import load_config
 from shoal.serve import ServerOptions
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
-from chaos_answers import answer_of, first_difference
-from chaos_configs import CONFIGURATIONS
-from chaos_requests import make_requests
 
 
 def test_every_configuration_can_be_read(tmp_path):

@@ -11,7 +11,7 @@ from layer_tables import write_profile
 from shoal.config import load_scenario, prepare
 from shoal.measure import write_run
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "fidelity_vllm.py"
+ROOT = Path(__file__).parents[2]
 META = {
     "engine_kwargs": {"tensor_parallel_size": 1, "data_parallel_size": 1, "max_model_len": 512},
     "kv_cache": {"num_gpu_blocks": 40, "block_size": 16, "enable_prefix_caching": True},
@@ -42,8 +42,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), "--calibration", str(folder), *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    command = [sys.executable, "-m", "benchmarks.fidelity_vllm", "--calibration", str(folder), *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
 
 
 def test_blocks_sequences_and_depth_are_the_run_s_own(folder: Path) -> None:

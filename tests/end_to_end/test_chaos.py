@@ -9,14 +9,16 @@ import pytest
 
 from shoal.native import native_status
 
-CHAOS = Path(__file__).parents[2] / "benchmarks" / "chaos.py"
+ROOT = Path(__file__).parents[2]
+CHAOS = [sys.executable, "-m", "benchmarks.chaos"]
 
 
 @pytest.mark.slow
 def test_nothing_is_lost_or_changed_when_engines_die(tmp_path):
     found = tmp_path / "chaos.json"
     run = subprocess.run(
-        [sys.executable, str(CHAOS), "--small", "--json", str(found)],
+        [*CHAOS, "--small", "--json", str(found)],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
@@ -36,7 +38,8 @@ def test_a_server_that_is_disturbed_answers_as_a_quiet_one(tmp_path):
     found = tmp_path / "chaos.json"
     sizes = ["--seconds", "6", "--requests", "14", "--clients", "4", "--between", "0.5"]
     run = subprocess.run(
-        [sys.executable, str(CHAOS), "--configs", "fastserve-swap", *sizes, "--json", str(found)],
+        [*CHAOS, "--configs", "fastserve-swap", *sizes, "--json", str(found)],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
 def test_streams_are_packed_and_say_what_they_say_undisturbed(tmp_path):
     found = tmp_path / "packed.json"
     run = subprocess.run(
-        [sys.executable, str(BENCHMARKS / "packed_serving.py"), "--small", "--json", str(found)],
+        [sys.executable, "-m", "benchmarks.packed_serving", "--small", "--json", str(found)],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,

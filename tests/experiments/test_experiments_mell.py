@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from experiments import Effort, find
-from experiments import mell_workload as workload
-from experiments.mell_setup import (
+from experiments.mell import workload
+from experiments.mell.setup import (
     POLICIES,
     Expectations,
     Point,

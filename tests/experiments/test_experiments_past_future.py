@@ -6,8 +6,8 @@ import pytest
 
 from experiments import Effort
 from experiments.parallel import at_each
-from experiments.past_future_clients import Clients, Deployment, figures, requests_that_fit, within
-from experiments.past_future_setup import (
+from experiments.past_future.clients import Clients, Deployment, figures, requests_that_fit, within
+from experiments.past_future.setup import (
     ADMIT_EVERY,
     CAPACITY,
     AssumedLimit,
@@ -16,9 +16,9 @@ from experiments.past_future_setup import (
     WarmPastFuture,
     run_full_queue,
 )
-from experiments.past_future_table1 import TABLE, queue_of, run
-from experiments.past_future_traces import FOLDER_VARIABLE, TRACES, outputs_over_time, traces_folder
-from experiments.past_future_windows import binned, cosines, histograms, neighbours_and_all
+from experiments.past_future.table1 import TABLE, queue_of, run
+from experiments.past_future.traces import FOLDER_VARIABLE, TRACES, outputs_over_time, traces_folder
+from experiments.past_future.windows import binned, cosines, histograms, neighbours_and_all
 from shoal.core import ConfigError
 from shoal.measure import RequestRow, RunRecord
 from shoal.schedule import Aggressive, Conservative, Oracle

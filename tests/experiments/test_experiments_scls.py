@@ -4,10 +4,10 @@ import pytest
 
 from experiments import Effort, Result
 from experiments.registry import REPRODUCTIONS
-from experiments.scls_ils import RaggedTimes
-from experiments.scls_setup import ENGINES, memory_of, run_static
-from experiments.scls_workload import Lognormal, codefuse_requests
-from experiments.uellm_workload import BucketPredictor, question_requests
+from experiments.scls.ils import RaggedTimes
+from experiments.scls.setup import ENGINES, memory_of, run_static
+from experiments.scls.workload import Lognormal, codefuse_requests
+from experiments.uellm.workload import BucketPredictor, question_requests
 from shoal.core import Request, SyntheticPrompt
 from shoal.forecast import StepRows
 from shoal.static.batching import static_preset

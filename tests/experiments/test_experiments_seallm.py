@@ -6,16 +6,17 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from experiments import Effort, find, seallm_schedulers, seallm_slo_scale
-from experiments.seallm_cluster import (
+from experiments import Effort, find
+from experiments.seallm import schedulers, slo_scale
+from experiments.seallm.cluster import (
     MODELS,
     SYSTEMS,
     FractionOf,
     execution_times,
     simulate,
 )
-from experiments.seallm_points import Measured, Point, measure
-from experiments.seallm_workload import (
+from experiments.seallm.points import Measured, Point, measure
+from experiments.seallm.workload import (
     CONTEXT,
     Traffic,
     k_means,
@@ -152,7 +153,7 @@ def test_a_point_is_what_the_run_says():
 
 def test_attainment_never_falls_with_the_scale(monkeypatch):
     systems = ("vllm", "shoal")
-    monkeypatch.setattr(seallm_slo_scale, "SYSTEMS", systems)
+    monkeypatch.setattr(slo_scale, "SYSTEMS", systems)
     result = find(["seallm-slo-scale"])[0].run(Effort(quick=True))
     by_system: dict[object, list[float]] = {}
     for row in result.rows:
@@ -165,7 +166,7 @@ def test_attainment_never_falls_with_the_scale(monkeypatch):
 def test_factors_are_the_largest_ratios_over_the_rates(monkeypatch):
     """At the lower rate all are equal; at the higher one the systems are 2, 3, 4, ... times slower."""
     order = list(SYSTEMS)
-    low = min(rate for rates in seallm_schedulers.QUICK_RATES.values() for rate in rates)
+    low = min(rate for rates in schedulers.QUICK_RATES.values() for rate in rates)
 
     def fake(name, points, effort):
         found = []
@@ -181,7 +182,7 @@ def test_factors_are_the_largest_ratios_over_the_rates(monkeypatch):
             found.append(Measured(metrics, (slow,)))
         return found
 
-    monkeypatch.setattr(seallm_schedulers, "measure_all", fake)
+    monkeypatch.setattr(schedulers, "measure_all", fake)
     result = find(["seallm-schedulers"])[0].run(Effort(quick=True))
     factors = [row for row in result.rows if row.config["against"] is not None]
     assert {row.config["against"] for row in factors} == {

@@ -2,10 +2,11 @@
 
 import pytest
 
-from experiments import Effort, find, seallm_end_to_end
+from experiments import Effort, find
 from experiments.result import Row
-from experiments.seallm_end_to_end import Point, factors, measure
-from experiments.seallm_services import (
+from experiments.seallm import end_to_end
+from experiments.seallm.end_to_end import Point, factors, measure
+from experiments.seallm.services import (
     MODELS,
     SERVICES,
     Traffic,
@@ -17,7 +18,7 @@ from experiments.seallm_services import (
     popularity,
     served,
 )
-from experiments.seallm_systems import SYSTEMS, Placer, serve
+from experiments.seallm.systems import SYSTEMS, Placer, serve
 
 SEALLM = pytest.param("seallm", 16, marks=pytest.mark.slow)
 
@@ -79,9 +80,9 @@ def test_factors_are_the_largest_over_the_rates():
 def test_end_to_end_has_the_metrics_that_are_asked_for(monkeypatch):
     def fake(point: Point):
         names = ("normalised_latency", "p99", "slo_attainment", "ttft", "tpot")
-        return dict.fromkeys(names, 1.0 + (point.system in seallm_end_to_end.OURS))
+        return dict.fromkeys(names, 1.0 + (point.system in end_to_end.OURS))
 
-    monkeypatch.setattr(seallm_end_to_end, "measure", fake)
+    monkeypatch.setattr(end_to_end, "measure", fake)
     result = find(["seallm-end-to-end"])[0].run(Effort(quick=True))
     points = [row for row in result.rows if row.config["against"] is None]
     assert {row.config["system"] for row in points} == {"vllm", "alpaserve", "muxserve", "seallm", "shoal"}

@@ -4,8 +4,8 @@ import pytest
 
 from experiments import Effort, Result, Row
 from experiments.registry import REPRODUCTIONS
-from experiments.uellm_systems import EVEN, HELR, SEARCHED, deployments
-from experiments.uellm_testbed import GB, LAYERS, busy_share, even_map, four_devices, pair_problem
+from experiments.uellm.systems import EVEN, HELR, SEARCHED, deployments
+from experiments.uellm.testbed import GB, LAYERS, busy_share, even_map, four_devices, pair_problem
 from shoal.place.device_maps import DEVICE_MAPS, OBJECTIVES, find_map
 
 QUICK = Effort(quick=True)

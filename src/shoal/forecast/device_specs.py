@@ -1,7 +1,7 @@
 """Data sheets of devices, and the share of their peak rates that real kernels reach.
 
 The factors of A100-80, H100, H200, L40S and RTX 4090 are fits to measured kernels, which
-``benchmarks/latency_models.py --fit`` prints; those of ``cpu`` are fitted to steps of our own engine. The
+``benchmarks/latency_models --fit`` prints; those of ``cpu`` are fitted to steps of our own engine. The
 others take those of their nearest relative.
 """
 

@@ -1,0 +1,261 @@
+"""How near the simulator comes to Shoal's own engine on this machine.
+
+    python -m benchmarks.fidelity_own                          # 8 runs of 200 requests, about 10 minutes
+    python -m benchmarks.fidelity_own --repeat 3 --json own.json
+    python -m benchmarks.fidelity_own --requests 20 --presets vllm --cases "one service"
+    python -m benchmarks.fidelity_own --threads 1 --cpu-time   # on a busy machine
+
+Measures step times of the model as `shoal profile` does, and fits a curve to them. Then the same requests
+(Poisson arrivals, ShareGPT's lengths scaled and capped) go in real time through the real engine of this
+process, and in virtual time through the simulator, with the same pool of KV blocks and the same scheduler,
+whose steps take what the curve says. Nothing of the runs is used for the simulation. Mean E2E, TPOT and
+normalised latency should agree within 3%, mean TTFT within 5%.
+
+Machines drift. So the model is profiled before and after each group of runs, and both profiles are taken
+together; how far they are apart is printed, and differences below that mean nothing. At two thirds of its
+capacity, a server whose steps are 1% slower is about 2% slower as a whole. "At its pace" takes the machine's
+part out: simulated once more, with steps as much slower or faster than the profile as the run's own were
+within five seconds; what is left is scheduling, memory and queues. The last table is of the roofline alone,
+which knows of this machine no more than the data sheet ``cpu`` says. With --cpu-time clocks count the CPU
+time of the engine's thread, so that other processes matter less.
+
+With --http the requests of the first case also go to `shoal serve` under the first preset, over loopback with
+the same number of threads; what they take longer there than here, right before, is HTTP's share, with that of
+the API process, which has the same cores. It takes three minutes more.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from benchmarks.fidelity_own.http_run import run_http
+from benchmarks.fidelity_own.pace import Jittered, Pace, Paced
+from benchmarks.fidelity_own.report import (
+    Comparison,
+    drift_of,
+    http_table,
+    results_table,
+    sheet_table,
+    steps_table,
+    to_json,
+)
+from benchmarks.fidelity_own.run import (
+    Outcome,
+    Setting,
+    data_sheet_times,
+    load,
+    profile_model,
+    run_engine,
+    simulate,
+)
+from benchmarks.fidelity_own.workload import CASES, capacity, make_requests
+from shoal.config.presets import PRESETS
+from shoal.core import RequestRecord, ShoalError
+from shoal.core.units import parse_size
+from shoal.engine.build import default_threads
+from shoal.execute.model.loading import ModelSet
+from shoal.forecast import CurveTimes, StepTimes, load_profile
+from shoal.kvcache import plan_layout
+from shoal.profile.fit import fit_serving
+from shoal.profile.grid import GRIDS
+from shoal.profile.measure import ServiceMeasurements
+
+DEFAULT_PRESETS = "vllm,past-future,seallm-join,shoal"
+GRID = replace(GRIDS["quick"], batches=(1,), slice_batches=(), slice_tokens=8, repeats=2)
+"""What serving looks like; equal batches are SCLS's."""
+USUAL_JITTER = 0.03
+"""What step times vary by where they come from a file."""
+
+Records = Sequence[RequestRecord]
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+@dataclass
+class Bench:
+    """Settings, the model, and the profiles taken so far, the last of which is taken only when asked for."""
+
+    args: argparse.Namespace
+    setting: Setting
+    models: ModelSet
+    profiles: list[ServiceMeasurements]
+
+    def profile(self) -> None:
+        """Measure step times once more, unless a file gives them."""
+        if self.args.profile is not None:
+            return
+        started = time.monotonic()
+        grid = self.args.grid
+        self.profiles.append(profile_model(self.setting, self.models, grid, lambda done, total: None))
+        curve, report = fit_serving(self.profiles[-1:])
+        say(
+            f"profiled in {time.monotonic() - started:.0f} s: {report.samples} kinds of step, mean error "
+            f"of the fit {report.mean_absolute_percent_error:.1f}%; one row decodes in "
+            f"{1e3 * float(curve.decode_times(1, 100, 1)[0]):.1f} ms, 16 in "
+            f"{1e3 * float(curve.decode_times(16, 1600, 1)[0]):.1f} ms"
+        )
+
+    def times(self, last: int) -> tuple[StepTimes, float]:
+        """The fit to the last profiles, or what the file says; and how far it is off, as a share."""
+        if self.args.profile is not None:
+            profile = load_profile(self.args.profile)
+            names = [name for name, _ in profile.models]
+            return profile.times(self.args.model if self.args.model in names else names[0]), USUAL_JITTER
+        curve, report = fit_serving(self.profiles[-last:])
+        return curve, report.mean_absolute_percent_error / 100
+
+
+def execution_of(times: StepTimes, case: str) -> dict[str, float]:
+    """L^: what the mean request of each service takes alone, by the fitted model."""
+    found = {}
+    for name, lengths in CASES[case].items():
+        drawn = lengths.sample(2_000, 0)
+        prompt, output = (round(sum(side) / len(drawn)) for side in zip(*drawn, strict=True))
+        if isinstance(times, CurveTimes):
+            found[name] = times.execution_time(prompt, output)
+        else:
+            found[name] = float(times.decode_times(1, prompt, output).sum())
+    return found
+
+
+def measure_case(bench: Bench, case: str, seed: int) -> list[Comparison]:
+    """All presets between two profiles, then simulated with what both say."""
+    args, setting, models = bench.args, bench.setting, bench.models
+    before, _ = bench.times(1)
+    execution_s = execution_of(before, case)
+    layout = plan_layout(models.kv_shapes, memory_bytes=setting.kv_bytes, block_size=16, kind="merged")
+    most = capacity(before, CASES[case], layout.merged_blocks * 16, 16)
+    requests = make_requests(CASES[case], args.requests, args.load * most, seed)
+    say(
+        f"{case}: {args.load * most:.2f} requests/s, {args.load:.0%} of {most:.2f}; L^ "
+        + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in execution_s.items())
+    )
+    measured = {}
+    for preset in args.presets:
+        measured[preset] = run_engine(setting, models, preset, requests, execution_s)
+        counts = measured[preset].counts
+        say(f"  {preset}: {counts.end_s:.0f} s, {counts.preemptions} preemptions")
+    bench.profile()
+    times, share = bench.times(2)
+    varied = [Jittered(times, share, np.random.default_rng((seed, n))) for n in range(args.varied)]
+
+    sheet = data_sheet_times(setting)
+
+    def simulated(preset: str, steps: StepTimes) -> Outcome:
+        return simulate(setting, models, preset, requests, execution_s, steps)
+
+    return [
+        Comparison(
+            case=case,
+            preset=preset,
+            seed=seed,
+            measured=outcome,
+            simulated=simulated(preset, times),
+            paced=simulated(preset, Paced(times, Pace(times, outcome.steps, outcome.started_s))),
+            varied=[simulated(preset, one) for one in varied],
+            times=times,
+            sheet=sheet,
+            by_sheet=simulated(preset, sheet),
+            execution_s=execution_s,
+        )
+        for preset, outcome in measured.items()
+    ]
+
+
+def measure_http(bench: Bench, done: Sequence[Comparison]) -> tuple[Records, Records]:
+    """The first run once more, in this process and over HTTP, one right after the other."""
+    first = done[0]
+    arrivals = {one.request_id: one.arrival_ns for one in first.measured.records}
+    requests = make_requests(CASES[first.case], len(arrivals), 1.0, first.seed)
+    requests = [replace(one, arrival_ns=arrivals[one.id]) for one in requests]
+    say(f"{first.case}, {first.preset}: in this process again, then over HTTP")
+    inside = run_engine(bench.setting, bench.models, first.preset, requests, first.execution_s)
+    return inside.records, run_http(bench.setting, first.preset, requests)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--threads", type=int, default=default_threads())
+    parser.add_argument("--kv-memory", type=parse_size, default="32MiB", help="KV pool of the runs")
+    parser.add_argument("--requests", type=int, default=200, help="of each run")
+    parser.add_argument("--load", type=float, default=0.65, help="share of the capacity, by the profile")
+    parser.add_argument("--presets", type=_names(PRESETS), default=DEFAULT_PRESETS)
+    parser.add_argument("--cases", type=_names(CASES), default=",".join(CASES))
+    parser.add_argument("--repeat", type=int, default=1, help="rounds over everything, each another seed")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--profile", type=Path, help="take step times from `shoal profile --out FILE`")
+    parser.add_argument("--repeats", type=int, default=GRID.repeats, help="of each step of a profile")
+    parser.add_argument("--varied", type=int, default=4, help="simulations with steps varied by chance")
+    parser.add_argument("--cpu-time", action="store_true", help="measure CPU time; needs --threads 1")
+    parser.add_argument("--http", action="store_true", help="also drive `shoal serve`, and show HTTP's share")
+    parser.add_argument("--json", type=Path, help="write all figures here")
+    args = parser.parse_args()
+    if args.cpu_time and (args.threads != 1 or args.http):
+        parser.error("--cpu-time counts one thread of this process: give --threads 1 and no --http")
+    args.grid = replace(GRID, repeats=args.repeats)
+    return args
+
+
+def _names(possible: Mapping[str, Any]):  # type: ignore[no-untyped-def]
+    def read(text: str) -> list[str]:
+        names = text.split(",")
+        unknown = [name for name in names if name not in possible]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: possible are {', '.join(possible)}")
+        return names
+
+    return read
+
+
+def main() -> None:
+    args = parse()
+    if args.cpu_time:
+        import torch
+
+        torch.set_num_threads(1)
+    setting = Setting(args.model, args.dtype, args.kv_memory, args.threads, args.cpu_time)
+    started = time.monotonic()
+    try:
+        bench = Bench(args, setting, load(setting), [])
+        bench.profile()
+        done = [
+            one
+            for repeat in range(args.repeat)
+            for case in args.cases
+            for one in measure_case(bench, case, args.seed + repeat)
+        ]
+        served = measure_http(bench, done) if args.http else None
+    except ShoalError as error:
+        say(str(error))
+        raise SystemExit(1) from error
+    console = Console(width=118)
+    for case in args.cases:
+        console.print(results_table(case, [one for one in done if one.case == case]))
+    console.print(steps_table(done))
+    console.print(sheet_table(done))
+    drifts = [drift_of(one, other) for one, other in zip(bench.profiles, bench.profiles[1:], strict=False)]
+    for number, drift in enumerate(drifts):
+        console.print(f"drift: steps of profile {number + 2} against those of profile {number + 1}: {drift}")
+    if served is not None:
+        console.print(http_table(*served))
+    console.print(f"{time.monotonic() - started:.0f} s in all; {args.model}, {args.threads} threads")
+    if args.json is not None:
+        args.json.write_text(json.dumps(to_json(done, drifts, served), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,293 @@
+"""What `fidelity_own.py` does: profiles, runs of the real engine, and the same runs simulated."""
+
+import gc
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from benchmarks.fidelity_own.pace import Paced
+from benchmarks.fidelity_own.workload import SERVICES
+from shoal import Service
+from shoal.config.presets import PRESETS
+from shoal.core import Request, RequestRecord, SyntheticPrompt, TokenEvent
+from shoal.engine import Engine, EngineOptions, assemble_engine
+from shoal.execute.model.loading import ModelSet, load_models
+from shoal.execute.protocol import Executor
+from shoal.forecast import ModelSpec, RooflineTimes, StepRows, StepTimes, device_spec
+from shoal.kvcache import KVCacheOptions, plan_layout
+from shoal.models import resolve_model
+from shoal.profile.grid import Grid
+from shoal.profile.measure import Profiler, RowsRecorder, ServiceMeasurements, profiling_options
+from shoal.simulate import EngineSpec, OpenLoop, ServiceSpec, Simulation, Watch
+
+PROFILE_KV_BYTES = 128 << 20
+SWAP_POOLS = 4
+"""Host memory for swapped KV, in pools, where a preset swaps."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all runs have in common. cpu_time: clocks count what this thread computes, and one thread does."""
+
+    model: str
+    dtype: str
+    kv_bytes: int
+    threads: int
+    cpu_time: bool = False
+
+    def service(self, name: str, execution_s: float | None = None) -> Service:
+        """A service on the model."""
+        return Service(name=name, model=self.model, dtype=self.dtype, execution_s=execution_s)
+
+
+@dataclass
+class Clock:
+    """Nanoseconds that pass: all, or those in which this thread computed and those that it meant to wait."""
+
+    cpu_time: bool
+    waited_ns: int = 0
+
+    def __call__(self) -> int:
+        """The time."""
+        return time.thread_time_ns() + self.waited_ns if self.cpu_time else time.monotonic_ns()
+
+    def wait(self, seconds: float) -> None:
+        """Let this time pass."""
+        if self.cpu_time:
+            self.waited_ns += round(seconds * 1e9)
+        else:
+            time.sleep(seconds)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """preemptions: all of a run; end_s: when it was over."""
+
+    preemptions: int
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run, measured or simulated.
+
+    steps: what each computed with its seconds, where it was measured; started_s: when each began.
+    """
+
+    records: Sequence[RequestRecord]
+    counts: Counts
+    steps: Sequence[tuple[StepRows, float]] = ()
+    started_s: Sequence[float] = ()
+
+
+@dataclass
+class Stopwatch:
+    """Tells what every step computed and how long it took."""
+
+    recorder: RowsRecorder
+    steps: list[tuple[StepRows, float]] = field(default_factory=list)
+    started_s: list[float] = field(default_factory=list)
+
+    def note(self, started_s: float, seconds: float) -> None:
+        """A step took so long, if there was one."""
+        rows = self.recorder.take()
+        if rows is not None:
+            self.steps.append((rows, seconds))
+            self.started_s.append(started_s)
+
+
+def load(setting: Setting) -> ModelSet:
+    """The model, once, for both services."""
+    services = tuple(setting.service(name) for name in SERVICES)
+    folder = resolve_model(setting.model)
+    return load_models(services, dict.fromkeys(SERVICES, folder), device="cpu", threads=setting.threads)
+
+
+def options_of(
+    setting: Setting, preset: str, execution_s: Mapping[str, float], kv_bytes: int
+) -> EngineOptions:
+    """An engine of both services under a preset."""
+    memory = KVCacheOptions(
+        memory_bytes=kv_bytes, layout=PRESETS[preset].layout, swap_bytes=SWAP_POOLS * kv_bytes
+    )
+    return EngineOptions(
+        services=tuple(setting.service(name, execution_s.get(name)) for name in SERVICES),
+        kv_cache=memory,
+        scheduler=PRESETS[preset].scheduler,
+        threads=setting.threads,
+    )
+
+
+def profile_model(
+    setting: Setting, models: ModelSet, grid: Grid, advance: Callable[[int, int], None]
+) -> ServiceMeasurements:
+    """Step times of the model, as `shoal profile` measures them, in an engine with room enough."""
+    options = profiling_options(options_of(setting, "vllm", {}, PROFILE_KV_BYTES))
+    recorders: list[RowsRecorder] = []
+    engine, info = assemble_engine(options, models, threads=setting.threads, wrap=_recording(recorders))
+    engine._clock = Clock(setting.cpu_time)
+    gc.collect()
+    try:
+        return Profiler(engine, recorders[0], options).measure(
+            SERVICES[0], info.services[SERVICES[0]], grid, advance
+        )
+    finally:
+        engine.close()
+
+
+def data_sheet_times(setting: Setting) -> StepTimes:
+    """What the data sheet of a CPU says of the model, without any measurement."""
+    config = json.loads((resolve_model(setting.model) / "config.json").read_text(encoding="utf-8"))
+    size = 4.0 if setting.dtype == "float32" else 2.0
+    shape = replace(ModelSpec.from_config(config), weight_bytes_each=size, kv_bytes_each=size)
+    return RooflineTimes(shape, device_spec("cpu"))
+
+
+def _recording(made: list[RowsRecorder]) -> Callable[[Executor], Executor]:
+    def wrap(executor: Executor) -> Executor:
+        made.append(RowsRecorder(executor))
+        return made[-1]
+
+    return wrap
+
+
+def run_engine(
+    setting: Setting,
+    models: ModelSet,
+    preset: str,
+    requests: Sequence[Request],
+    execution_s: Mapping[str, float],
+) -> Outcome:
+    """The requests at their times into the real engine of this process."""
+    recorders: list[RowsRecorder] = []
+    options = options_of(setting, preset, execution_s, setting.kv_bytes)
+    engine, _ = assemble_engine(options, models, threads=setting.threads, wrap=_recording(recorders))
+    clock = Clock(setting.cpu_time)
+    engine._clock = clock
+    gc.collect()
+    try:
+        return Client(engine, clock, requests, Stopwatch(recorders[0])).run()
+    finally:
+        engine.close()
+
+
+class Client:
+    """Submits requests when they arrive, and notes when their tokens come."""
+
+    def __init__(self, engine: Engine, clock: Clock, requests: Sequence[Request], watch: Stopwatch) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._watch = watch
+        self._start_ns = clock()
+        self._coming = deque(requests)
+        self._requests = {one.id: one for one in requests}
+        self._first: dict[str, int] = {}
+        self._tokens = dict.fromkeys(self._requests, 0)
+        self._ended: list[RequestRecord] = []
+
+    def run(self) -> Outcome:
+        """Until all have ended."""
+        engine = self._engine
+        while self._coming or engine.busy:
+            started_ns = self._now_ns()
+            self._submit_due(started_ns)
+            if not engine.busy or engine.idle:
+                self._wait(started_ns)
+                started_ns = self._now_ns()
+                self._submit_due(started_ns)
+            if engine.busy:
+                events = engine.step()
+                now_ns = self._now_ns()
+                for event in events:
+                    self._note(event, now_ns)
+                self._watch.note(started_ns / 1e9, (self._now_ns() - started_ns) / 1e9)
+        stats = engine.stats().services.values()
+        return Outcome(
+            self._ended,
+            Counts(sum(one.preemptions for one in stats), self._now_ns() / 1e9),
+            self._watch.steps,
+            self._watch.started_s,
+        )
+
+    def _now_ns(self) -> int:
+        return self._clock() - self._start_ns
+
+    def _submit_due(self, now_ns: int) -> None:
+        while self._coming and self._coming[0].arrival_ns <= now_ns:
+            one = self._coming.popleft()
+            self._engine.submit(replace(one, arrival_ns=one.arrival_ns + self._start_ns))
+
+    def _wait(self, now_ns: int) -> None:
+        """Until the next arrival or the time that the engine asked for."""
+        until = [one.arrival_ns for one in list(self._coming)[:1]]
+        if self._engine.idle_until_ns is not None:
+            until.append(max(self._engine.idle_until_ns - self._start_ns, now_ns + 1_000_000))
+        if until:
+            self._clock.wait(max(0, min(until) - now_ns) / 1e9)
+
+    def _note(self, event: TokenEvent, now_ns: int) -> None:
+        if event.error is not None:
+            raise SystemExit(f"request {event.request_id} failed: {event.error}")
+        if event.tokens:
+            self._first.setdefault(event.request_id, now_ns)
+            self._tokens[event.request_id] += len(event.tokens)
+        if event.finish is not None:
+            one = self._requests[event.request_id]
+            self._ended.append(
+                RequestRecord(
+                    request_id=one.id,
+                    service=one.service,
+                    arrival_ns=one.arrival_ns,
+                    first_token_ns=self._first[one.id],
+                    finish_ns=now_ns,
+                    prompt_tokens=len(one.prompt),
+                    output_tokens=self._tokens[one.id],
+                )
+            )
+
+
+def simulate(
+    setting: Setting,
+    models: ModelSet,
+    preset: str,
+    requests: Sequence[Request],
+    execution_s: Mapping[str, float],
+    times: StepTimes,
+) -> Outcome:
+    """The same requests, pool and scheduler in virtual time."""
+    options = options_of(setting, preset, execution_s, setting.kv_bytes)
+    layout = plan_layout(
+        models.kv_shapes,
+        memory_bytes=setting.kv_bytes,
+        block_size=options.kv_cache.block_size,
+        kind=options.kv_cache.layout,
+    )
+    spec = EngineSpec(
+        services={
+            name: ServiceSpec(
+                times=times,
+                context_tokens=models.context_tokens[name],
+                execution_s=execution_s.get(name),
+                weights=models.weights[name],
+            )
+            for name in SERVICES
+        },
+        layout=layout,
+        scheduler=options.scheduler,
+        host=layout.resized(SWAP_POOLS * setting.kv_bytes)
+        if options.scheduler.preemption_mode == "swap"
+        else None,
+    )
+    unread = [replace(one, prompt=SyntheticPrompt(len(one.prompt))) for one in requests]
+    simulation = Simulation([spec], OpenLoop(unread), watch=Watch(skip_ahead=not isinstance(times, Paced)))
+    if isinstance(times, Paced):
+        times.clock = simulation._clock
+    record = simulation.run()
+    unanswered = [one for one in record.requests if not one.answered]
+    if unanswered:
+        raise SystemExit(
+            f"request {unanswered[0].request_id} was {unanswered[0].finish}: {unanswered[0].error}"
+        )
+    return Outcome(record.requests, Counts(record.engines[0].preemptions, record.end_ns / 1e9))

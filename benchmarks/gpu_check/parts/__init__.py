@@ -1,0 +1,1 @@
+"""The parts of the GPU check, by their names on its command line."""

@@ -1,0 +1,132 @@
+"""The part `engines` of `benchmarks/gpu_check`: decode steps of whole engines, with one and two in
+flight.
+
+Requests are those of `benchmarks/iterations.py`: 32 prompt and 65 output tokens each, all at once. A step
+reads all weights but the embeddings, which takes at least their bytes by the bytes a second of a copy on the
+device: *of floor* is how many times as long it takes.
+"""
+
+import gc
+import time
+from functools import cached_property, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks.gpu_check.cases import Cases, Figures, LeftOut
+from benchmarks.gpu_check.models import engine_of, load, require_memory, service_of
+from benchmarks.gpu_check.shapes import LLAMA_1B, LLAMA_8B, TINY, Llama
+from benchmarks.gpu_check.timing import copy_gb_per_s, traced
+from benchmarks.iterations import SERVICE, make_requests, measure
+from shoal.core import Request, Service
+from shoal.engine import Engine
+from shoal.execute.model.loading import ModelSet
+
+PROMPT, OUTPUT = 32, 65
+ROWS = (1, 16, 64, 256)
+DEPTHS = (1, 2)
+_WARM_UP = 4
+_TRACED_STEPS = 20
+_SECONDS = 4.0
+
+
+def run(cases: Cases) -> None:
+    models = TINY[:1] if cases.tiny else (LLAMA_1B, LLAMA_8B)
+    rows = ROWS[:2] if cases.tiny else ROWS
+    seconds = 0.0 if cases.tiny else _SECONDS
+    with TemporaryDirectory() as folder:
+        for model in models:
+            bench = _Bench(model, cases, Path(folder), rows[-1])
+            cases.run(f"{model.name}, weights", bench.load, seconds=seconds)
+            for count in rows:
+                for depth in DEPTHS:
+                    line = f"{model.name} x {count} {{ms a step:.2f}} ms" if depth == 1 else None
+                    name = f"{model.name}, {count} rows, depth {depth}"
+                    cases.run(name, partial(bench.decode, count, depth), seconds=seconds, line=line)
+            for count in sorted({rows[0], rows[-2]}):
+                name = f"{model.name}, {count} rows, depth 1, traced"
+                cases.run(name, partial(bench.trace, count), seconds=seconds, line="idle {GPU idle:.0%}")
+            bench.close()
+
+
+class _Bench:
+    """One model, and an engine of each depth around it."""
+
+    def __init__(self, model: Llama, cases: Cases, folder: Path, most_rows: int) -> None:
+        self._model = model
+        self._device, self._tiny = cases.device, cases.tiny
+        self._output = 2 * _WARM_UP if cases.tiny else OUTPUT
+        self._folder = folder
+        self._kv_bytes = model.kv_bytes(most_rows, PROMPT + self._output)
+        self._engines: dict[int, Engine] = {}
+        self._number = 0
+
+    @cached_property
+    def _service(self) -> Service:
+        return service_of(self._model, self._folder, SERVICE)
+
+    @cached_property
+    def _models(self) -> ModelSet:
+        require_memory(self._device, [self._model], len(DEPTHS) * self._kv_bytes)
+        return load(self._device, [self._service])
+
+    @cached_property
+    def _copies(self) -> float:
+        """GB a second that a copy on the device reads and writes."""
+        return copy_gb_per_s(self._device, tiny=self._tiny)
+
+    def load(self) -> Figures:
+        """Make the weights."""
+        started = time.perf_counter()
+        size = self._models.weight_bytes
+        return {"GiB": size / 2**30, "seconds to load": time.perf_counter() - started}
+
+    def decode(self, rows: int, depth: int) -> Figures:
+        """Steps of so many rows."""
+        engine = self._engine(depth)
+        measure(engine, 1, self._requests(rows, _WARM_UP))  # records, and compiles
+        done = measure(engine, 1, self._requests(rows, self._output))
+        floor_ms = self._model.read_bytes / self._copies / 1e6
+        return {
+            "ms a step": done.tpot_ms,
+            "tokens/s": done.tokens_per_s,
+            "of floor": done.tpot_ms / floor_ms,
+            "scheduling, us": done.scheduling_us,
+        }
+
+    def trace(self, rows: int) -> Figures:
+        """What the GPU does in some steps; the tracing makes them slower."""
+        engine = self._engine(1)
+        requests = self._requests(rows, self._output)
+        engine.submit(*requests)
+        begun: set[str] = set()
+        while len(begun) < rows:
+            begun.update(event.request_id for event in engine.step())
+        steps = _WARM_UP if self._tiny else _TRACED_STEPS
+        seen = traced(lambda: [engine.step() for _ in range(steps)], self._device)
+        engine.cancel_all()
+        while engine.busy:
+            engine.step()
+        if seen is None:
+            raise LeftOut("this device tells nothing of kernels")
+        return {"kernels a step": seen.kernels / steps, "GPU idle": seen.idle, "longest": seen.longest}
+
+    def close(self) -> None:
+        """Free the device's memory."""
+        for engine in self._engines.values():
+            engine.close()
+        self._engines.clear()
+        self.__dict__.pop("_models", None)
+        gc.collect()
+        if self._device != "cpu":
+            import torch
+
+            torch.cuda.empty_cache()
+
+    def _engine(self, depth: int) -> Engine:
+        if depth not in self._engines:
+            self._engines[depth] = engine_of(self._models, [self._service], self._kv_bytes, depth)
+        return self._engines[depth]
+
+    def _requests(self, rows: int, output: int) -> list[Request]:
+        self._number += 1
+        return make_requests(rows, PROMPT, output, self._number)

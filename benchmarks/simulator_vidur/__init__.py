@@ -1,0 +1,1 @@
+"""Speed of Shoal's simulator beside Vidur's."""

@@ -1,0 +1,258 @@
+"""One run of `two_services.py`: requests at their times into one engine, or into two of half the size."""
+
+import gc
+import multiprocessing
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+
+import numpy as np
+
+from benchmarks.two_services.outcome import Counts, Outcome, Run
+from benchmarks.two_services.policies import policy_of
+from benchmarks.two_services.workload import SERVICES, Arrival
+from shoal import SamplingParams, Service
+from shoal.core import SLO, ConfigError, Request, ShoalError
+from shoal.engine import Engine, EngineOptions, assemble_engine
+from shoal.execute.model.loading import ModelSet, load_models
+from shoal.kvcache import KVCacheOptions
+from shoal.measure import TokenGaps
+from shoal.models import resolve_model
+
+E2E_SCALE = 5.0
+"""The goal of every request: its end within so many times the execution time of its service."""
+
+HEAD_START_NS = 500_000_000
+"""For both dedicated engines to be built before the first request arrives."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all runs have in common. max_tokens: what every request asks for, more than it will get.
+
+    seconds: of arrivals; warm_up: of these, at the start, whose requests are served but not counted.
+    names: of the services. execution_s: L^ of each; None while it is being measured.
+    """
+
+    model: str
+    dtype: str
+    kv_bytes: int
+    max_tokens: int
+    seconds: float
+    drain: float
+    warm_up: float
+    names: tuple[str, ...]
+    execution_s: Mapping[str, float] | None = None
+
+    def services(self, names: Sequence[str]) -> tuple[Service, ...]:
+        """The services by these names."""
+        known = self.execution_s or {}
+        return tuple(
+            Service(
+                name=name,
+                model=self.model,
+                dtype=self.dtype,
+                execution_s=known.get(name),
+                slo=SLO(e2e_scale=E2E_SCALE) if name in known else SLO(),
+            )
+            for name in names
+        )
+
+
+def load(setting: Setting, names: Sequence[str], threads: int) -> ModelSet:
+    """The model, once, for all services that name it."""
+    services = setting.services(names)
+    folders = {service.name: resolve_model(service.model) for service in services}
+    return load_models(services, folders, device="cpu", threads=threads)
+
+
+def build(setting: Setting, models: ModelSet, policy: str, names: Sequence[str], threads: int) -> Engine:
+    """A fresh engine around models that are in memory already."""
+    scheduler, layout = policy_of(policy)
+    memory = KVCacheOptions(memory_bytes=setting.kv_bytes, layout=layout)
+    options = EngineOptions(
+        services=setting.services(names), kv_cache=memory, scheduler=scheduler, threads=threads
+    )
+    return assemble_engine(options, models, threads=threads)[0]
+
+
+def request_of(one: Arrival, max_tokens: int, start_ns: int) -> Request:
+    """Ends after exactly its output tokens, which no policy is told (but the oracle)."""
+    return Request(
+        id=one.id,
+        service=one.service,
+        prompt=one.prompt,
+        sampling=SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True),
+        arrival_ns=start_ns + round(one.at_s * 1e9),
+        true_output_tokens=one.output_tokens,
+    )
+
+
+class Client:
+    """Submits requests when they arrive, and notes when their tokens come."""
+
+    def __init__(self, engine: Engine, arrivals: Sequence[Arrival], setting: Setting, start_ns: int) -> None:
+        self._engine = engine
+        self._arrivals = arrivals
+        self._setting = setting
+        self._start_ns = start_ns
+        self._next = 0
+        self._outcomes = {one.id: Outcome(one.service, one.at_s, len(one.prompt)) for one in arrivals}
+        self._gaps_ns: dict[str, list[int]] = {one.service: [] for one in arrivals}
+
+    def run(self) -> Run:
+        """Until all have ended, or the time to drain is over."""
+        cap_s = self._setting.seconds + self._setting.drain
+        while (now_s := self._now_s()) < cap_s:
+            self._submit_due(now_s)
+            if self._engine.idle or not self._engine.busy:
+                if self._next == len(self._arrivals) and not self._engine.busy:
+                    break
+                self._sleep(now_s, cap_s)
+                continue
+            self._step()
+        return self._result(min(self._now_s(), cap_s))
+
+    def _now_s(self) -> float:
+        return (self._engine.now_ns() - self._start_ns) / 1e9
+
+    def _submit_due(self, now_s: float) -> None:
+        while self._next < len(self._arrivals) and self._arrivals[self._next].at_s <= now_s:
+            one = self._arrivals[self._next]
+            self._engine.submit(request_of(one, self._setting.max_tokens, self._start_ns))
+            self._next += 1
+
+    def _sleep(self, now_s: float, cap_s: float) -> None:
+        """Until the next arrival, the time the engine asked for, or the end."""
+        until_s = cap_s
+        if self._next < len(self._arrivals):
+            until_s = min(until_s, self._arrivals[self._next].at_s)
+        if self._engine.busy and self._engine.idle_until_ns is not None:
+            asked_s = (self._engine.idle_until_ns - self._start_ns) / 1e9
+            if asked_s <= now_s:
+                self._step()
+                return
+            until_s = min(until_s, asked_s)
+        time.sleep(max(0.0, until_s - now_s))
+
+    def _step(self) -> None:
+        events = self._engine.step()
+        now_s = self._now_s()
+        for event in events:
+            one = self._outcomes[event.request_id]
+            if event.tokens:
+                gap_s = one.receive(len(event.tokens), now_s)
+                if gap_s is not None and self._counts(one):
+                    self._gaps_ns[one.service].append(round(gap_s * 1e9))
+            if event.error is not None:
+                raise SystemExit(f"request {event.request_id} failed: {event.error}")
+            if event.finish is not None:
+                one.finish_s = now_s
+
+    def _counts(self, one: Outcome) -> bool:
+        return one.at_s >= self._setting.warm_up
+
+    def _result(self, ended_s: float) -> Run:
+        outcomes = [one for one in self._outcomes.values() if self._counts(one)]
+        for one in outcomes:
+            one.break_off(ended_s)
+        gaps = {name: TokenGaps() for name in self._gaps_ns}
+        for name, gaps_ns in self._gaps_ns.items():
+            gaps[name].add(np.array(gaps_ns, dtype=np.int64))
+        return Run(outcomes, gaps, self._repeated_work(), ended_s)
+
+    def _repeated_work(self) -> dict[str, Counts]:
+        return {
+            name: Counts(stats.preemptions, stats.recomputed_tokens, stats.swapped_tokens)
+            for name, stats in self._engine.stats().services.items()
+        }
+
+
+def run_shared(
+    setting: Setting, models: ModelSet, policy: str, arrivals: Sequence[Arrival], threads: int
+) -> Run:
+    """All services in one engine of this process."""
+    engine = build(setting, models, policy, setting.names, threads)
+    gc.collect()
+    try:
+        return Client(engine, arrivals, setting, engine.now_ns()).run()
+    finally:
+        engine.close()
+
+
+@dataclass(frozen=True)
+class HalfJob:
+    """One run of one of the dedicated engines."""
+
+    setting: Setting
+    arrivals: list[Arrival]
+    start_ns: int
+
+
+def _serve_half(pipe: Connection, setting: Setting, name: str) -> None:
+    """The process of one dedicated engine: one service, one thread, first come first served."""
+    models = load(setting, (name,), threads=1)
+    pipe.send("ready")
+    while True:
+        job: HalfJob | None = pipe.recv()
+        if job is None:
+            return
+        try:
+            engine = build(job.setting, models, "vllm", (name,), threads=1)
+            gc.collect()
+            pipe.send(Client(engine, job.arrivals, job.setting, job.start_ns).run())
+        except ShoalError as error:
+            pipe.send(error)
+            return
+        engine.close()
+        del engine
+
+
+class Halves:
+    """Two engines in two processes, each with one service, one thread and half of the KV memory.
+
+    They are started once, and wait (without using a core) while other policies run.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipes: dict[str, Connection] = {}
+        self._processes = []
+        for name in SERVICES:
+            mine, theirs = context.Pipe()
+            process = context.Process(target=_serve_half, args=(theirs, setting, name), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes[name] = mine
+            self._processes.append(process)
+        for pipe in self._pipes.values():
+            pipe.recv()
+
+    def run(self, setting: Setting, arrivals: Sequence[Arrival]) -> Run:
+        """As ``run_shared``, each service in its own engine."""
+        half = replace(setting, kv_bytes=setting.kv_bytes // 2)
+        start_ns = time.monotonic_ns() + HEAD_START_NS
+        for name, pipe in self._pipes.items():
+            pipe.send(HalfJob(half, [one for one in arrivals if one.service == name], start_ns))
+        runs: list[Run] = []
+        for name, pipe in self._pipes.items():
+            answer: Run | ShoalError = pipe.recv()
+            if isinstance(answer, ShoalError):
+                raise ConfigError(f"the dedicated engine of {name}: {answer}") from answer
+            runs.append(answer)
+        return Run(
+            [outcome for run in runs for outcome in run.outcomes],
+            {name: gaps for run in runs for name, gaps in run.gaps.items()},
+            {name: counts for run in runs for name, counts in run.counts.items()},
+            max(run.ended_s for run in runs),
+        )
+
+    def close(self) -> None:
+        """End both processes."""
+        for pipe in self._pipes.values():
+            with suppress(BrokenPipeError):
+                pipe.send(None)
+        for process in self._processes:
+            process.join(10)

@@ -1,0 +1,1 @@
+"""Experiments of the MELL paper: packing requests onto few engines, with migration."""

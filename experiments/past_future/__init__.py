@@ -1,0 +1,1 @@
+"""Experiments of the Past-Future paper: output lengths forecast for admission."""

@@ -1,0 +1,1 @@
+"""Experiments of the SCLS paper: slice-level scheduling of static batches."""

@@ -1,0 +1,1 @@
+"""Experiments of the SeaLLM paper: scheduling and placement of many services on shared engines."""

@@ -1,0 +1,1 @@
+"""Experiments of the UELLM paper: batching by predicted length, and device maps."""

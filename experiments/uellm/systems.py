@@ -1,0 +1,176 @@
+"""The systems of UELLM's Fig. 5: a device map each, and a way to batch on it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from experiments.uellm.testbed import GB, LAYER_BYTES, LAYERS, busy_share, even_map, four_devices
+from experiments.uellm.workload import (
+    MAX_OUTPUT,
+    MAX_PROMPT,
+    SERVICE,
+    BucketPredictor,
+    question_requests,
+)
+from shoal.core import Request, attainment, met
+from shoal.forecast import Bilinear, FittedTimes, LatencyModel, PaddedLatency
+from shoal.measure.records import RequestRow
+from shoal.place.device_maps import DEVICE_MAPS, DeviceMap, MapProblem
+from shoal.schedule import SchedulerOptions
+from shoal.simulate import EngineSpec, OpenLoop, ServiceSpec, Simulation, token_layout
+from shoal.static.batching import MemoryByBytes, static_preset
+from shoal.static.serving.cluster import StaticCluster
+from shoal.static.serving.simulated_request import StaticLimits
+
+DEVICE_BYTES = 24 * GB
+SPARE_BYTES = GB
+"""Of each device, that neither weights nor KV may have."""
+TOKEN_BYTES = 4 * 28 * 4096
+ACCURACY = 0.9951
+PROMPT_TOKEN_S = 3.6e-4
+CONTEXT_S = 1.4e-7
+BLOCK_TOKENS = 16
+TEST_REQUESTS = 64
+TEST_SEED = 1000
+"""Of the requests of stress tests, which no run serves."""
+
+HELR, EVEN, SEARCHED = "helr", "even", "searched"
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """One of the compared systems."""
+
+    device_map: str
+    """HELR's; even over all devices; or what stress tests found."""
+    batching: str | None
+    """Its static preset; None: our continuous batching."""
+    max_batch: int | None = None
+    """Most requests in a batch; None: what memory allows."""
+
+
+SYSTEMS: Mapping[str, System] = {
+    "s3": System(EVEN, "s3", 16),
+    "s3-memory": System(EVEN, "s3"),
+    "morphling": System(SEARCHED, "fifo", 16),
+    "ud": System(HELR, "fifo", 16),
+    "ub": System(EVEN, "uellm", 64),
+    "ua": System(HELR, "uellm", 64),
+    "ua-literal": System(HELR, "uellm-literal", 64),
+    "ua-odbs": System(HELR, "odbs", 64),
+    "shoal": System(HELR, None),
+}
+"""The paper's five by its names, and ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """One run of a system."""
+
+    latency_s: float
+    """Mean over all requests."""
+    attainment: float
+    """Share of requests answered within their goal."""
+    tokens: int
+    """Output tokens of all requests."""
+    duration_s: float
+    """Until the last answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """The model on the paper's four devices."""
+
+    problem: MapProblem
+    """The devices, all of them free."""
+    device_map: DeviceMap
+    """Which layers are where."""
+    tests_s: float = 0.0
+    """How long stress tests took before it was chosen."""
+
+    @property
+    def utilisation(self) -> float:
+        """Share of a pass in which a device in use computes."""
+        return busy_share(self.problem, self.device_map)
+
+    @property
+    def slowdown(self) -> float:
+        """Times that computing takes as long as on the fastest device alone."""
+        fastest = max(self.problem.bytes_per_s.values())
+        return self.device_map.cost_s * fastest / (LAYERS * LAYER_BYTES)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Memory of the devices in use that is left for KV."""
+        return len(self.device_map.stages) * (DEVICE_BYTES - SPARE_BYTES) - LAYERS * LAYER_BYTES
+
+    @property
+    def times(self) -> PaddedLatency:
+        """How long static batches take."""
+        iteration_s = self.device_map.cost_s
+        token_s, context_s = PROMPT_TOKEN_S * self.slowdown, CONTEXT_S * self.slowdown
+        return PaddedLatency(
+            prefill=Bilinear(product=token_s, sequence=0.0, length=0.0, constant=iteration_s),
+            decode=Bilinear(product=context_s, sequence=token_s, length=0.0, constant=iteration_s),
+        )
+
+    def serve(self, system: System, requests: Sequence[Request]) -> Served:
+        """Requests that all wait at the beginning, on a virtual clock."""
+        if system.batching is None:
+            return self._serve_continuously(requests)
+        cluster = StaticCluster(
+            replace(static_preset(system.batching), max_batch=system.max_batch),
+            StaticLimits(context_tokens=MAX_PROMPT + MAX_OUTPUT),
+            workers=1,
+            estimate=self.times,
+            memory=MemoryByBytes(token_bytes=TOKEN_BYTES, available_bytes=self.kv_bytes),
+            predictor=BucketPredictor(ACCURACY),
+        )
+        run = cluster.run(requests)
+        return _served(run.requests, run.report.duration_s)
+
+    def kept_alone(self, requests: Sequence[Request]) -> float:
+        """Share of requests whose goal is no shorter than their answer takes with nothing beside it."""
+        times = [self.times.serve(1, len(one.prompt), one.true_output_tokens or 1) for one in requests]
+        goals = [one.slo.e2e_s for one in requests if one.slo is not None]
+        return fmean(goal is None or time <= goal for time, goal in zip(times, goals, strict=True))
+
+    def _serve_continuously(self, requests: Sequence[Request]) -> Served:
+        costs = LatencyModel(
+            constant_s=self.device_map.cost_s,
+            sequence_s=0.0,
+            token_s=PROMPT_TOKEN_S * self.slowdown,
+            context_s=CONTEXT_S * self.slowdown,
+            work_s=CONTEXT_S * self.slowdown,
+        )
+        service = ServiceSpec(times=FittedTimes(costs), context_tokens=MAX_PROMPT + MAX_OUTPUT)
+        spec = EngineSpec(
+            services={SERVICE: service},
+            layout=token_layout(self.kv_bytes // TOKEN_BYTES // BLOCK_TOKENS, BLOCK_TOKENS, SERVICE),
+            scheduler=SchedulerOptions(preemption_mode="recompute", max_token_gap_s=1e9),
+        )
+        record = Simulation([spec], OpenLoop(requests)).run()
+        return _served(record.requests, record.end_ns / 1e9)
+
+
+def deployments() -> dict[str, Deployment]:
+    """HELR's, the even one, and the best of those that Morphling tries."""
+    problem = four_devices([DEVICE_BYTES] * 4)
+    tried = [Deployment(problem, even_map(problem, count)) for count in range(1, 5)]
+    requests = question_requests(TEST_REQUESTS, TEST_SEED)
+    tests = [one.serve(SYSTEMS["morphling"], requests) for one in tried]
+    best = min(range(len(tried)), key=lambda at: tests[at].duration_s)
+    return {
+        HELR: Deployment(problem, DEVICE_MAPS["helr"](problem)),
+        EVEN: tried[-1],
+        SEARCHED: replace(tried[best], tests_s=sum(test.duration_s for test in tests)),
+    }
+
+
+def _served(rows: Sequence[RequestRow], duration_s: float) -> Served:
+    return Served(
+        latency_s=fmean(row.e2e_s for row in rows),
+        attainment=attainment(met(row, row.slo) for row in rows),
+        tokens=sum(row.output_tokens for row in rows),
+        duration_s=duration_s,
+    )
