@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.cluster.dispatch import DISPATCHES
+from shoal.cluster.manager.dispatch import DISPATCHES
 from shoal.config.scenario_file import load_scenario
 from shoal.config.scenario_run import PreparedRun, prepare
 from shoal.config.setting_tree import parse_yaml

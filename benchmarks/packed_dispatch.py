@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from shoal.cluster.dispatch import DISPATCH_NAMES
+from shoal.cluster.manager.dispatch import DISPATCH_NAMES
 from shoal.config.scenario_file import load_scenario
 from shoal.config.scenario_run import prepare
 from shoal.config.setting_tree import parse_yaml

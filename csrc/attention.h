@@ -1,4 +1,4 @@
-/* Paged attention: what its files share, and what Python passes (shoal.execute.attention.native). */
+/* Paged attention: what its files share, and what Python passes (shoal.execute.attention.native_backend). */
 #ifndef SHOAL_ATTENTION_H
 #define SHOAL_ATTENTION_H
 

@@ -19,7 +19,7 @@ from benchmarks.gpu_check.parts import tests as tests_part
 from benchmarks.gpu_check.shapes import LLAMA_1B, LLAMA_8B
 from benchmarks.gpu_check.timing import summary
 from gpu_check_builders import ROOT
-from shoal.execute.attention.paged import BatchedStep
+from shoal.execute.attention.torch_backends import BatchedStep
 
 timed_kernels = st.tuples(st.sampled_from("abcd"), st.integers(0, 20), st.integers(1, 6))
 

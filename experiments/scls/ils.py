@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from experiments.result import Value
 from experiments.scls.setup import AVAILABLE_BYTES, ENGINES, SECONDS, TOKEN_BYTES, WORKERS, ZETA
 from experiments.scls.workload import MAX_OUTPUT, MAX_PROMPT, SERVICE, codefuse_requests
-from shoal.cluster.dispatch import RoundRobin
+from shoal.cluster.manager.dispatch import RoundRobin
 from shoal.core import percentile
 from shoal.forecast import StepRows
 from shoal.measure import RunRecord

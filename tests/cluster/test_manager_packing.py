@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from manager_builders import SPEED, Bench, dispatched
 
 from hypothesis_profiles import examples
-from shoal.cluster import repacking
+from shoal.cluster.manager import repacking
 from shoal.cluster.manager.actions import ClusterAction, Dispatch, Reserve, UnloadService, Withdraw
 from shoal.cluster.manager.dispatch import PackerDispatch, dispatch_named
 from shoal.cluster.manager.engine_load import EngineLoad, Newcomer

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from test_cluster_local import TIMEOUT_S, Watched, attached, left_behind, nothing_left, run
 
-from shoal.cluster import node_start
+from shoal.cluster.backends import node_start
 from shoal.cluster.backends.interface import Exited
 from shoal.cluster.backends.make import make_backend
 from shoal.cluster.backends.node_start import drop_early_node, start_early_node

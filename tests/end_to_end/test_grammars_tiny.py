@@ -15,7 +15,7 @@ from execute_builders import make_model, make_prompt, tiny_config
 from grammar_builders import EOS, Letters, write_tokenizer
 
 from shoal.core import Grammar, GrammarKind, Request, ResumeState
-from shoal.execute.grammar import health as grammar_health
+from shoal.execute.grammar import watchdog as grammar_health
 from shoal.execute.grammar.masks import RowMasks
 
 SERVICE = "llama"

@@ -12,7 +12,6 @@ from shoal.engine import wire
 from shoal.execute.grammar import pool as grammar_pool
 from shoal.execute.grammar.fork_server import GrammarModel
 from shoal.execute.grammar.pool import MAX_PROCESSES, GrammarPool
-from shoal.execute.grammar.template import GrammarModel
 from shoal.frontend.choice_requests import expand_choices
 
 MODEL = GrammarModel("folder", 256, (0,))

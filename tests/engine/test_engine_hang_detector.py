@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.core import StepPlan
-from shoal.engine.process.hang_detector import PresentStep, HangDetector, StepTimer
+from shoal.engine.process.hang_detector import HangDetector, PresentStep, StepTimer
 
 
 class Clock:

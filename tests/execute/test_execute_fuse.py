@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 from shoal.core import Service
 from shoal.execute.linear.bf16_linear import Bf16Linear, Bf16Packing
 from shoal.execute.linear.prepack import PackedGatedMLP, PackedLinear, can_prepack, prepack
-from shoal.execute.model import fuse_layers
+from shoal.execute.model import fuse_decoder_layers as fuse_layers
 from shoal.execute.model.fuse_norms_mlps import FusedRMSNorm, NativeGatedMLP, fuse
 from shoal.execute.model.int8_model import use_int8
 from shoal.execute.model.loading import load_models

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, Ph
 
 from gguf_files import TOKENS
 from gguf_models import write_gguf_model
-from shoal.models import convert
+from shoal.models.conversion import convert
 
 SHAPE: dict[str, Any] = {
     "vocab_size": len(TOKENS),

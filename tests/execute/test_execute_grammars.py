@@ -30,9 +30,9 @@ from shoal.core import (
     QueueFull,
     SamplingParams,
 )
-from shoal.execute.grammar import health as grammar_health
 from shoal.execute.grammar import masks as grammar_masks
 from shoal.execute.grammar import pool as grammar_pool
+from shoal.execute.grammar import watchdog as grammar_health
 from shoal.execute.grammar import worker as grammar_worker
 from shoal.execute.grammar.fork_server import GrammarModel, GrammarTemplates
 from shoal.execute.grammar.masks import GrammarMasks, RowMasks

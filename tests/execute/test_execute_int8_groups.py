@@ -15,14 +15,15 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from at_hand import on_cpu
 from gguf_files import write_tiny_llama
 from shoal.core import ModelUnavailable, Service
-from shoal.execute.linear import int8 as int8_linear
+from shoal.execute.linear import int8_linear
 from shoal.execute.linear.int8_linear import Int8Linear
 from shoal.execute.linear.int8_weights import unpack
-from shoal.execute.model import int8_model, precision
+from shoal.execute.model import choose_dtype as precision
+from shoal.execute.model import int8_model
 from shoal.execute.model.choose_dtype import FAST_INT8
 from shoal.execute.model.int8_model import use_int8
 from shoal.execute.model.loading import LoadedModel, load_models
-from shoal.models import convert
+from shoal.models.conversion import convert
 from shoal.models.folder.weights import COMPLETE, GROUPS_FILE
 from shoal.native import VARIANTS
 

@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from at_hand import on_cpu
 from shoal.core import ConfigError, ModelUnavailable, ModelUnsupported, Service
-from shoal.execute.linear import int8 as int8_linear
+from shoal.execute.linear import int8_linear
 from shoal.execute.linear.int8_linear import Int8Linear
 from shoal.execute.model import int8_model
 from shoal.execute.model.loading import LoadedModel, load_models

@@ -13,7 +13,7 @@ from shoal.core import BlockCopy, NewSequence, Service, StepPlan
 from shoal.execute.attention.kv_buffers import KVStore
 from shoal.execute.model.loading import ModelSet, load_models
 from shoal.execute.torch_executor import TorchExecutor
-from shoal.kvcache import BlockPool, KVShape, LayerShape, Move, PoolLayout, plan_layout
+from shoal.kvcache import BlockMove, BlockPool, KVShape, LayerShape, PoolLayout, plan_layout
 
 BLOCK = 4
 DTYPES = {"a": "float32", "b": "bfloat16"}
@@ -234,7 +234,7 @@ def test_block_numbers_given_up_may_be_handed_out_again_in_the_same_plan(
     assert a.output == expected["a"]
 
 
-def compacted(moves: Sequence[Move], running: Sequence[Running]) -> dict[str, object]:
+def compacted(moves: Sequence[BlockMove], running: Sequence[Running]) -> dict[str, object]:
     """Rename the blocks in the tables; the plan's part in it."""
     moved = []
     for one in running:

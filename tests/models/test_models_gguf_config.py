@@ -29,7 +29,7 @@ from transformers import (
 from gguf_files import TOKENS, write_tiny_llama
 from gguf_models import write_gguf_model
 from shoal.core import ModelUnsupported
-from shoal.models import convert
+from shoal.models.conversion import convert
 from shoal.models.gguf.config import ARCHITECTURES, transformers_config
 from shoal.models.gguf.file import GgufFile
 from shoal.models.gguf.rope import rope_parameters

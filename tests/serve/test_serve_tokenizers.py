@@ -26,7 +26,7 @@ from shoal.models.tokenizer.messages import (
     decode_answer,
     encode,
 )
-from shoal.models.tokenizer_process import _Process
+from shoal.models.tokenizer.process import _Process
 from shoal.serve import tokenizer_subprocess
 from shoal.serve.tokenizers import Tokenizers
 

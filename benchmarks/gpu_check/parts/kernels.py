@@ -13,7 +13,7 @@ import torch
 from benchmarks.gpu_check.cases import Cases, Figures, LeftOut
 from benchmarks.gpu_check.pool import Heads, Pool, Row, pool_bytes
 from benchmarks.gpu_check.timing import free_bytes, wait
-from shoal.execute.attention.paged import ReferenceStep
+from shoal.execute.attention.torch_backends import ReferenceStep
 from shoal.execute.attention.triton_backend import TritonStep
 
 DTYPES = ("bfloat16", "float16", "float32")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shoal.cluster.dispatch import DISPATCH_NAMES
+from shoal.cluster.manager.dispatch import DISPATCH_NAMES
 from shoal.config.scenario import (
     INCIDENTS,
     LARGEST_ENGINES,

@@ -11,7 +11,7 @@ from typing import Self
 import psutil
 
 from shoal.engine.process.child_signals import interrupts_held_back, kill_child
-from shoal.models.tokenizer_messages import HEADER
+from shoal.models.tokenizer.messages import HEADER
 
 # A process that uses no CPU time for this long is stopped, for example by SIGSTOP.
 _STALL_TIMEOUT_S = 3.0
@@ -50,7 +50,7 @@ class TokenizerSubprocess:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
                     "-m",
-                    "shoal.models.tokenizer_process",
+                    "shoal.models.tokenizer.process",
                     str(child_end.fileno()),
                     stdin=asyncio.subprocess.DEVNULL,
                     pass_fds=[child_end.fileno()],

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from shoal.engine.process.child_signals import interrupts_held_back
-from shoal.models.child import end_with_parent
+from shoal.models.child_process import end_with_parent
 
 Shared = TypeVar("Shared")
 Point = TypeVar("Point")

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from shoal.cluster.node import wire
-from shoal.cluster.node.engines import Node, NodeEvent
+from shoal.cluster.node.engine_processes import Node, NodeEvent
 from shoal.engine.process.child_process import PrestartedEngine
 from shoal.engine.process.lifeline import PROTOCOL
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 from pydantic import AfterValidator, Field
 
 from shoal.core import InvalidRequest
-from shoal.models.chat_template import Layout
+from shoal.models.chat_template.template import Layout
 from shoal.serve.strict_model import MAX_FIELDS, EmptyDict, NotFalse, NotTrue, StrictModel
 from shoal.serve.tools.tool_use import ToolUse
 
