@@ -18,30 +18,51 @@ SITUATIONS = {
 """Method, rounds before the request is stopped, whether the destination has no room, whether the source
 refuses."""
 
+HANDLERS = World(*SITUATIONS["live"]).manager._handlers
+
 
 def walk(world: World, faults: int) -> list[World]:
     """Try all orders of what can happen, with at most so many faults; the worlds in which all is over."""
     seen: set[bytes] = set()
     over: list[World] = []
-    stack = [(pickle.dumps(world), faults)]
+    stack = [(freeze(world), faults)]
     while stack:
         state, left = stack.pop()
         key = state + bytes([left])
         if key in seen:
             continue
         seen.add(key)
-        now = pickle.loads(state)
+        now = thaw(state)
         harmless = set(now.choices(0))
-        for choice in now.choices(left):
-            following = pickle.loads(state)
+        choices = now.choices(left)
+        for number, choice in enumerate(choices):
+            following = now if number == 0 and harmless else thaw(state)
             following.do(choice)
             following.check()
-            stack.append((pickle.dumps(following), left - (choice not in harmless)))
+            stack.append((freeze(following), left - (choice not in harmless)))
         if not harmless:
             now.finish()
             now.check_end()
             over.append(now)
     return over
+
+
+def freeze(world: World) -> bytes:
+    """The world but for the manager's methods by kind of event, which are much of it and never change."""
+    handlers, world.manager._handlers = world.manager._handlers, {}
+    try:
+        return pickle.dumps(world)
+    finally:
+        world.manager._handlers = handlers
+
+
+def thaw(state: bytes) -> World:
+    """The world that was frozen."""
+    world: World = pickle.loads(state)
+    world.manager._handlers = {
+        kind: getattr(world.manager, method.__name__) for kind, method in HANDLERS.items()
+    }
+    return world
 
 
 def check_samples(world: World) -> None:
