@@ -49,7 +49,7 @@ def test_skip_ahead_on_and_off_leave_identical_records_and_logs(
         max_batched_tokens=64,
         **knobs,
     )
-    requests = make_workload(40, rate=rate, services=tuple(services), block_size=block_size, seed=seed)
+    requests = make_workload(24, rate=rate, services=tuple(services), block_size=block_size, seed=seed)
     on, log_on = run([spec], requests, skip_ahead=True)
     off, log_off = run([spec], requests, skip_ahead=False)
     assert log_on == log_off

@@ -140,7 +140,7 @@ def test_any_packer_goes_with_any_scheduler(
 ) -> None:
     options = replace(PLAIN, order=ORDERS[order](), admission=ADMISSIONS[admission](), depth=depth)
     specs = [make_spec(blocks, options=options, per_merged={"a": 1, "b": 2}) for _ in range(3)]
-    requests = make_workload(40, rate=60, services=("a", "b"), seed=seed)
+    requests = make_workload(24, rate=60, services=("a", "b"), seed=seed)
     on, off = (
         run(specs, requests, packer, link=link, deaths=deaths, drains=drains, skip_ahead=skip)
         for skip in (True, False)

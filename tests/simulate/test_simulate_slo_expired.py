@@ -59,7 +59,7 @@ def test_skip_ahead_on_and_off_leave_identical_records_and_logs(
 ) -> None:
     knobs |= dict(zip(("depth", "max_iterations"), shape, strict=True))
     spec = make_spec(blocks, per_merged=services, victim="newest", max_batched_tokens=64, **knobs)
-    requests = with_goals(make_workload(40, rate=rate, services=tuple(services), seed=seed), goals)
+    requests = with_goals(make_workload(24, rate=rate, services=tuple(services), seed=seed), goals)
     (on, log_on), (off, log_off) = (
         run([spec], requests if clients is None else ClosedLoop(requests, clients), skip_ahead=skip_ahead)
         for skip_ahead in (True, False)
