@@ -189,17 +189,17 @@ def test_prompts_of_a_service_whose_decodes_take_part_all_the_time_do_not_wait_l
     """Its decodes are in every step of the other, which has more requests: that is no turn of its own."""
     waits = []
     for co_batch in (True, False):
-        scheduler = make_shared(400, order=order, co_batch=co_batch, execution_s=100 * STEP_NS / 1e9)
-        requests = [make_request(4, 150) for _ in range(5)] + [make_request(4, 150, service="b")]
+        scheduler = make_shared(400, order=order, co_batch=co_batch, execution_s=50 * STEP_NS / 1e9)
+        requests = [make_request(4, 60) for _ in range(5)] + [make_request(4, 60, service="b")]
         late = make_request(4, 5, service="b")
 
         def before_step(step, _, scheduler=scheduler, late=late):
-            if step == 40:
+            if step == 20:
                 scheduler.submit(late, step * STEP_NS)
-            return step < 40
+            return step < 20
 
         done = run(scheduler, requests, before_step=before_step)
-        waits.append(first_steps(done, [*requests, late])[late.id] - 40)
+        waits.append(first_steps(done, [*requests, late])[late.id] - 20)
     together, apart = waits
     assert together <= apart
 
@@ -259,7 +259,7 @@ def test_services_that_have_gone_without_a_step_for_longest_come_first():
 def test_a_device_too_small_for_all_together_is_asked_for_it_ever_more_rarely(depth):
     """Each service fits by itself, both do not."""
     scheduler = make_shared(400, depth=depth)
-    requests = [make_request(4, 100, service=NAMES[number % 2]) for number in range(16)]
+    requests = [make_request(4, 60, service=NAMES[number % 2]) for number in range(16)]
     done = run(scheduler, requests, fails=Device(rows=10).fails)
     assert set(done.ends.values()) == {FinishReason.STOP}
     assert len(done.failed) <= 2 + len(done.plans).bit_length()

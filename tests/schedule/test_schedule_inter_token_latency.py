@@ -174,7 +174,7 @@ def test_prompts_whose_log_probabilities_are_wanted_have_chunks_of_their_own(sco
     wanted = {"prompt_logprobs": 0} if scored else {}
     arrivals = [(at * SECOND, make_request(100, 1)) for at in range(3 if known else 0)]
     arrivals += [
-        (5 * SECOND, make_request(4, 9_000, id="stream")),
+        (5 * SECOND, make_request(4, 2_000, id="stream")),
         (6 * SECOND, make_request(2_000, 2, **wanted)),
         (80 * SECOND, make_request(2_000, 1)),
         (100 * SECOND, make_request(2_000, 1)),

@@ -207,10 +207,14 @@ policies = st.fixed_dictionaries(
 
 
 @pytest.mark.parametrize("order", ORDER_POINTS, ids=str)
-@pytest.mark.parametrize("preemption", PREEMPTIONS, ids=str)
-@settings(max_examples=examples(25), deadline=None)
-@given(work=workloads(), admission=st.sampled_from(ADMISSION_POINTS), policy=policies)
-def test_every_request_ends_exactly_once(order, preemption, work, admission, policy):
+@settings(max_examples=examples(75), deadline=None)
+@given(
+    work=workloads(),
+    admission=st.sampled_from(ADMISSION_POINTS),
+    policy=policies,
+    preemption=st.sampled_from(PREEMPTIONS),
+)
+def test_every_request_ends_exactly_once(order, work, admission, policy, preemption):
     scheduler, done = serve(work, admission, **{**policy, **preemption, "order": order})
     assert done.ends.keys() == {request.id for request in work["requests"]}
     check_ends(work, scheduler, done)
