@@ -1,6 +1,7 @@
 """Requests that wait are forecast several at a time; they are admitted as if each were alone."""
 
 from dataclasses import replace
+from itertools import cycle, product, repeat
 from random import Random
 
 import pytest
@@ -62,9 +63,13 @@ def record(monkeypatch, admission, order, per_merged, requests, depth):
     return answers, done.log, max(len(plan.joined) for plan in done.plans)
 
 
-@pytest.mark.parametrize("count", [50, pytest.param(140, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("admission", ADMISSIONS)
+@pytest.mark.parametrize(
+    ("admission", "order", "count"),
+    [
+        *zip(cycle(ADMISSIONS), ORDERS, repeat(50)),
+        *(pytest.param(*both, 140, marks=pytest.mark.slow) for both in product(ADMISSIONS, ORDERS)),
+    ],
+)
 def test_decisions_are_those_of_one_forecast_for_each_request(monkeypatch, admission, order, count):
     seed = sorted(ADMISSIONS).index(admission) + len(ADMISSIONS) * sorted(ORDERS).index(order)
     per_merged = {"a": 2, "b": 1} if seed % 3 == 0 else {"a": 1}
