@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from end_to_end_builders import OVERCOMMIT, greedy_reference, make_request, run_engine
+from end_to_end_builders import OVERCOMMIT, make_request, run_engine
 from execute_builders import make_model, make_prompt, tiny_config
+from references import assert_greedy
 
+from crossed import crossed
 from shoal.core import derive_seed
 from shoal.schedule import FcfsStrict
 
@@ -53,8 +55,7 @@ def prompts() -> list[list[int]]:
     return [*made, made[-1][:40] + make_prompt(8, seed=99)]
 
 
-@pytest.mark.parametrize("circumstance", CIRCUMSTANCES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "circumstance"), crossed(KINDS, CIRCUMSTANCES))
 def test_greedy_output_equals_transformers(kind: str, circumstance: str, folders: dict[str, Path]) -> None:
     pair = (kind, PARTNER[kind])
     requests = [
@@ -71,9 +72,8 @@ def test_greedy_output_equals_transformers(kind: str, circumstance: str, folders
     outcome = run_engine({name: folders[name] for name in pair}, [requests, again], **settings)
     for service in pair:
         for i, prompt in enumerate(prompts()):
-            expected = greedy_reference(folders[service], prompt, OUTPUT)
-            assert outcome.tokens[f"{service}-{i}"] == expected
-            assert outcome.tokens[f"{service}-again-{i}"] == expected
+            for name in (f"{service}-{i}", f"{service}-again-{i}"):
+                assert_greedy(folders[service], prompt, outcome.tokens[name], OUTPUT)
     assert (outcome.preemptions > 0) == ("preemptions" in circumstance)
     if "preemptions" not in circumstance:
         assert (outcome.cached_tokens > 0) == settings.get("prefix_caching", True)
@@ -83,9 +83,8 @@ def test_greedy_output_equals_transformers(kind: str, circumstance: str, folders
 def test_greedy_output_alone(kind: str, folders: dict[str, Path]) -> None:
     rounds = [[make_request(str(i), kind, prompt, OUTPUT)] for i, prompt in enumerate(prompts())]
     outcome = run_engine({kind: folders[kind]}, rounds, prefix_caching=False)
-    assert outcome.tokens == {
-        str(i): greedy_reference(folders[kind], prompt, OUTPUT) for i, prompt in enumerate(prompts())
-    }
+    for i, prompt in enumerate(prompts()):
+        assert_greedy(folders[kind], prompt, outcome.tokens[str(i)], OUTPUT)
 
 
 SAMPLING: list[dict[str, Any]] = [

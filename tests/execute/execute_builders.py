@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -93,6 +94,8 @@ BACKENDS = (
 """Attention backends that a user may choose, to parametrise a test with."""
 
 KINDS = ("llama", "qwen2", "qwen3", "mistral", "mixtral", "gemma2", "gemma3", "gpt2", "opt")
+_SAVED: dict[tuple[str, torch.dtype, int], dict[str, bytes]] = {}
+"""Files of the models that were made: many tests make the same."""
 
 
 def make_model(
@@ -100,13 +103,24 @@ def make_model(
 ) -> Path:
     """Save a random model of ``config``; its weights are large enough that attention matters."""
     torch.manual_seed(seed)
+    key = (config.to_json_string(use_diff=False), dtype, seed)
+    if key not in _SAVED:
+        _SAVED[key] = _save(config, dtype)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in _SAVED[key].items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def _save(config: PretrainedConfig, dtype: torch.dtype) -> dict[str, bytes]:
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(4.0)
-    model.to(dtype).save_pretrained(folder)
-    return folder
+    with TemporaryDirectory() as folder:
+        model.to(dtype).save_pretrained(folder)
+        return {file.name: file.read_bytes() for file in Path(folder).iterdir()}
 
 
 def reference_tokens(folder: Path, prompt: Sequence[int], count: int) -> list[int]:

@@ -1,5 +1,6 @@
 """Greedy float32 output of the executor equals `transformers`, for every supported kind of model."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ from execute_builders import (
     HandScheduler,
     make_model,
     make_prompt,
-    reference_tokens,
     tiny_config,
 )
-from transformers import AutoModelForCausalLM
+from references import assert_greedy, reference_model
+
+from crossed import crossed
 
 LENGTHS = (1, 5, 16, 23, 40, 70)
 OUTPUT = 14
@@ -26,23 +28,25 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {kind: make_model(root / kind, tiny_config(kind)) for kind in KINDS}
 
 
-@pytest.fixture(scope="module")
-def expected(folders: dict[str, Path]) -> dict[str, list[list[int]]]:
-    prompts = [make_prompt(n, seed=n) for n in LENGTHS]
-    return {kind: [reference_tokens(folders[kind], p, OUTPUT) for p in prompts] for kind in KINDS}
+PROMPTS = [make_prompt(length, seed=length) for length in LENGTHS]
 
 
-@pytest.mark.parametrize("attention", BACKENDS)
-@pytest.mark.parametrize("layout", ["merged", "split"])
-@pytest.mark.parametrize("kind", KINDS)
+def assert_all_greedy(folder: Path, outputs: Sequence[Sequence[int]]) -> None:
+    """They go on from all prompts as `transformers` does."""
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        assert_greedy(folder, prompt, output, OUTPUT)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout", "attention"), crossed(KINDS, ["merged", "split"], BACKENDS, of_each=2)
+)
 def test_every_kind_in_a_poisoned_pool(
-    kind: str, layout: str, attention: str, folders: dict[str, Path], expected: dict[str, list[list[int]]]
+    kind: str, layout: str, attention: str, folders: dict[str, Path]
 ) -> None:
     scheduler = HandScheduler({kind: folders[kind]}, attention=attention, layout=layout)
-    prompts = [make_prompt(n, seed=n) for n in LENGTHS]
     for chunk in (1000, 7):
         scheduler.poison()
-        assert scheduler.generate(kind, prompts, OUTPUT, chunk=chunk) == expected[kind]
+        assert_all_greedy(folders[kind], scheduler.generate(kind, PROMPTS, OUTPUT, chunk=chunk))
 
 
 @pytest.mark.parametrize("attention", BACKENDS)
@@ -62,28 +66,22 @@ def test_logits_behind_longer_prompts(
     monkeypatch.setattr(scheduler.executor, "_forward", forward)
     prompt = make_prompt(length, seed=1)
     [tokens] = scheduler.generate(kind, [prompt], 4)
-    reference = AutoModelForCausalLM.from_pretrained(folders[kind], dtype=torch.float32)
+    reference = reference_model(folders[kind])
     with torch.inference_mode():
         expected = reference(torch.tensor([prompt + tokens[:-1]])).logits[0, length - 1 :]
     torch.testing.assert_close(torch.cat(seen).cpu(), expected, rtol=0, atol=1e-4)
 
 
-def test_two_models_with_different_shapes_share_one_pool(
-    folders: dict[str, Path], expected: dict[str, list[list[int]]]
-) -> None:
+def test_two_models_with_different_shapes_share_one_pool(folders: dict[str, Path]) -> None:
     scheduler = HandScheduler({"llama": folders["llama"], "gemma3": folders["gemma3"]})
     scheduler.poison()
-    prompts = [make_prompt(n, seed=n) for n in LENGTHS]
     for kind in ("llama", "gemma3", "llama"):
-        assert scheduler.generate(kind, prompts, OUTPUT) == expected[kind]
+        assert_all_greedy(folders[kind], scheduler.generate(kind, PROMPTS, OUTPUT))
 
 
-def test_a_worker_thread_gives_the_same_tokens(
-    folders: dict[str, Path], expected: dict[str, list[list[int]]]
-) -> None:
+def test_a_worker_thread_gives_the_same_tokens(folders: dict[str, Path]) -> None:
     scheduler = HandScheduler({"llama": folders["llama"]}, depth=2)
-    prompts = [make_prompt(n, seed=n) for n in LENGTHS]
-    assert scheduler.generate("llama", prompts, OUTPUT) == expected["llama"]
+    assert_all_greedy(folders["llama"], scheduler.generate("llama", PROMPTS, OUTPUT))
     scheduler.executor.close()
 
 
