@@ -16,8 +16,9 @@ from shoal.plan.outcomes import Outcomes
 from shoal.plan.trial import Part, Trial, simulate, split
 from shoal.plan.tune import Search, tune
 from shoal.schedule import SchedulerOptions
-from shoal.schedule.policies.admissions import Conservative, Slice
-from shoal.schedule.policies.orders import Fcfs
+from shoal.schedule.admissions import Conservative, Slice
+from shoal.schedule.orders import Fcfs
+from small_searches import small_searches
 
 HERE = Search(trials=4, processes=1)
 
@@ -75,9 +76,10 @@ def test_a_bad_default_is_replaced_by_what_beats_it(tmp_path):
 
 def test_a_default_that_nothing_surely_beats_stays(tmp_path):
     """With room for everybody all schedulers do nearly the same."""
-    text = SCENARIO.replace("rate: 30", "rate: 2")
+    text = SCENARIO.replace("rate: 30", "rate: 2").replace("400", "100")
     run = prepared(tmp_path, text)
-    tuned = tune(run, HERE)
+    with small_searches():
+        tuned = tune(run, HERE)
     assert tuned.best == run.scenario.scheduler
     assert tuned.table[0].outcomes.attainment == 1
 
@@ -108,8 +110,9 @@ def test_without_goals_latency_counts(tmp_path):
 
 
 def test_processes_change_nothing(tmp_path):
-    run = prepared(tmp_path)
-    here, there = (tune(run, replace(HERE, processes=count)) for count in (1, 2))
+    run = prepared(tmp_path, SCENARIO.replace("400", "100"))
+    with small_searches():
+        here, there = (tune(run, replace(HERE, processes=count)) for count in (1, 2))
     assert here.rounds == there.rounds
     assert here.best == there.best
 
