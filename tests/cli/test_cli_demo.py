@@ -305,11 +305,11 @@ def test_the_table_fits_a_narrow_terminal():
 def test_an_engine_for_each_model_has_half_of_cores_and_memory(tmp_path):
     setup = DemoSetup(kv_bytes=24 << 20, preset="vllm", compare=True)
     read = {}
-    for name, text in (("together", setup.together()), ("apart", setup.apart(threads=5))):
+    for name, text in (("shared", setup.shared_config()), ("separate", setup.separate_config(threads=5))):
         (tmp_path / name).write_text(text)
         read[name] = load_config(ServerOptions, file=tmp_path / name)
-    [shared] = read["together"].engine_plans()
-    engines = read["apart"].engine_plans()
+    [shared] = read["shared"].engine_plans()
+    engines = read["separate"].engine_plans()
     assert ([shared.options.kv_cache.memory_bytes], [shared.options.threads]) == ([24 << 20], [None])
     assert [engine.options.kv_cache.memory_bytes for engine in engines] == [12 << 20] * 2
     assert [engine.options.threads for engine in engines] == [2, 2]
@@ -328,7 +328,7 @@ def test_the_comparison_is_of_the_whole_burst_and_of_its_requests():
         for end in (1.0, 2.0)
     ]
     lines = list(comparison(*map(summarise, bursts)))
-    assert lines[1] == "the burst took 0.50 times as long, a request in the mean 0.50 times."
+    assert lines[1] == "the burst took 0.50 times as long, a request on average 0.50 times."
     assert all(len(line) <= 80 for line in lines)
 
 

@@ -1,7 +1,7 @@
 """The command line: ``shoal serve | generate | static | chat | models | demo | profile | version``.
 
-This room holds the commands, their help and output, and the demo. The work itself is done by the rooms below.
-Importing this package, and ``shoal --help``, must stay quick: a command imports what it needs when it runs,
+This package holds the commands, their help and output, and the demo. The work is done by the other packages.
+Importing this package, and ``shoal --help``, must stay fast: a command imports what it needs when it runs,
 and torch is imported only where an engine is built.
 """
 
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def exit_with(command: Callable[[], int]) -> None:
-    """Run ``command`` and exit with its code; SIGTERM and Ctrl-C let it clean up."""
+    """Run ``command`` and exit with its code; SIGTERM and Ctrl-C let ``finally`` blocks run."""
     signal.signal(signal.SIGTERM, _terminated)
     _ensure_standard_error()
     try:
@@ -38,9 +38,9 @@ def exit_with(command: Callable[[], int]) -> None:
 
 
 def _ensure_standard_error() -> None:
-    """Discard what is written to standard error where it was closed, also for child processes.
+    """Replace a closed standard error by the null device, also for child processes.
 
-    Without one it is None, and what is printed to None goes to standard output.
+    ``sys.stderr`` would be None, and ``print(file=None)`` writes to standard output.
     """
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
@@ -54,8 +54,8 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _run_with_early_node(words: Sequence[str]) -> int:
-    """Run a command that will need an engine: it loads while the command finds out what it is to be."""
-    from shoal.cluster.backends.node_start import drop_early_node, start_early_node
+    """Run a command that needs an engine; its process starts while the command reads the configuration."""
+    from shoal.cluster.node_start import drop_early_node, start_early_node
 
     try:
         start_early_node()

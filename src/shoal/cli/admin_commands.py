@@ -1,4 +1,4 @@
-"""What the commands for operators share: their options, their tables, and waiting for an operation."""
+"""Shared by ``shoal engines`` and ``shoal services``: options, tables, and waiting for an operation."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -18,7 +18,7 @@ AdminKey = Annotated[
         help="The server's admin key; one without any keys answers only on its own machine.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print what the server says, as JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print path the server says, as JSON.")]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Start it and print its operation, as JSON.")]
 Set = Annotated[
     list[str] | None,
@@ -33,22 +33,22 @@ STYLES = {
     "loading": "yellow",
     "draining": "yellow",
 }
-"""Of the states of engines and services."""
+"""Styles of the states of engines and services."""
 
 
-def operate(
+def run_operation(
     url: str,
     admin_key: str | None,
     method: str,
-    what: str,
+    path: str,
     body: Mapping[str, Any] | None = None,
     *,
     no_wait: bool,
     done: str,
 ) -> None:
-    """Start an operation at the server, and wait for it with its progress; done: what to print then.
+    """Start an operation on the server, show its progress until it ends, and print ``done``.
 
-    no_wait: print the operation instead. Raises as ``AdminClient`` does.
+    no_wait: print the operation and return at once. Raises as ``AdminClient`` does.
     """
     import json
 
@@ -56,7 +56,7 @@ def operate(
     from shoal.cli.progress import ProgressDisplay
 
     client = AdminClient(url, admin_key)
-    operation = client.start(method, what, body)
+    operation = client.start(method, path, body)
     if no_wait:
         typer.echo(json.dumps(operation, indent=2))
         return
@@ -65,10 +65,10 @@ def operate(
     typer.echo(done)
 
 
-def settings_of(pairs: Sequence[str] | None) -> dict[str, Any]:
-    """``KEY=VALUE`` pairs as they stand in a body; dots in a key go down one section each.
+def parse_settings(pairs: Sequence[str] | None) -> dict[str, Any]:
+    """``KEY=VALUE`` pairs as nested JSON; a dot in a key begins a section.
 
-    Raises ConfigError for a pair that is none, and for keys that are written twice.
+    Raises ConfigError for a pair without a key or ``=``, and for duplicate keys.
     """
     from shoal.config.policies import put
     from shoal.config.setting_tree import Node, Scalar, Table, problem
@@ -89,10 +89,10 @@ def settings_of(pairs: Sequence[str] | None) -> dict[str, Any]:
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[Text]]) -> None:
-    """Print a table that fits into narrow terminals."""
+    """Print a table that fits into 80 columns, except for long lists."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0))
     for heading in headings:
-        # Lists may take several lines; everything else fits into 80 columns.
+        # Only lists wrap.
         table.add_column(heading, no_wrap=heading not in ("services", "engines"), overflow="fold")
     for row in rows:
         table.add_row(*row)

@@ -1,4 +1,4 @@
-"""All commands in one application, with their exit codes."""
+"""The ``shoal`` application: its list of commands, and exit codes for errors."""
 
 import errno
 import sys
@@ -75,7 +75,7 @@ def _root(
 def run(arguments: Sequence[str] | None = None, commands: typer.Typer = app) -> int:
     """Run a command line of ``commands``; returns its exit code.
 
-    0: success. 1: it failed while running. 2: the arguments are wrong. 130: interrupted.
+    0: success. 1: failure while running. 2: wrong arguments. 130: interrupted.
     """
     try:
         code = commands(args=list(arguments) if arguments is not None else None, standalone_mode=True)

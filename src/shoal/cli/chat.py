@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shoal.cli.flags import ConfigFile, with_flags
-from shoal.cli.sampling import MaxTokens, Seed, Temperature, TopP, given
+from shoal.cli.sampling import MaxTokens, Seed, Temperature, TopP, given_sampling
 from shoal.config import ENGINE_FLAGS
 from shoal.config.setting_tree import Table
 from shoal.core import ConfigError, InvalidRequest, QueueFull
@@ -54,25 +54,25 @@ def chat(
         raise ConfigError(
             "--url connects to a running server; engine flags and --config have no effect there"
         )
-    sampling = given(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    sampling = given_sampling(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     start_messages: list[Message] = [{"role": "system", "content": system}] if system else []
     with asyncio.Runner() as runner:
         if url is not None:
             from shoal.cli.chat_client import ServerChatClient
 
-            client: ChatClient = runner.run(ServerChatClient.open(url, model, _first(api_key)))
+            client: ChatClient = runner.run(ServerChatClient.open(url, model, _first_key(api_key)))
         else:
             client = _start_engine(runner, model, config, settings)
         try:
-            all_answered = converse(runner, client, start_messages, sampling, _read_line)
+            all_accepted = converse(runner, client, start_messages, sampling, _read_line)
         finally:
             runner.run(client.close())
-    if not all_answered and not _is_interactive():
+    if not all_accepted and not _is_interactive():
         raise typer.Exit(1)
 
 
-def _first(keys: str | None) -> str | None:
-    """The first of some keys: `shoal serve` takes several from the same environment variable."""
+def _first_key(keys: str | None) -> str | None:
+    """The first key: `shoal serve` takes several from the same environment variable."""
     return next(iter((keys or "").split()), None)
 
 
@@ -95,20 +95,20 @@ def converse(
     sampling: Mapping[str, Any],
     read_line: Callable[[], str],
 ) -> bool:
-    """Read a line and print the reply, until the input ends; ``start_messages`` begin a conversation.
+    """Read lines and print replies until the input ends; ``start_messages`` begin each conversation.
 
-    Returns whether no message was rejected.
+    Returns whether all messages were accepted.
     """
     typer.secho(f"chatting with {client.name}; {_HELP}", dim=True, err=True)
     messages = list(start_messages)
-    all_answered = True
+    all_accepted = True
     while True:
         try:
             line = read_line().strip()
         except EOFError:
-            return all_answered
+            return all_accepted
         if line in ("/exit", "/quit"):
-            return all_answered
+            return all_accepted
         if line == "/reset":
             messages = list(start_messages)
             typer.secho("forgotten", dim=True, err=True)
@@ -119,7 +119,7 @@ def converse(
             reply = _print_reply(runner, client, messages, sampling)
             if reply is None:
                 messages.pop()
-                all_answered = False
+                all_accepted = False
             else:
                 messages.append({"role": "assistant", "content": reply})
 

@@ -1,13 +1,13 @@
-"""Clients that reply to a conversation: from a running server, or from an engine in a child process."""
+"""Clients of ``shoal chat``: over HTTP to a running server, or to an engine in a child process."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import httpx
 
-from shoal.cli.answers import bearer, error_code, error_message, server_base, why
 from shoal.cli.demo.client import chunk_text, stream_chunks
-from shoal.cluster.backends.local import LocalBackend
+from shoal.cli.http_client import auth_headers, base_url, connection_problem, error_code, error_message
+from shoal.cluster.local import LocalBackend
 from shoal.cluster.options import EnginePlan
 from shoal.cluster.router.router import Router
 from shoal.core import ConfigError, EngineDied, InvalidRequest, QueueFull, Service
@@ -21,16 +21,14 @@ _KEY_SOURCE = "--api-key or SHOAL_API_KEY gives it"
 
 
 class ChatClient(Protocol):
-    """Replies to conversations."""
-
     @property
     def name(self) -> str:
-        """The name of the service, to be shown."""
+        """The name of the service."""
 
     def reply(self, messages: Sequence[Message], sampling: Mapping[str, Any]) -> AsyncIterator[str]:
-        """The reply in pieces; ``sampling``: the parameters that the user gave, by name.
+        """Stream the reply as text; ``sampling``: the parameters that the user set, by name.
 
-        Raises InvalidRequest or QueueFull if this request is rejected, EngineDied if the engine is gone.
+        Raises InvalidRequest or QueueFull if the request is rejected, EngineDied if the engine is gone.
         """
 
     async def close(self) -> None:
@@ -38,8 +36,6 @@ class ChatClient(Protocol):
 
 
 class ServerChatClient:
-    """Chats with a running server over HTTP."""
-
     def __init__(self, client: httpx.AsyncClient, model: str) -> None:
         self._client = client
         self._model = model
@@ -48,12 +44,12 @@ class ServerChatClient:
     async def open(cls, url: str, model: str | None, api_key: str | None = None) -> "ServerChatClient":
         """Connect to the server at ``url``; without ``model``, to its first service.
 
-        Raises ConfigError if it has no such service or wants another key, EngineDied if there is no server.
+        Raises ConfigError for an unknown service or a wrong key, EngineDied if there is no server.
         """
         timeout = httpx.Timeout(300.0, connect=10.0)
-        headers = bearer(api_key, _KEY_SOURCE)
+        headers = auth_headers(api_key, _KEY_SOURCE)
         try:
-            client = httpx.AsyncClient(base_url=server_base(url), timeout=timeout, headers=headers)
+            client = httpx.AsyncClient(base_url=base_url(url), timeout=timeout, headers=headers)
         except httpx.InvalidURL as error:
             raise ConfigError(f"--url {url}: {error}") from None
         try:
@@ -69,7 +65,7 @@ class ServerChatClient:
         except (httpx.HTTPError, ExceptionGroup, OverflowError, ValueError, KeyError, TypeError) as error:
             await client.aclose()
             raise EngineDied(
-                f"no server at {url} ({why(error)}); start one with `shoal serve smollm2`"
+                f"no server at {url} ({connection_problem(error)}); start one with `shoal serve smollm2`"
             ) from error
         except (ConfigError, EngineDied):
             await client.aclose()
@@ -82,11 +78,9 @@ class ServerChatClient:
 
     @property
     def name(self) -> str:
-        """The service's name."""
         return self._model
 
     async def reply(self, messages: Sequence[Message], sampling: Mapping[str, Any]) -> AsyncIterator[str]:
-        """The reply in pieces."""
         body: dict[str, Any] = {
             "model": self._model,
             "messages": list(messages),
@@ -107,13 +101,10 @@ class ServerChatClient:
             raise EngineDied(f"the server broke off: {error or type(error).__name__}") from error
 
     async def close(self) -> None:
-        """Disconnect."""
         await self._client.aclose()
 
 
 class EngineChatClient:
-    """Chats with an engine that it starts."""
-
     def __init__(self, router: Router, service: Service, tokenizer: Tokenizer) -> None:
         self._router = router
         self._service = service
@@ -123,12 +114,12 @@ class EngineChatClient:
     async def open(
         cls, options: EngineOptions, on_download: Progress, on_load: Callable[[str], None]
     ) -> "EngineChatClient":
-        """Start an engine for the only service of ``options``; InvalidRequest if it has no chat template."""
+        """Start an engine for the service of ``options``; raises InvalidRequest without a chat template."""
         [service] = options.services
         folder = resolve_service(service, on_download)
         [service] = with_sampling_defaults([service], {service.name: folder})
         tokenizer = Tokenizer.from_folder(folder, service.chat_template)
-        _ = tokenizer.chat_template  # before the weights are loaded: raises where there is none
+        _ = tokenizer.chat_template  # raises if there is none, before the weights are loaded
         router = await Router.start(
             [EnginePlan(name="0", options=options)],
             {service.name: folder},
@@ -140,11 +131,9 @@ class EngineChatClient:
 
     @property
     def name(self) -> str:
-        """The service's name."""
         return self._service.name
 
     async def reply(self, messages: Sequence[Message], sampling: Mapping[str, Any]) -> AsyncIterator[str]:
-        """The reply in pieces."""
         prompt = self._tokenizer.apply_chat_template(messages)
         params = self._service.sampling.params(sampling)
         stream = await self._router.submit(self._service.name, prompt, params)
@@ -154,7 +143,6 @@ class EngineChatClient:
                     yield delta.text
 
     async def close(self) -> None:
-        """End the engine."""
         await self._router.close()
 
 

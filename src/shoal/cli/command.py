@@ -1,4 +1,4 @@
-"""The base classes of all commands."""
+"""Base classes of all commands: flags of other servers and renamed flags are translated here."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -15,15 +15,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Command(PlainHelp, TyperCommand):
-    """Rejects an option that is given twice but takes one value; otherwise the last would win silently.
+    """A command that rejects an option given twice but taking one value; typer would use the last one.
 
-    Flags that have another name in other servers are read; of a flag that got another name, and of one that
-    only others have, it tells what to write.
+    It accepts names of flags from other servers. For renamed flags, and for those that only other servers
+    have, the error says what to write.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments; raises BadParameter."""
-        args = list(self._translated(ctx, args))
+        args = list(self._translate(ctx, args))
         _, _, given = self.make_parser(ctx).parse_args(args=list(args))
         for parameter in set[Any](given):
             count = given.count(parameter)
@@ -31,8 +30,8 @@ class Command(PlainHelp, TyperCommand):
                 raise typer.BadParameter(f"given {count} times, but takes one value", ctx, parameter)
         return super().parse_args(ctx, args)
 
-    def _translated(self, ctx: Any, args: Sequence[str]) -> Iterator[str]:
-        """The arguments with our names of flags; raises BadParameter for flags that we do not have."""
+    def _translate(self, ctx: Any, args: Sequence[str]) -> Iterator[str]:
+        """The arguments with Shoal's names of flags; raises BadParameter for flags that Shoal lacks."""
         known = {
             option: parameter
             for parameter in self.params
@@ -49,27 +48,27 @@ class Command(PlainHelp, TyperCommand):
             flag, equals, value = argument.partition("=")
             if not argument.startswith("--") and flag not in HINTS:
                 flag, equals, value = argument, "", ""
-            name = self._our_name(ctx, flag, known)
+            name = self._resolve_flag(ctx, flag, known)
             if name != POSITIONAL and getattr(known.get(name), "is_flag", True):
                 yield name + equals + value
                 continue
-            # Whatever follows a flag that takes a value is that value, even if it looks like a flag.
+            # After a flag that takes a value, the next argument is that value, even if it looks like a flag.
             values = [value] if equals else list(islice(rest, 1))
             values = [VALUES.get(name, {}).get(written, written) for written in values]
             yield from values if name == POSITIONAL else (name, *values)
         yield from rest
 
-    def _our_name(self, ctx: Any, flag: str, known: Mapping[str, Any]) -> str:
-        """What ``flag`` is called here; raises BadParameter if it is nothing, and we know what to write."""
+    def _resolve_flag(self, ctx: Any, flag: str, known: Mapping[str, Any]) -> str:
+        """Shoal's name of ``flag``; raises BadParameter for an unknown flag that has a hint."""
         plain = plain_name(flag)
         if flag in known:
             return flag
         renamed = RENAMED_FLAGS.get(flag, "")
         if renamed.partition(" ")[0] in known:
             raise typer.BadParameter(f"{flag} is now called {renamed}", ctx)
-        ours = ALIASES.get(plain)
-        if ours in known or (ours == POSITIONAL and self._takes_models):
-            return str(ours)
+        alias = ALIASES.get(plain)
+        if alias in known or (alias == POSITIONAL and self._takes_models):
+            return str(alias)
         if OWN_ALIASES.get(plain) in known:
             return OWN_ALIASES[plain]
         instead = hint(plain, known)
@@ -83,15 +82,15 @@ class Command(PlainHelp, TyperCommand):
 
 
 class Group(PlainHelp, TyperGroup):
-    """A command with commands below it."""
+    """A command with subcommands."""
 
 
 class Commands(typer.Typer):
-    """Commands below one: ``shoal``, or a part of it such as ``shoal models``."""
+    """An application of subcommands: ``shoal``, or a part of it such as ``shoal models``."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(cls=Group, no_args_is_help=True, rich_markup_mode=None, **settings)
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[F], F]:
-        """Decorates a function that becomes one of the commands."""
+        """Decorator that adds a function as a subcommand."""
         return super().command(name, cls=Command, **settings)

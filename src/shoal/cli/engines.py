@@ -1,4 +1,4 @@
-"""``shoal engines``: the engines of a running server."""
+"""``shoal engines``: list, add, drain and remove engines of a running server."""
 
 import json
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ from shoal.cli.admin_commands import (
     NoWait,
     Set,
     Url,
-    operate,
+    parse_settings,
     print_table,
-    settings_of,
+    run_operation,
 )
 from shoal.cli.command import Commands
 
@@ -29,7 +29,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The engine, as in `sh
 
 @engines.command("list")
 def list_engines(url: Url = DEFAULT_URL, admin_key: AdminKey = None, as_json: AsJson = False) -> None:
-    """Show every engine: its state, device and process, what it serves and why it ended last.
+    """Show every engine: its state, device, process and services, and why it last ended.
 
     **Example:** `shoal engines list --url http://127.0.0.1:9000`
     """
@@ -63,50 +63,50 @@ def add(
 
     **Example:** `shoal engines add cpu --name b --service chat --set threads=1 --set kv_memory=64MiB`
     """
-    body = settings_of(settings) | {"device": device}
+    body = parse_settings(settings) | {"device": device}
     body |= {} if name is None else {"name": name}
     body |= {"services": service} if service else {}
     done = "the engine is ready" if name is None else f"engine {name} is ready"
-    operate(url, admin_key, "POST", "engines", body, no_wait=no_wait, done=done)
+    run_operation(url, admin_key, "POST", "engines", body, no_wait=no_wait, done=done)
 
 
 @engines.command()
 def drain(name: Name, no_wait: NoWait = False, url: Url = DEFAULT_URL, admin_key: AdminKey = None) -> None:
-    """Give an engine no more requests, move those that it has to others, and wait until it has none left.
+    """Give an engine no more requests, move its requests to other engines, and wait until it has none left.
 
-    The only engine of a service cannot be drained. Requests that no other engine has enough memory for end
-    there.
+    The only engine of a service cannot be drained. Requests that do not fit into another engine finish on
+    this one.
 
     **Example:** `shoal engines drain b && shoal engines remove b`
     """
-    from shoal.cli.admin_client import in_path
+    from shoal.cli.admin_client import quote_name
 
-    what, done = f"engines/{in_path(name)}/drain", f"engine {name} has no requests left"
-    operate(url, admin_key, "POST", what, no_wait=no_wait, done=done)
+    path, done = f"engines/{quote_name(name)}/drain", f"engine {name} has no requests left"
+    run_operation(url, admin_key, "POST", path, no_wait=no_wait, done=done)
 
 
 @engines.command()
 def undrain(name: Name, no_wait: NoWait = False, url: Url = DEFAULT_URL, admin_key: AdminKey = None) -> None:
-    """Let an engine that is drained take requests again; a drain under way ends.
+    """Let a drained engine take requests again; a drain in progress ends.
 
     **Example:** `shoal engines undrain b`
     """
-    from shoal.cli.admin_client import in_path
+    from shoal.cli.admin_client import quote_name
 
-    what, done = f"engines/{in_path(name)}/undrain", f"engine {name} takes requests again"
-    operate(url, admin_key, "POST", what, no_wait=no_wait, done=done)
+    path, done = f"engines/{quote_name(name)}/undrain", f"engine {name} takes requests again"
+    run_operation(url, admin_key, "POST", path, no_wait=no_wait, done=done)
 
 
 @engines.command()
 def remove(name: Name, no_wait: NoWait = False, url: Url = DEFAULT_URL, admin_key: AdminKey = None) -> None:
-    """End an engine; requests that it has go on with others.
+    """End an engine; its requests go on with other engines.
 
     **Example:** `shoal engines remove b`
     """
-    from shoal.cli.admin_client import in_path
+    from shoal.cli.admin_client import quote_name
 
-    what, done = f"engines/{in_path(name)}", f"engine {name} is removed"
-    operate(url, admin_key, "DELETE", what, no_wait=no_wait, done=done)
+    path, done = f"engines/{quote_name(name)}", f"engine {name} is removed"
+    run_operation(url, admin_key, "DELETE", path, no_wait=no_wait, done=done)
 
 
 def _row(engine: Mapping[str, Any]) -> list[Text]:

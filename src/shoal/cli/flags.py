@@ -1,4 +1,4 @@
-"""Adds the flags of the configuration to a command."""
+"""Command-line flags for the keys of the configuration: a decorator that adds them to a command."""
 
 import functools
 import inspect
@@ -28,11 +28,11 @@ _PANELS = {
     "workload": "Workload",
     "latency": "Step times",
 }
-"""Titles of flags in the help, by the section of the configuration that has their keys."""
+"""Titles of groups of flags in the help, by section of the configuration."""
 
 
 def server_defaults() -> dict[str, str]:
-    """What holds for each key of a server's configuration that is not written, as it is written."""
+    """Defaults of a server's configuration as YAML text, by key."""
     from shoal.config import config_section
     from shoal.serve import ServerOptions
 
@@ -40,7 +40,7 @@ def server_defaults() -> dict[str, str]:
 
 
 def scenario_defaults() -> dict[str, str]:
-    """The same of a scenario."""
+    """Defaults of a scenario as YAML text, by key."""
     from shoal.config.scenario_file import scenario_section
 
     return _defaults(scenario_section())
@@ -51,8 +51,8 @@ def _defaults(section: Section) -> dict[str, str]:
     return {path: key.kind.show(key.default) for path, key in keys.items()}
 
 
-def share_flag(text: str, flag: str, *, whole: bool) -> float:
-    """A share written as 60% or 0.6, below 100% or (``whole``) at most; raises ConfigError with the flag."""
+def parse_share(text: str, flag: str, *, whole: bool) -> float:
+    """A share written as 60% or 0.6, below 100% or, if ``whole``, up to 100%; raises ConfigError."""
     try:
         share = parse_number(text)
     except ValueError as error:
@@ -71,8 +71,8 @@ def with_flags(
 ) -> Callable[[Any], Any]:
     """Add ``flags`` and ``--service`` to a command, which receives them as a Table ``settings``.
 
-    models: also take positional MODEL arguments; each becomes a service. defaults: what holds for keys that
-    are not written; asked for when the help is shown.
+    models: also take positional MODEL arguments; each becomes a service. defaults: defaults by key, for the
+    help; called only when the help is shown.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -106,10 +106,10 @@ def with_flags(
 
 
 def _from_environment(flag: Flag, context: typer.Context) -> bool:
-    """Whether the flag's value is that of its environment variable.
+    """Whether the flag's value comes from its environment variable.
 
-    Raises ConfigError where that is empty and the flag is not given: a variable of Compose or of a unit that
-    was never filled would otherwise leave the server open.
+    Raises ConfigError if the variable is empty and the flag is not given: an unfilled variable in a Compose
+    file or a systemd unit would otherwise leave the server open.
     """
     if flag.envvar is None:
         return False

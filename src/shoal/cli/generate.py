@@ -21,7 +21,7 @@ from shoal.cli.sampling import (
     Temperature,
     TopK,
     TopP,
-    given,
+    given_sampling,
 )
 from shoal.config import ENGINE_FLAGS
 from shoal.config.setting_tree import Table
@@ -76,7 +76,7 @@ def generate(
 
     check_outputs(json_path)
     options = select_service(model, file=config, settings=settings).engine_options()
-    sampling = given(
+    sampling = given_sampling(
         max_tokens=max_tokens,
         temperature=temperature,
         top_p=top_p,

@@ -1,4 +1,4 @@
-"""What ``--help`` prints: plain text in groups, which no terminal is too narrow for."""
+"""Layout of ``--help``: plain text in groups, wrapped to the terminal's width."""
 
 import re
 import shutil
@@ -8,27 +8,25 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-WIDEST = 100
-"""Columns that lines of text have at most."""
+MAX_WIDTH = 100
 _NAMES_WIDTH = 26
-"""Names that are longer stand on a line of their own, above their text."""
-_KEPT = "\0"  # stands for a space at which no line ends
+"""Longer names get a line of their own, above their text."""
+_KEPT = "\0"  # a space at which no line is broken
 _TYPE = re.compile(r" <.*>$")
 _MARKUP = re.compile(r"\*\*|`")
 
 
 class PlainHelp:
-    """Prints help as the functions below lay it out; to be the first base of a command or group."""
+    """Mixin that prints help with ``help_lines``; must be the first base of a command or group."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write all of it."""
         assert isinstance(self, TyperCommand | TyperGroup)
         width = ctx.terminal_width or shutil.get_terminal_size().columns
-        formatter.write("\n".join(help_lines(self, ctx, min(width, WIDEST))) + "\n")
+        formatter.write("\n".join(help_lines(self, ctx, min(width, MAX_WIDTH))) + "\n")
 
 
 def help_lines(command: TyperCommand | TyperGroup, ctx: Any, width: int) -> Iterator[str]:
-    """Usage, text and parameters of a command, in lines of at most ``width`` columns where words allow it."""
+    """Usage, text and parameters of a command; only single words make lines longer than ``width`` columns."""
     usage = " ".join(command.collect_usage_pieces(ctx))
     yield from _wrapped(f"Usage: {ctx.command_path} {usage}", width, hanging="    ")
     yield from _text(command.help or "", width)
@@ -41,7 +39,7 @@ def help_lines(command: TyperCommand | TyperGroup, ctx: Any, width: int) -> Iter
 
 
 def _text(text: str, width: int) -> Iterator[str]:
-    """Paragraphs, of which commands to try are indented and stand one below the other."""
+    """Paragraphs; consecutive example commands are indented, without empty lines between them."""
     follows_example = False
     for paragraph in filter(None, re.split(r"\n\s*\n", text.strip())):
         words = " ".join(paragraph.split())
@@ -53,7 +51,7 @@ def _text(text: str, width: int) -> Iterator[str]:
 
 
 def _example(command: str, width: int) -> Iterator[str]:
-    """A command as it is typed; where it is cut, a flag keeps its value, and what is quoted stays whole."""
+    """A command as it is typed; line breaks do not separate a flag from its value or cut quoted text."""
     pieces = re.sub(r"'[^']*'|\"[^\"]*\"", lambda quoted: quoted[0].replace(" ", _KEPT), command)
     pieces = re.sub(r"(\s--?\S+) (?!-)", rf"\1{_KEPT}", pieces)
     lines = _wrapped(pieces, width - 4, hanging="    ")
@@ -61,7 +59,7 @@ def _example(command: str, width: int) -> Iterator[str]:
 
 
 def _groups(command: TyperCommand | TyperGroup, ctx: Any) -> dict[str, list[tuple[str, str]]]:
-    """Names and texts of arguments, commands and options, by the title that they stand below."""
+    """Names and texts of arguments, commands and options, by title of their group."""
     groups: dict[str, list[tuple[str, str]]] = {"Arguments": []}
     if isinstance(command, TyperGroup):
         commands = [(name, command.get_command(ctx, name)) for name in command.list_commands(ctx)]
@@ -83,7 +81,7 @@ def _groups(command: TyperCommand | TyperGroup, ctx: Any) -> dict[str, list[tupl
             groups.setdefault(panel, []).append((names, text))
         else:
             options.append((names, text))
-    groups["Options"] = options  # what every command has comes last
+    groups["Options"] = options  # last: most commands have the same ones
     return {title: rows for title, rows in groups.items() if rows}
 
 
@@ -92,7 +90,7 @@ def _first_sentence(text: str) -> str:
 
 
 def _row(names: str, text: str, width: int) -> Iterator[str]:
-    """A parameter or command: beside its text where the names are short, else above it."""
+    """A parameter or command: short names on the line of the text, long names above it."""
     indent = " " * (_NAMES_WIDTH + 2)
     lines = list(_wrapped(_MARKUP.sub("", text), width - len(indent)))
     if len(names) > _NAMES_WIDTH - 2:
@@ -105,7 +103,7 @@ def _row(names: str, text: str, width: int) -> Iterator[str]:
 
 
 def _wrapped(text: str, width: int, hanging: str = "") -> list[str]:
-    """Lines of at most ``width`` columns; what is in brackets, such as a default, is cut nowhere."""
+    """Lines of at most ``width`` columns; short text in brackets, such as a default, is not broken."""
     kept = re.sub(r"\[[^][]{,30}\]", lambda note: note[0].replace(" ", _KEPT), text)
     lines = textwrap.wrap(
         kept, width, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False

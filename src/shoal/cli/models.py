@@ -13,9 +13,9 @@ models = Commands(help="List the models that Shoal knows by name, and fetch them
 
 @models.command("list")
 def list_models() -> None:
-    """Show the models known by name, and which of them are in the cache already.
+    """Show the models known by name, and which of them are cached.
 
-    Any decoder-only Hugging Face folder, hub id or GGUF file can be served besides.
+    Any decoder-only Hugging Face folder, hub id or GGUF file can be served, too.
     """
     from shoal.models import cache_dir
     from shoal.models import list_models as all_models

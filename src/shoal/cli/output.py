@@ -1,4 +1,4 @@
-"""Result files of commands; ``-`` is standard output."""
+"""Result files of commands: checks before a run, writing; ``-`` is standard output."""
 
 import json
 import os
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 STANDARD_OUTPUT = Path("-")
-"""The path of a result for standard output. Other output then goes to standard error."""
+"""A result's path that means standard output. Other output then goes to standard error."""
 PICTURES = (".png", ".svg", ".pdf")
-"""How the names of pictures end."""
+"""File name suffixes of pictures."""
 
 
 def check_outputs(*files: Path | None, picture: Path | None = None, folder: Path | None = None) -> None:
-    """Raise ConfigError for what cannot be written, before a long run whose results would be lost.
+    """Raise ConfigError for a path that cannot be written, before a long run whose results would be lost.
 
-    folder: is created later, if there is none.
+    folder: may not exist yet; it is created later.
     """
     if STANDARD_OUTPUT in (picture, folder):
         raise ConfigError("pictures and folders cannot go to standard output (-); give it a name")
     if picture is not None and picture.suffix.lower() not in PICTURES:
         raise ConfigError(f"cannot draw {picture}: a picture's name ends with {', '.join(PICTURES)}")
     if folder is not None:
-        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-        if not there.is_dir():
-            raise ConfigError(f"cannot write into {folder}: {there} is a file")
-        if not os.access(there, os.W_OK | os.X_OK):
-            raise ConfigError(f"cannot write into {folder}: no permission to write in {there}")
+        existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if not existing.is_dir():
+            raise ConfigError(f"cannot write into {folder}: {existing} is a file")
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise ConfigError(f"cannot write into {folder}: no permission to write in {existing}")
     paths = [file for file in (*files, picture) if file is not None]
     if paths.count(STANDARD_OUTPUT) > 1:
         raise ConfigError("only one result can go to standard output (-); name a file for the others")
@@ -51,7 +51,7 @@ def check_outputs(*files: Path | None, picture: Path | None = None, folder: Path
 
 @contextmanager
 def output_file(path: Path) -> Iterator[Path]:
-    """The file to write for ``path``: itself, or a temporary file whose text then goes to standard output.
+    """The file to write: ``path``, or for ``-`` a temporary file that is then copied to standard output.
 
     Raises ConfigError if it cannot be written.
     """
@@ -67,19 +67,18 @@ def output_file(path: Path) -> Iterator[Path]:
         try:
             typer.echo(file.read_text(encoding="utf-8"), nl=False)
             sys.stdout.flush()
-        except (OSError, AttributeError) as error:  # it may be full, or closed
+        except (OSError, AttributeError) as error:  # full, or closed
             raise ConfigError(f"cannot write to standard output: {error}") from error
 
 
 def json_text(plain: dict[str, Any]) -> str:
-    """Plain values as the text of a file."""
     return json.dumps(plain, indent=2) + "\n"
 
 
 def write_texts(results: Sequence[tuple[Path | None, str]]) -> list[Path]:
-    """Write those that have a path, and return it; raises ConfigError for one that cannot be written.
+    """Write the results that have a path; returns the paths. Raises ConfigError where one cannot be written.
 
-    To be called before tables are printed: whoever reads those may go away, as ``| head`` does.
+    Call it before tables are printed: a reader such as ``| head`` may close standard output.
     """
     written = []
     for path, content in results:
@@ -91,7 +90,6 @@ def write_texts(results: Sequence[tuple[Path | None, str]]) -> list[Path]:
 
 
 def print_written(console: "Console", paths: Iterable[Path]) -> None:
-    """Say which files were written."""
     for path in paths:
         if path != STANDARD_OUTPUT:
             console.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)

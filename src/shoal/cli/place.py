@@ -1,4 +1,4 @@
-"""``shoal place``: which services share which of the devices that there are, by simulation."""
+"""``shoal place``: search a placement of services on given devices, by simulation."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +16,7 @@ from shoal.cli.planning_flags import (
     SearchShare,
     ServerFile,
     Slo,
-    read_asked,
+    read_inputs,
 )
 from shoal.config.setting_tree import Table
 
@@ -52,14 +52,14 @@ def place(
 ) -> None:
     """Find which services share which of your devices, so that most requests meet their latency goals.
 
-    The services and what arrives are written as for `shoal simulate`, in a file or as flags; the devices, all
-    of which there are, in a catalogue as for `shoal plan`:
+    Services and workload are written as for `shoal simulate`, in a file or as flags. The devices, all of
+    which exist, are in a catalogue as for `shoal plan`:
 
     `devices: [{name: a100-80, most: 4}, {name: l40s, most: 2}]`
 
-    What is found on the earlier requests is simulated on the later ones, beside all services on every device,
-    each service on devices of its own, and the placements of `--compare`, whose engines are named as the
-    devices here (`a100-80-0`, ...) and keep their own scheduler and dispatch.
+    The placement found on the earlier requests is simulated on the later ones. It is compared with all
+    services on every device, with each service on devices of its own, and with the placements of `--compare`,
+    whose engines are named as the devices here (`a100-80-0`, ...) and keep their own scheduler and dispatch.
 
     **Examples:**
 
@@ -72,14 +72,14 @@ def place(
     from shoal.cli.place_report import placed_json, print_placed, remarks
     from shoal.cli.plan_report import wanted_facts
     from shoal.cli.progress import ProgressDisplay
-    from shoal.cli.simulate_view import described
+    from shoal.cli.simulate_view import facts_table
     from shoal.config.settings import load_config
     from shoal.plan.deployment import missing_weights, server_text, written_candidate
     from shoal.plan.placing import place
     from shoal.serve.options import ServerOptions
 
     check_outputs(out, json_path)
-    scenario, wanted, demand = read_asked(
+    scenario, wanted, demand = read_inputs(
         devices, config, settings, slo, attainment, search_share, to_serve=out is not None
     )
     others = [
@@ -88,7 +88,7 @@ def place(
     console = Console(stderr=STANDARD_OUTPUT in (out, json_path))
     facts = wanted_facts(demand, scenario, wanted)
     facts["devices"] = ", ".join(f"{kind.most} {kind.name}" for kind in demand.catalogue.devices)
-    console.print(described(facts))
+    console.print(facts_table(facts))
     with ProgressDisplay() as progress:
         placed = place(demand, wanted, others, progress.update)
     results = [(json_path, json_text(placed_json(placed)))]

@@ -1,4 +1,4 @@
-"""``shoal plan``: the cheapest devices that keep the latency goals of a workload, by simulation."""
+"""``shoal plan``: search the cheapest devices that meet a workload's latency goals, by simulation."""
 
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +17,7 @@ from shoal.cli.planning_flags import (
     SearchShare,
     ServerFile,
     Slo,
-    read_asked,
+    read_inputs,
 )
 from shoal.config.setting_tree import Table
 from shoal.core import ShoalError
@@ -30,7 +30,7 @@ def plan(
         typer.Option(
             "--devices",
             metavar="CATALOGUE",
-            help="YAML file with the kinds of devices that can be had, and their prices.",
+            help="YAML file with the available kinds of devices, and their prices.",
             rich_help_panel=WANTED,
         ),
     ],
@@ -61,15 +61,15 @@ def plan(
     *,
     settings: Table,
 ) -> None:
-    """Find the cheapest devices, placement and policies that keep the latency goals of a workload.
+    """Find the cheapest devices, placement and policies that meet the latency goals of a workload.
 
-    The services and what arrives are written as for `shoal simulate`, in a file or as flags; the devices that
-    can be had, in a catalogue:
+    Services and workload are written as for `shoal simulate`, in a file or as flags. The available devices
+    are in a catalogue:
 
     `devices: [{name: a100-80, price: 1.8, most: 8}, {name: l40s, price: 0.9}]`
 
-    Kinds on record bring their data sheets; others say `memory` and `latency`. What is found is simulated on
-    a later part of the workload, beside the same with one device less.
+    Known kinds bring their data sheets; others need `memory` and `latency`. The plan is simulated on a later
+    part of the workload, and compared with the same plan with one device less.
 
     **Examples:**
 
@@ -97,7 +97,7 @@ def plan(
     check_outputs(out, json_path, picture=plot)
     if plot is not None:
         require_plots()
-    scenario, wanted, demand = read_asked(
+    scenario, wanted, demand = read_inputs(
         devices, config, settings, slo, attainment, search_share, trials=trials, to_serve=out is not None
     )
     console = Console(stderr=STANDARD_OUTPUT in (out, json_path))

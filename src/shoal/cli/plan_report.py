@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shoal.cli.simulate_view import described
+from shoal.cli.simulate_view import facts_table
 from shoal.cli.tune_report import interval_json, latency_cells, number_json
 from shoal.config.scenario import Scenario
 from shoal.config.scheduler_yaml import in_words, scheduler_settings
@@ -33,7 +33,7 @@ def print_wanted(console: Console, demand: Demand, scenario: Scenario, wanted: W
         f"{kind.name} at {kind.price:g} {demand.catalogue.currency}, at most {kind.most}"
         for kind in demand.catalogue.devices
     )
-    console.print(described(facts))
+    console.print(facts_table(facts))
 
 
 def wanted_facts(demand: Demand, scenario: Scenario, wanted: Wanted) -> dict[str, str]:

@@ -1,11 +1,12 @@
-"""Options that the commands which plan have in common, and what they ask for."""
+"""Options shared by ``shoal plan`` and ``shoal place``, and reading of their inputs."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from shoal.cli.flags import share_flag
+from shoal.cli.flags import parse_share
+from shoal.config.nodes import Table
 from shoal.config.scenario_flags import SCENARIO_FLAGS
 from shoal.config.setting_tree import Table
 
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
 WANTED = "What is wanted"
 SEARCH = "Search"
 RESULTS = "Results"
-_NOT_TAKEN = {"model", "device", "tp", "clients", "engines", "dispatch", "kv-memory", "kv-tokens"}
-_NOT_TAKEN |= {"kv-cache-dtype", "prefix-caching", "swap"}
-PLAN_FLAGS = tuple(flag for flag in SCENARIO_FLAGS if flag.name not in _NOT_TAKEN)
-"""Of a scenario's flags those that planning heeds."""
+_EXCLUDED = {"model", "device", "tp", "clients", "engines", "dispatch", "kv-memory", "kv-tokens"}
+_EXCLUDED |= {"kv-cache-dtype", "prefix-caching", "swap"}
+PLAN_FLAGS = tuple(flag for flag in SCENARIO_FLAGS if flag.name not in _EXCLUDED)
+"""The flags of a scenario that planning uses."""
 
 Slo = Annotated[
     str | None,
@@ -35,7 +36,7 @@ Attainment = Annotated[
     str,
     typer.Option(
         metavar="SHARE",
-        help="Share of the requests of every service that are to meet their goals.",
+        help="Share of the requests of every service that must meet their goals.",
         rich_help_panel=WANTED,
     ),
 ]
@@ -43,7 +44,7 @@ SearchShare = Annotated[
     str,
     typer.Option(
         metavar="SHARE",
-        help="Share of the requests, the earliest, that is planned for; the rest is held out.",
+        help="Share of the requests, the earliest, to plan for; the rest is held out.",
         rich_help_panel=SEARCH,
     ),
 ]
@@ -62,24 +63,21 @@ JsonFile = Annotated[
     typer.Option(
         "--json",
         metavar="PATH",
-        help="Write all that was looked at as JSON; - is standard output.",
+        help="Write all results as JSON; - is standard output.",
         rich_help_panel=RESULTS,
     ),
 ]
 
 
-class Asked(NamedTuple):
-    """What a command is asked to plan."""
+class PlanningInputs(NamedTuple):
+    """Inputs of a planning command."""
 
     scenario: "Scenario"
-    """As it is written."""
     wanted: "Wanted"
-    """Which share of the goals is to be met, and how far to look."""
     demand: "Demand"
-    """Services, requests and devices."""
 
 
-def read_asked(
+def read_inputs(
     devices: Path,
     config: Path | None,
     settings: Table,
@@ -89,10 +87,10 @@ def read_asked(
     *,
     trials: int = 1,
     to_serve: bool,
-) -> Asked:
+) -> PlanningInputs:
     """Read the scenario and the catalogue; raises ConfigError for the first mistake.
 
-    to_serve: also for what only simulations have.
+    to_serve: also reject what only simulations support.
     """
     from shoal.config.scenario_file import load_scenario
     from shoal.plan.catalog import load_catalogue
@@ -100,7 +98,7 @@ def read_asked(
     from shoal.plan.deployment import check_servable
     from shoal.plan.goals import Wanted, read_goals
 
-    share = share_flag(attainment, "--attainment", whole=True)
+    share = parse_share(attainment, "--attainment", whole=True)
     scenario = load_scenario(file=config, flags=settings)
     catalogue = load_catalogue(devices)
     if to_serve:
@@ -108,7 +106,7 @@ def read_asked(
     wanted = Wanted(
         attainment=share,
         trials=trials,
-        share=share_flag(search_share, "--search-share", whole=False),
+        share=parse_share(search_share, "--search-share", whole=False),
         seed=scenario.workload.seed,
     )
-    return Asked(scenario, wanted, build_demand(scenario, catalogue, read_goals(slo)))
+    return PlanningInputs(scenario, wanted, build_demand(scenario, catalogue, read_goals(slo)))

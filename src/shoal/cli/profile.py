@@ -1,4 +1,4 @@
-"""``shoal profile``: measure step times and fit the latency models."""
+"""``shoal profile``: measure step times on this device and fit latency models to them."""
 
 from enum import StrEnum
 from functools import partial
@@ -14,7 +14,7 @@ from shoal.config.setting_tree import Table
 from shoal.core import ConfigError
 
 if TYPE_CHECKING:
-    from shoal.cli.profile_moves import LinkReport
+    from shoal.cli.profile_links import LinkReport
     from shoal.cli.profile_report import ProfileReport
     from shoal.engine import EngineOptions
     from shoal.execute.protocol import Executor
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 
 class GridName(StrEnum):
-    """How much to measure."""
-
     quick = "quick"
     full = "full"
 
@@ -60,13 +58,13 @@ def profile(
         bool,
         typer.Option(
             "--links",
-            help="Measure instead how fast requests move between two engines of this machine, and print "
-            "budgets for that (cluster.packing.budgets).",
+            help="Instead, measure how fast requests migrate between two engines of this machine, and print "
+            "budgets for migrations (cluster.packing.budgets).",
         ),
     ] = False,
     share: Annotated[
         float,
-        typer.Option(min=0.001, max=1.0, help="With --links: the part of an engine's time for moves."),
+        typer.Option(min=0.001, max=1.0, help="With --links: share of an engine's time for migrations."),
     ] = 0.1,
     config: ConfigFile = None,
     *,
@@ -74,10 +72,10 @@ def profile(
 ) -> None:
     """Measure how long steps take on this device, and fit the models that forecast it.
 
-    Runs synthetic prompts through the real engine, with as many threads as `shoal serve` gives it, and
-    fits step time to what a step computes, and SCLS's forms to padded batches. Prints how good the fits
-    are, also over whole slices that they have not seen, and each service's `execution`: the time that
-    its mean request takes alone, to be written into the configuration file.
+    Runs synthetic prompts through the real engine, with as many threads as `shoal serve` gives it. Fits step
+    times to what a step computes, and SCLS's formulas to padded batches. Prints the errors of the fits, also
+    over whole slices that they have not seen, and each service's `execution`: the time that its mean request
+    takes alone, for the configuration file.
 
     **Examples:**
 
@@ -89,7 +87,7 @@ def profile(
     """
     from rich.console import Console
 
-    from shoal.cli.profile_moves import measure_links
+    from shoal.cli.profile_links import measure_links
     from shoal.cli.profile_report import profile_panels, report_tables
     from shoal.forecast import save_profile
     from shoal.measure import require_plots, save_plot
@@ -124,12 +122,12 @@ def profile(
 
 
 def _profile_links(report: "LinkReport", json_path: Path | None) -> None:
-    """Print what was measured of moves, and the budgets."""
+    """Print migration rates and budgets."""
     from rich.console import Console
 
     console = Console(markup=False, stderr=json_path == STANDARD_OUTPUT)
     console.print(report.table())
-    console.print(f"Budgets for moves that take {report.share:.3g} of an engine's time:")
+    console.print(f"Budgets for migrations that take {report.share:.3g} of an engine's time:")
     console.print(report.snippet(), soft_wrap=True)
     if json_path is not None:
         with output_file(json_path) as path:
@@ -139,7 +137,7 @@ def _profile_links(report: "LinkReport", json_path: Path | None) -> None:
 def _measure(
     options: "EngineOptions", grid: "Grid", prompt_tokens: int, output_tokens: int
 ) -> "ProfileReport":
-    """Load all services into an engine, and measure each of them."""
+    """Load all services into an engine, and measure each."""
     from shoal.cli.profile_report import ProfileReport
     from shoal.cli.progress import ProgressDisplay
     from shoal.engine import build_engine

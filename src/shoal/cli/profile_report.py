@@ -23,12 +23,12 @@ class ServiceProfile:
     measured: ServiceMeasurements
     fit: ServiceFit
     execution_s: float
-    """Time that the mean request takes alone."""
+    """Time of the mean request alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileReport:
-    """Profiles of all services of an engine."""
+    """Measurements and fits of all services of an engine."""
 
     device: str
     threads: int
@@ -52,7 +52,6 @@ class ProfileReport:
         prompt_tokens: int,
         output_tokens: int,
     ) -> "ProfileReport":
-        """Fit the measurements."""
         services = {}
         for name, measurements in measured.items():
             fit = fit_service(measurements)
@@ -80,7 +79,7 @@ class ProfileReport:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The contents of the tables, as plain values."""
+        """The contents of the tables as plain values."""
         services = {}
         for name, service in self.services.items():
             fit = asdict(service.fit)
@@ -140,7 +139,7 @@ def _slices_table(report: ProfileReport) -> Table:
         "Whole slices that no fit has seen",
         ("service",),
         ("batch", "prompt", "output", "measured", "step", "curve", "padded"),
-        caption="errors of the predictions; ~: prompts of different lengths, which the curve is made for",
+        caption="errors of the predictions; ~: prompts of different lengths, for which the curve is made",
     )
     for name, service in report.services.items():
         for check in service.fit.slices:
@@ -199,7 +198,7 @@ def _table(title: str, names: Sequence[str], numbers: Sequence[str], caption: st
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration as the configuration file takes it, with three digits."""
+    """A duration with three digits, as written in the configuration file."""
     return f"{seconds:.3g}s" if seconds >= 1 else f"{seconds * 1e3:.3g}ms"
 
 

@@ -1,4 +1,4 @@
-"""Shows the progress of downloads, conversions and loading on standard error."""
+"""Progress bar on standard error for downloads, conversions, loading and searches."""
 
 import sys
 from types import TracebackType
@@ -18,10 +18,9 @@ from rich.text import Text
 
 
 class ProgressDisplay:
-    """A progress bar on a terminal, removed at the end; elsewhere a plain line for each task.
+    """A progress bar on a terminal, removed at the end; elsewhere one line for each task.
 
-    ``update`` is the callback for downloads and conversions, which count bytes or steps; ``message`` is the
-    callback of an engine that loads.
+    ``update`` is the callback of tasks that count bytes or steps, ``message`` of those that do not.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -39,7 +38,6 @@ class ProgressDisplay:
             self._task_id = self._bar.add_task("starting", total=None)
 
     def __enter__(self) -> Self:
-        """Start to draw."""
         if self._bar:
             self._bar.start()
         return self
@@ -47,7 +45,6 @@ class ProgressDisplay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Remove the bar."""
         self.stop()
 
     def stop(self) -> None:
@@ -55,30 +52,28 @@ class ProgressDisplay:
         if self._bar:
             self._bar.stop()
 
-    def update(self, what: str, done: int, total: int | None) -> None:
-        """Show how much of ``what`` is done."""
+    def update(self, task: str, done: int, total: int | None) -> None:
         if self._bar:
-            if what != self._last_shown:
-                self._bar.reset(self._task_id, description=what, total=total)
-            self._bar.update(self._task_id, description=what, completed=done, total=total)
-        elif what != self._last_shown:
-            print(what, file=sys.stderr, flush=True)
-        self._last_shown = what
+            if task != self._last_shown:
+                self._bar.reset(self._task_id, description=task, total=total)
+            self._bar.update(self._task_id, description=task, completed=done, total=total)
+        elif task != self._last_shown:
+            print(task, file=sys.stderr, flush=True)
+        self._last_shown = task
 
     def note(self, text: str) -> None:
-        """A line that stays, above the bar."""
+        """Print a line above the bar."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def message(self, what: str) -> None:
+    def message(self, task: str) -> None:
         """Show a task whose progress is not known."""
-        self.update(what, 0, None)
+        self.update(task, 0, None)
 
 
 class _Amount(DownloadColumn):
     """Megabytes for bytes, plain numbers for a few steps, nothing if the total is unknown."""
 
     def render(self, task: Task) -> Text:
-        """The column's text."""
         if task.total is None:
             return Text("")
         if task.total < 10_000:

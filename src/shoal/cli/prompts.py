@@ -19,7 +19,7 @@ class PromptLine:
     prompt: str | list[int]
     """Text or token ids."""
     sampling: Mapping[str, Any]
-    """The parameters that the user gave, by name."""
+    """The parameters that the user set, by name."""
 
 
 def collect_prompts(
@@ -27,9 +27,9 @@ def collect_prompts(
 ) -> list[PromptLine]:
     """Prompts from the command line, then from ``file``; from standard input if there is neither.
 
-    A file named ``*.jsonl`` holds one JSON value a line: a string, a list of token ids, or an object
+    A file named ``*.jsonl`` holds one JSON value per line: a string, a list of token ids, or an object
     with ``prompt`` and any sampling parameter. Any other file, and standard input (also ``-``), holds one
-    prompt a line. Raises ConfigError with the line of an error.
+    prompt per line. Raises ConfigError with the number of the wrong line.
     """
     lines = [PromptLine(text, sampling) for text in arguments]
     if file is None and not lines and sys.stdin is not None and not sys.stdin.isatty():
@@ -51,7 +51,7 @@ def _read(file: str, sampling: Mapping[str, Any]) -> list[PromptLine]:
         raise ConfigError(f"cannot read the prompts in {file}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"cannot read the prompts in {file}: not UTF-8 text") from error
-    # Some editors begin a file with a byte-order mark, which is no part of the first prompt.
+    # Some editors begin a file with a byte-order mark.
     numbered = enumerate(text.removeprefix("\ufeff").splitlines(), 1)
     lines = [(number, line) for number, line in numbered if line.strip()]
     if not file.endswith(".jsonl"):
@@ -60,7 +60,7 @@ def _read(file: str, sampling: Mapping[str, Any]) -> list[PromptLine]:
 
 
 def _read_standard_input() -> str:
-    """All of it; nothing where whoever started this process closed it."""
+    """All of standard input; empty if the parent process closed it."""
     return "" if sys.stdin is None else sys.stdin.read()
 
 

@@ -1,4 +1,4 @@
-"""Sampling parameters as flags, shared by ``generate`` and ``chat``; None: the service's default."""
+"""Flags for sampling parameters of ``generate``, ``static`` and ``chat``; None: the service's default."""
 
 from typing import Annotated, Any
 
@@ -12,7 +12,7 @@ MaxTokens = Annotated[int | None, typer.Option(help="Most output tokens.", rich_
 Temperature = Annotated[
     float | None,
     typer.Option(
-        help="0 always takes the likeliest token. Default of what is left out here: the service's.",
+        help="0 always takes the likeliest token. Parameters left out here have the service's defaults.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -41,8 +41,8 @@ IgnoreEos = Annotated[
 ]
 
 
-def given(**parameters: Any) -> dict[str, Any]:
-    """The parameters that were given; raises InvalidRequest for invalid values."""
+def given_sampling(**parameters: Any) -> dict[str, Any]:
+    """The parameters that are not None; raises InvalidRequest for invalid values."""
     parameters = {name: value for name, value in parameters.items() if value is not None}
     SamplingParams(**parameters)
     return parameters

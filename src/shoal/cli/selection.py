@@ -1,4 +1,4 @@
-"""Selects the service of a command from a model's name, a configuration file and flags."""
+"""The service of ``generate``, ``chat`` and ``static``, from a model's name, a configuration and flags."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +13,10 @@ from shoal.serve.options import ServerOptions
 def select_service(
     model: str | None, *, file: Path | None, settings: Table, flag: str = "--model"
 ) -> Config[ServerOptions]:
-    """The configuration with a single service: the service named ``model``, or a new one for ``model``.
+    """The configuration with a single service: the one named ``model``, or a new one for that model.
 
-    Without ``model`` the configuration must have exactly one service. flag: the flag that gives ``model``,
-    for errors. Raises ConfigError, and ModelUnavailable if no such model can exist.
+    Without ``model`` the configuration must have exactly one service. flag: the flag of ``model``, for
+    errors. Raises ConfigError, and ModelUnavailable for a model that cannot exist.
     """
     configured = file is not None or "services" in settings.entries
     if model is not None and not configured:

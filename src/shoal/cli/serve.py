@@ -1,4 +1,4 @@
-"""``shoal serve``: models behind OpenAI's HTTP API."""
+"""``shoal serve``: serve models over OpenAI's HTTP API."""
 
 import os
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ def serve(config: ConfigFile = None, *, settings: Table) -> None:
 
     options = load_config(ServerOptions, file=config, flags=settings)
     console = Console(stderr=True)
-    print_without_effect(os.environ, console)
+    print_ignored_variables(os.environ, console)
     with ProgressDisplay(console) as progress:
 
         def on_ready(url: str, backend: "Backend", codecs: Mapping[str, "TextCodec"]) -> None:
@@ -61,8 +61,8 @@ def serve(config: ConfigFile = None, *, settings: Table) -> None:
         )
 
 
-def print_without_effect(environment: Mapping[str, str], console: Console) -> None:
-    """Print which variables of other servers are set, and what is written here instead."""
+def print_ignored_variables(environment: Mapping[str, str], console: Console) -> None:
+    """Print which environment variables of other servers are set, and what Shoal uses instead."""
     for name, instead in VARIABLES.items():
         if name in environment:
             note = Text.assemble(("note", "bold"), f"     {name} has no effect here; write {instead}")

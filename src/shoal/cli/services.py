@@ -1,4 +1,4 @@
-"""``shoal services``: the services of a running server."""
+"""``shoal services``: list, add, remove, load and unload services of a running server."""
 
 import json
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ from shoal.cli.admin_commands import (
     NoWait,
     Set,
     Url,
-    operate,
+    parse_settings,
     print_table,
-    settings_of,
+    run_operation,
 )
 from shoal.cli.command import Commands
 
@@ -29,7 +29,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The service, as in `s
 
 @services.command("list")
 def list_services(url: Url = DEFAULT_URL, admin_key: AdminKey = None, as_json: AsJson = False) -> None:
-    """Show every service: its model, state and engines, and the requests that wait for one.
+    """Show every service: its model, state, engines and waiting requests.
 
     **Example:** `shoal services list --json`
     """
@@ -60,27 +60,27 @@ def add(
     url: Url = DEFAULT_URL,
     admin_key: AdminKey = None,
 ) -> None:
-    """Fetch a model and serve it beside the others, and wait until it takes requests.
+    """Fetch a model, serve it along with the others, and wait until it takes requests.
 
     **Example:** `shoal services add gemma3-270m --name complete --set slo.ttft=2s --set idle_after=10min`
     """
-    body = settings_of(settings) | {"model": model}
+    body = parse_settings(settings) | {"model": model}
     body |= {} if name is None else {"name": name}
     body |= {"engines": engine} if engine else {}
     done = f"service {model if name is None else name} is ready"
-    operate(url, admin_key, "POST", "services", body, no_wait=no_wait, done=done)
+    run_operation(url, admin_key, "POST", "services", body, no_wait=no_wait, done=done)
 
 
 @services.command()
 def remove(name: Name, no_wait: NoWait = False, url: Url = DEFAULT_URL, admin_key: AdminKey = None) -> None:
-    """Refuse new requests for a service, and forget it when those before have ended.
+    """Refuse new requests for a service, and remove it when its requests have ended.
 
     **Example:** `shoal services remove complete`
     """
-    from shoal.cli.admin_client import in_path
+    from shoal.cli.admin_client import quote_name
 
-    what, done = f"services/{in_path(name)}", f"service {name} is removed"
-    operate(url, admin_key, "DELETE", what, no_wait=no_wait, done=done)
+    path, done = f"services/{quote_name(name)}", f"service {name} is removed"
+    run_operation(url, admin_key, "DELETE", path, no_wait=no_wait, done=done)
 
 
 @services.command()
@@ -89,24 +89,24 @@ def load(name: Name, no_wait: NoWait = False, url: Url = DEFAULT_URL, admin_key:
 
     **Example:** `shoal services load complete`
     """
-    from shoal.cli.admin_client import in_path
+    from shoal.cli.admin_client import quote_name
 
-    what, done = f"services/{in_path(name)}/load", f"service {name} is loaded"
-    operate(url, admin_key, "POST", what, no_wait=no_wait, done=done)
+    path, done = f"services/{quote_name(name)}/load", f"service {name} is loaded"
+    run_operation(url, admin_key, "POST", path, no_wait=no_wait, done=done)
 
 
 @services.command()
 def unload(name: Name, no_wait: NoWait = False, url: Url = DEFAULT_URL, admin_key: AdminKey = None) -> None:
     """Unload a service when its requests have ended; the next request loads it again.
 
-    A request that comes before those have ended keeps it loaded, and the command fails.
+    If another request arrives before that, the service stays loaded and the command fails.
 
     **Example:** `shoal services unload complete`
     """
-    from shoal.cli.admin_client import in_path
+    from shoal.cli.admin_client import quote_name
 
-    what, done = f"services/{in_path(name)}/unload", f"service {name} is unloaded"
-    operate(url, admin_key, "POST", what, no_wait=no_wait, done=done)
+    path, done = f"services/{quote_name(name)}/unload", f"service {name} is unloaded"
+    run_operation(url, admin_key, "POST", path, no_wait=no_wait, done=done)
 
 
 def _row(service: Mapping[str, Any]) -> list[Text]:

@@ -1,4 +1,4 @@
-"""``shoal simulate``: simulate a scenario, and report the results."""
+"""``shoal simulate``: simulate a scenario in virtual time, and write its results."""
 
 import time
 from pathlib import Path
@@ -57,7 +57,7 @@ def simulate(
         bool,
         typer.Option(
             "--skip-ahead/--no-skip-ahead",
-            help="Take runs of decode steps at once; the results are the same.",
+            help="Simulate runs of decode steps at once; the results are the same.",
             rich_help_panel=_RESULTS,
         ),
     ] = True,
@@ -103,10 +103,9 @@ def simulate(
 ) -> None:
     """Serve a workload in virtual time: the real scheduler and KV accounting, with step times from a model.
 
-    The scenario says what arrives (a trace, or drawn lengths and arrivals), which services serve it, how long
-    their steps take, and how much memory there is. It comes from a file, from flags, or from both; flags go
-    over the file. The same scenario gives the same results, byte for byte. Ctrl-C ends it early, with the
-    figures so far.
+    The scenario has the workload (a trace, or drawn lengths and arrivals), the services, their step times,
+    and the memory. It comes from a file, from flags, or from both; flags override the file. The same
+    scenario gives the same results, byte for byte. Ctrl-C ends it early, with the figures so far.
 
     **Examples:**
 

@@ -1,4 +1,4 @@
-"""``shoal simulate`` beside a measured run: its overhead fitted, both runs compared."""
+"""``shoal simulate --compare`` and ``--fit-overhead``: simulate a measured run, and compare both."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ _FILES = ("comparison.json", "comparison.png")
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """What is asked for beside a simulation; all None: nothing.
+    """Options about a measured run; all None: there is none.
 
     Raises ConfigError for an option that needs another.
     """
@@ -33,14 +33,13 @@ class MeasuredRun:
     compare: Path | None
     """Log whose requests are simulated and compared; None: that of ``fit``."""
     plot: Path | None
-    """Where to draw both runs."""
+    """File of the picture of both runs."""
     fit: Path | None
-    """Log that the host's overhead is fitted to."""
+    """Log to which the host's overhead is fitted."""
     fit_requests: int | None
-    """How many of its requests' times count; None: all."""
+    """How many of its requests are fitted to; None: all."""
 
     def __post_init__(self) -> None:
-        """Refuse options that would do nothing."""
         if self.fit_requests is not None and self.fit is None:
             raise ConfigError("--fit-requests goes with --fit-overhead LOG")
         if self.plot is not None and self._log is None:
@@ -51,12 +50,12 @@ class MeasuredRun:
         return self.compare or self.fit
 
     def load(self, console: Console, file: Path | None, flags: Table) -> Scenario:
-        """The scenario: with the log's requests if there is one, and the fitted overhead, which is told."""
+        """The scenario, with the log's requests and the fitted overhead if there are; prints the fit."""
         if self._log is None:
             return load_scenario(file=file, flags=flags)
         if self.fit is None:
             return load_measured_scenario(self._log, "--compare", file=file, flags=flags)
-        # A few requests of a run were slowed down by the others, so these are simulated, too.
+        # Requests of a part of a run were slowed down by the others, so all are simulated.
         whole = self.compare if self.compare is not None and is_part(self.fit, self.compare) else self.fit
         scenario = load_measured_scenario(whole, "--fit-overhead", file=file, flags=flags)
         overhead, fit = fit_scenario(scenario, self.fit, self.fit_requests)
@@ -74,9 +73,9 @@ class MeasuredRun:
     def show(
         self, console: Console, prepared: PreparedRun, run: RunRecord, folder: Path | None
     ) -> list[Path]:
-        """Write and print both runs side by side where that was asked for; returns the files.
+        """Write and print the comparison with a measured run, if there is one; returns the files.
 
-        folder: gets the figures and a picture, too.
+        folder: the figures and a picture are also written there.
         """
         figures, drawing = [folder and folder / name for name in _FILES]
         if self._log is None:

@@ -1,4 +1,4 @@
-"""Shows a simulation on the terminal: its progress, and its results."""
+"""A simulation on the terminal: its progress bar, its facts and its results."""
 
 import signal
 import sys
@@ -17,9 +17,9 @@ from shoal.measure.tables import figure, seconds
 
 
 class SimulationProgress:
-    """A bar on standard error that counts finished requests; a line if that is no terminal.
+    """A bar on standard error that counts finished requests; one line if that is not a terminal.
 
-    Meanwhile the first Ctrl-C asks for an early end instead of ending the program.
+    Inside the block, the first Ctrl-C requests an early end instead of ending the program.
     """
 
     def __init__(self, total: int, console: Console | None = None) -> None:
@@ -30,14 +30,14 @@ class SimulationProgress:
             *columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
         )
         self._task_id = self._bar.add_task("", total=total)
-        self._asked = False
+        self._interrupted = False
         self._handler: Any = signal.SIG_DFL
 
     def __enter__(self) -> Self:
-        """Start to draw, and to listen, unless Ctrl-C is ignored as in a background job."""
+        """Show the bar, and handle Ctrl-C unless it is ignored, as in a background job."""
         self._handler = signal.getsignal(signal.SIGINT)
         if self._handler is not signal.SIG_IGN:
-            signal.signal(signal.SIGINT, self._ask)
+            signal.signal(signal.SIGINT, self._on_interrupt)
         self._bar.start()
         if self._bar.disable:
             print(f"simulating {self._total:,} requests", file=sys.stderr, flush=True)
@@ -46,26 +46,24 @@ class SimulationProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Remove the bar, also after Ctrl-C."""
         self._bar.stop()
         signal.signal(signal.SIGINT, self._handler)
 
-    def _ask(self, number: int, frame: object) -> None:
-        self._asked = True
+    def _on_interrupt(self, number: int, frame: object) -> None:
+        self._interrupted = True
         signal.signal(signal.SIGINT, self._handler)
 
     def stopped(self) -> bool:
-        """Whether somebody asked for an early end."""
-        return self._asked
+        """Whether Ctrl-C was pressed."""
+        return self._interrupted
 
     def update(self, num_finished: int) -> None:
-        """Show that ``num_finished`` requests have finished."""
         self._bar.update(self._task_id, completed=num_finished)
 
 
 def print_run(console: Console, run: RunRecord, elapsed_s: float) -> None:
     """Print the facts and results of a run, and the speed of the simulation."""
-    console.print(described(run.facts))
+    console.print(facts_table(run.facts))
     if not run.requests:
         why = "No request has ended" if "stopped" in run.facts else "The workload has no requests"
         console.print(Text(f"{why}, so there is nothing to tell.", style="yellow"))
@@ -81,8 +79,7 @@ def print_run(console: Console, run: RunRecord, elapsed_s: float) -> None:
     console.print(Text(f"Simulated in {speed}, {speedup} times real time.", style="dim"))
 
 
-def described(facts: Mapping[str, str]) -> Table:
-    """What is run: facts by name."""
+def facts_table(facts: Mapping[str, str]) -> Table:
     table = Table(box=box.SIMPLE, pad_edge=False, show_header=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")

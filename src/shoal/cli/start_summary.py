@@ -1,4 +1,4 @@
-"""What ``shoal serve`` prints when it is ready: what is open, what is served, how it is reached."""
+"""What ``shoal serve`` prints when it is ready: access, services and engines, addresses, a curl example."""
 
 import json
 import shlex
@@ -19,7 +19,7 @@ _ANY_ADDRESS = {"//0.0.0.0:": "//127.0.0.1:", "//[::]:": "//[::1]:"}
 
 
 def print_access(access: Mapping[str, str], console: Console) -> None:
-    """Print who may use which routes, each under the label ``open``."""
+    """Print which clients may use which routes, each under the label ``open``."""
     for what, who in access.items():
         _print_labelled("open", f"{what}: {who}", console)
 
@@ -27,7 +27,7 @@ def print_access(access: Mapping[str, str], console: Console) -> None:
 def print_engines(
     services: Mapping[str, "ServiceStatus"], engines: Sequence["EngineStatus"], console: Console
 ) -> None:
-    """Print the services, what computes them, and the KV pools of the engines that are ready."""
+    """Print services, kernels, and the KV pools of ready engines."""
     infos = {engine.name: engine.info for engine in engines if engine.info is not None}
     console.print("[bold]services[/]")
     width = min(max(map(len, services), default=0) + 4, _MOST_LABEL_WIDTH)
@@ -50,7 +50,7 @@ _NOT_LOADED = "in the memory of no engine; a request loads it"
 
 
 def _service_facts(hosts: Sequence["ServiceInfo"]) -> str:
-    """The model of a service, what it is computed in, and its limits on the engines that have it."""
+    """The model of a service, its dtype and size, and its limits on the engines that have it."""
     facts = [hosts[0].model]
     if dtypes := [host.dtype for host in hosts if host.dtype]:
         facts.append(f"computed in {' and '.join(dict.fromkeys(dtypes))}")
@@ -66,9 +66,9 @@ def _service_facts(hosts: Sequence["ServiceInfo"]) -> str:
 def print_addresses(
     url: str, service: str, console: Console, *, chats: Collection[str] = (), keyed: bool = False
 ) -> None:
-    """Print where a server that listens at ``url`` is reached, and a request to ``service`` to paste.
+    """Print the addresses of a server that listens at ``url``, and a curl example for ``service``.
 
-    chats: the services that take chats; others are asked for a completion. keyed: requests need a key.
+    chats: the services that take chats; for others the example is a completion. keyed: requests need a key.
     """
     for address, own in _ANY_ADDRESS.items():
         url = url.replace(address, own)
@@ -81,13 +81,16 @@ def print_addresses(
 
 
 def curl_example(url: str, service: str, *, chat: bool, keyed: bool = False) -> str:
-    """A command for a POSIX shell that asks a service for a chat or a completion."""
+    """A POSIX shell command that requests a chat or a completion."""
     model = json.dumps(service, ensure_ascii=False)
     if chat:
-        path, asked = "chat/completions", '"messages": [{"role": "user", "content": "Why is the sky blue?"}]'
+        path, content = (
+            "chat/completions",
+            '"messages": [{"role": "user", "content": "Why is the sky blue?"}]',
+        )
     else:
-        path, asked = "completions", '"prompt": "The capital of France is"'
-    body = f'{{\n  "model": {model}, "max_tokens": 64,\n  {asked}}}'
+        path, content = "completions", '"prompt": "The capital of France is"'
+    body = f'{{\n  "model": {model}, "max_tokens": 64,\n  {content}}}'
     key = "  -H 'Authorization: Bearer API_KEY' \\\n" if keyed else ""
     return (
         f"curl {shlex.quote(f'{url}/v1/{path}')} \\\n{key}"
@@ -96,7 +99,7 @@ def curl_example(url: str, service: str, *, chat: bool, keyed: bool = False) -> 
 
 
 def _print_labelled(label: str, text: str, console: Console, width: int = _LABEL_WIDTH) -> None:
-    """Print text behind a label; further lines are indented, and words longer than a line stay whole."""
+    """Print text after a label; further lines are indented, and words longer than a line are not broken."""
     first = label.ljust(width) if len(label) < width else f"{label}  "
     wrapped = textwrap.fill(
         text,

@@ -1,4 +1,4 @@
-"""``shoal static``: prompts through static batches, and what that cost."""
+"""``shoal static``: complete prompts in static batches, and report what they cost."""
 
 import json
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import typer
 from shoal.cli.flags import ConfigFile, with_flags
 from shoal.cli.output import STANDARD_OUTPUT, check_outputs, output_file
 from shoal.cli.prompts import PromptLine, collect_prompts
-from shoal.cli.sampling import IgnoreEos, MaxTokens, Stop, given
+from shoal.cli.sampling import IgnoreEos, MaxTokens, Stop, given_sampling
 from shoal.config import ENGINE_FLAGS, parse_duration, parse_size
 from shoal.config.setting_tree import Table
 from shoal.core import ConfigError, SamplingParams
@@ -65,7 +65,7 @@ def static(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Shortest time from one forming of batches to the next, e.g. 500ms.",
+            help="Shortest time between two formations of batches, e.g. 500ms.",
             rich_help_panel=_BATCHING,
         ),
     ] = None,
@@ -98,7 +98,7 @@ def static(
         typer.Option(
             "--rate",
             metavar="PER_SECOND",
-            help="Prompts come evenly at this rate, not all at once.",
+            help="Prompts arrive evenly at this rate, not all at once.",
             rich_help_panel=_BATCHING,
         ),
     ] = None,
@@ -127,8 +127,8 @@ def static(
     """Complete prompts in static batches, as engines without continuous batching do.
 
     A batch is padded to its longest prompt and runs until all its requests have ended. Presets `so` to `scls`
-    cut it into slices: whoever has not ended returns to the pool and is batched anew (SCLS). Decoding is
-    greedy, so the outputs of all presets are the same; what they cost is in the table at the end.
+    cut it into slices: requests that have not ended return to the pool and are batched again (SCLS). Decoding
+    is greedy, so the outputs of all presets are the same; the table at the end shows their cost.
 
     **Examples:**
 
@@ -143,7 +143,9 @@ def static(
 
     check_outputs(output, json_path)
     options = select_service(model, file=config, settings=settings).engine_options()
-    sampling = given(max_tokens=max_tokens, temperature=0.0, stop=tuple(stop or ()), ignore_eos=ignore_eos)
+    sampling = given_sampling(
+        max_tokens=max_tokens, temperature=0.0, stop=tuple(stop or ()), ignore_eos=ignore_eos
+    )
     lines = collect_prompts(prompts or (), file, sampling)
     if chat and any(not isinstance(line.prompt, str) for line in lines):
         raise ConfigError("--chat needs prompts as text, but one is a list of token ids")
@@ -170,12 +172,12 @@ def static(
         chat=chat,
         arrivals_s=None if arrivals is None else [number / arrivals for number in range(len(lines))],
     )
-    answers = list(zip(lines, outcome.completions, strict=True))
+    completed = list(zip(lines, outcome.completions, strict=True))
     aside = STANDARD_OUTPUT in (output, json_path)
     if output is None:
-        _print(answers, err=aside)
+        _print(completed, err=aside)
     else:
-        written = [json.dumps(_as_json(*answer), ensure_ascii=False) + "\n" for answer in answers]
+        written = [json.dumps(_as_json(*pair), ensure_ascii=False) + "\n" for pair in completed]
         with output_file(output) as path:
             path.write_text("".join(written), encoding="utf-8")
     Console(stderr=aside).print(report_table(preset, outcome.report))
@@ -184,7 +186,7 @@ def static(
             "preset": preset,
             "workers": workers,
             "report": outcome.report.to_json(),
-            "outputs": [_as_json(*answer) for answer in answers],
+            "outputs": [_as_json(*pair) for pair in completed],
         }
         with output_file(json_path) as path:
             path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -197,11 +199,11 @@ def _parsed(flag: str, parse: Callable[[str], T], text: str | None) -> T | None:
         raise ConfigError(f"{flag}: {error}") from None
 
 
-def _print(answers: "list[tuple[PromptLine, Completion]]", *, err: bool) -> None:
-    for number, (line, completion) in enumerate(answers, 1):
+def _print(completed: "list[tuple[PromptLine, Completion]]", *, err: bool) -> None:
+    for number, (line, completion) in enumerate(completed, 1):
         typer.secho(f"[{number}] {line.prompt!r:.70}", dim=True, err=err)
-        said = completion.text if completion.error is None else f"failed: {completion.error}"
-        typer.echo(said, err=err)
+        text = completion.text if completion.error is None else f"failed: {completion.error}"
+        typer.echo(text, err=err)
 
 
 def _as_json(line: PromptLine, completion: "Completion") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The figures of static batches as a table."""
+"""Results of ``shoal static`` as a table."""
 
 import math
 
@@ -9,7 +9,7 @@ from shoal.static.serving.report import StaticReport
 
 
 def report_table(preset: str, report: StaticReport) -> Table:
-    """One row for each figure; ``StaticReport`` says what they mean."""
+    """One row for each figure; ``StaticReport`` defines them."""
     table = Table(
         box=box.SIMPLE_HEAD,
         pad_edge=False,

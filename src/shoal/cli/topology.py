@@ -1,4 +1,4 @@
-"""``shoal topology``: the devices and links of this machine, and how a model could be divided over them."""
+"""``shoal topology``: devices and links of this machine, and maps of a model's layers onto them."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,7 +20,7 @@ def topology(
     file: Annotated[
         Path | None,
         typer.Argument(
-            metavar="FILE", help="A description to read, instead of this machine.", show_default=False
+            metavar="FILE", help="Read a topology from this file, not from this machine.", show_default=False
         ),
     ] = None,
     output: Annotated[
@@ -43,14 +43,14 @@ def topology(
         ),
     ] = None,
     host: Annotated[
-        str | None, typer.Option(metavar="NAME", help="What to call this machine, else its own name.")
+        str | None, typer.Option(metavar="NAME", help="Name of this machine; else its host name.")
     ] = None,
 ) -> None:
     """Show devices, memory and links, write them as YAML to edit, or map a model's layers onto them.
 
-    GPUs are found with NVIDIA's driver (needs `pip install nvidia-ml-py`); a machine without any has its
-    processors, by NUMA node. Rates and latencies are from data sheets, not measured. For several machines,
-    run it on each and join the lists of devices.
+    GPUs are found with NVIDIA's driver (needs `pip install nvidia-ml-py`); a machine without GPUs shows its
+    CPUs by NUMA node. Rates and latencies are from data sheets, not measured. For several machines, run it
+    on each and join the lists of devices.
 
     **Example:** `shoal topology -o cluster.yaml`, and then `shoal topology cluster.yaml --map qwen2.5-14b`
     """

@@ -1,4 +1,4 @@
-"""Prints devices, links, and device maps."""
+"""Results of ``shoal topology``: tables of devices, links and device maps."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ _NUMBERS = {"memory", "reads", "rate", "latency", "devices", "time a token"}
 
 
 def device_table(topology: Topology) -> Table:
-    """Every device, with how fast its memory is read where that is known."""
+    """One row for each device, with its memory bandwidth where known."""
     cluster = topology.cluster
     speeds = topology.known_speeds()
     table = _table("device", "kind", "host", "memory", "reads")
@@ -27,7 +27,7 @@ def device_table(topology: Topology) -> Table:
 
 
 def link_table(topology: Topology) -> Table:
-    """The links of hosts, the network, and the pairs that have another one."""
+    """The links inside hosts, between hosts, and of pairs with a link of their own."""
     cluster = topology.cluster
     table = _table("between", "rate", "latency")
     if len(cluster.devices) > len(cluster.hosts()):
@@ -39,7 +39,7 @@ def link_table(topology: Topology) -> Table:
 
 
 def map_table(problem: MapProblem) -> Table:
-    """The best map of each objective and the greedy one, with the time of a token that passes alone."""
+    """The best map for each objective, and the greedy one; ``time a token``: of a batch of one token."""
     title = f"{len(problem.layer_bytes)} layers of {sum(problem.layer_bytes) / 2**30:,.2f} GiB"
     table = _table("map", "devices", "time a token", "layers", "optimum")
     table.title = title
@@ -49,7 +49,7 @@ def map_table(problem: MapProblem) -> Table:
         _add_map(table, name, found.device_map, gap)
     try:
         _add_map(table, "greedy", greedy_map(problem), "not searched")
-    except ConfigError:  # filling leaves layers over that other maps have room for
+    except ConfigError:  # greedy filling may not fit where other maps do
         table.add_row("greedy", "-", "-", "does not fit", "not searched")
     return table
 

@@ -1,11 +1,11 @@
-"""``shoal tune``: search the scheduler that suits a workload, by simulation."""
+"""``shoal tune``: search the best scheduler for a workload, by simulation."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from shoal.cli.flags import ConfigFile, scenario_defaults, share_flag, with_flags
+from shoal.cli.flags import ConfigFile, parse_share, scenario_defaults, with_flags
 from shoal.cli.output import STANDARD_OUTPUT, check_outputs, json_text, print_written, write_texts
 from shoal.config.scenario_flags import SCENARIO_FLAGS
 from shoal.config.setting_tree import Table
@@ -43,7 +43,7 @@ def tune(
         str,
         typer.Option(
             metavar="SHARE",
-            help="Share of the requests, the earliest, to search on and decide by; the rest is held out.",
+            help="Share of the requests, the earliest, for search and decision; the rest is held out.",
             rich_help_panel=_SEARCH,
         ),
     ] = "60%",
@@ -52,14 +52,14 @@ def tune(
 ) -> None:
     """Search order, admission and batch limits for a workload on given hardware, in virtual time.
 
-    The scenario is written as for `shoal simulate`; its own scheduler is the default that others are measured
-    against. Many are tried on a little of the workload, the best third on three times as much, and so on
-    (successive halving). The latest quarter of the requests that are searched on is kept for a comparison of
-    the best with the default, which it replaces if it is better there for sure (95%). The figures are those
-    of a part later still, which nothing was chosen by.
+    The scenario is written as for `shoal simulate`; its own scheduler is the default for comparison. Many
+    schedulers are tried on a small part of the workload, the best third on three times as much, and so on
+    (successive halving). The latest quarter of the requests of the search is kept for a comparison of the
+    best with the default, which it replaces if it is better with 95% confidence. The reported figures are of
+    held-out later requests, on which nothing was decided.
 
-    Best is who meets most goals of the services (`slo`), and among those that meet as many, who has the
-    lower latency. Without goals latency alone counts. Ctrl-C ends it early, with the rounds so far.
+    The best scheduler meets most goals of the services (`slo`); ties are decided by latency. Without goals
+    only latency counts. Ctrl-C ends the search early, with the rounds so far.
 
     **Examples:**
 
@@ -72,7 +72,7 @@ def tune(
     from rich.console import Console
 
     from shoal.cli.progress import ProgressDisplay
-    from shoal.cli.simulate_view import described
+    from shoal.cli.simulate_view import facts_table
     from shoal.cli.tune_report import print_stopped, print_tuned, stopped_json, tuned_json
     from shoal.config.scenario_file import load_scenario
     from shoal.config.scenario_run import prepare
@@ -83,12 +83,12 @@ def tune(
     scenario = load_scenario(file=config, flags=settings)
     search = Search(
         trials=trials,
-        share=share_flag(search_share, "--search-share", whole=False),
+        share=parse_share(search_share, "--search-share", whole=False),
         seed=scenario.workload.seed,
     )
     prepared = prepare(scenario)
     console = Console(stderr=STANDARD_OUTPUT in (out, json_path))
-    console.print(described(prepared.facts))
+    console.print(facts_table(prepared.facts))
     with ProgressDisplay() as progress:
         try:
             tuned = tune(prepared, search, progress.update)

@@ -1,4 +1,4 @@
-"""``shoal version``: the version, and what computes here."""
+"""``shoal version``: the version, kernels and CPU features of this machine."""
 
 import platform
 from importlib.metadata import PackageNotFoundError
@@ -11,7 +11,7 @@ import typer
 import shoal
 
 FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
-"""What kernels can make use of, as Linux calls it."""
+"""CPU features that kernels use, by Linux's names."""
 
 
 def version(
@@ -29,12 +29,11 @@ def version(
 
 
 def print_version() -> None:
-    """One line with the version."""
     typer.echo(f"shoal {shoal.__version__}")
 
 
 def describe_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The CPU's name, with those of FEATURES that it has; elsewhere than on Linux its architecture only."""
+    """The CPU's name and its FEATURES; on other systems than Linux only its architecture."""
     try:
         lines = cpuinfo.read_text(encoding="utf-8").splitlines()
     except OSError:

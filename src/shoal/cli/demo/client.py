@@ -1,4 +1,4 @@
-"""Sends a burst of prompts to a running server, measures the streamed responses, and may kill an engine."""
+"""The demo's HTTP client: sends a burst of prompts, measures streamed responses, and may kill an engine."""
 
 import asyncio
 import json
@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 
 from shoal.cli.admin_client import AdminClient
-from shoal.cli.answers import error_message
 from shoal.cli.demo.metrics import MetricsSummary
 from shoal.cli.demo.prompts import DemoPrompt, demo_goals
+from shoal.cli.http_client import error_message
 from shoal.core import SLO, EngineDied, RequestRecord, has_goal
 from shoal.core.service import NO_GOALS
 
@@ -26,19 +26,17 @@ class Kill:
     """An engine that was killed."""
 
     engine: str
-    """Its name."""
     pid: int
-    """Its process."""
     requests: int
-    """Those that it had not finished."""
+    """Its unfinished requests."""
 
 
-async def kill_engine_during(url: str, is_amid: Callable[[], bool]) -> Kill:
-    """Wait until ``is_amid``, and kill the engine of the server at ``url`` that has the most requests.
+async def kill_engine_during(url: str, is_underway: Callable[[], bool]) -> Kill:
+    """Wait until ``is_underway``, then kill the engine with the most requests on the server at ``url``.
 
-    Raises EngineDied if none of them has any.
+    Raises EngineDied if no engine has a request.
     """
-    while not is_amid():
+    while not is_underway():
         await asyncio.sleep(_POLL_S)
     client = AdminClient(url, os.environ.get("SHOAL_ADMIN_KEY"))
     answer = await asyncio.to_thread(client.list, "engines")
@@ -51,18 +49,18 @@ async def kill_engine_during(url: str, is_amid: Callable[[], bool]) -> Kill:
 
 _TIMEOUT = httpx.Timeout(300.0, connect=10.0)
 _POLL_S = 0.2
-# An engine is killed when so many answers have begun, or a quarter of all.
-_AMID = 6
+_KILL_STREAMING = 6
+"""Streaming responses at which an engine is killed; in small bursts, a quarter of all."""
 
 
 @dataclass(slots=True)
 class DemoRequest:
-    """A request of the demo and its response so far; written only by the task that sends it."""
+    """A request of the demo and its response so far; changed only by the task that sends it."""
 
     number: int
     prompt: DemoPrompt
     slo: SLO = NO_GOALS
-    """Latency goals, as times."""
+    """Latency goals in seconds."""
     status: str = "waiting"
     """waiting, streaming, done or failed."""
     text: str = ""
@@ -72,13 +70,12 @@ class DemoRequest:
     first_token_ns: int = 0
     end_ns: int = 0
     largest_gap_ns: int = 0
-    """Longest time between two pieces of its text."""
+    """Longest time between two chunks with text."""
     prompt_tokens: int = 0
     output_tokens: int = 0
 
     @property
     def finished(self) -> bool:
-        """Whether the response is complete."""
         return self.status == "done"
 
     def record(self) -> RequestRecord:
@@ -96,7 +93,7 @@ class DemoRequest:
 
 @dataclass(slots=True)
 class Burst:
-    """All requests of the demo, and the server's metrics meanwhile."""
+    """All requests of the demo, and the server's metrics during the burst."""
 
     requests: list[DemoRequest]
     alone_s: Mapping[str, float] = field(default_factory=dict)
@@ -104,21 +101,21 @@ class Burst:
     metrics: MetricsSummary = field(default_factory=MetricsSummary)
     duration_s: float = 0.0
     kill: Kill | None = None
-    """The engine that was killed meanwhile, if one was."""
+    """The engine that was killed, if any."""
 
-    def is_amid(self) -> bool:
-        """Whether a good part of the answers have begun and not ended."""
+    def is_underway(self) -> bool:
+        """Whether enough responses are streaming for a kill to matter."""
         streaming = sum(request.status == "streaming" for request in self.requests)
-        return streaming >= min(_AMID, max(1, len(self.requests) // 4))
+        return streaming >= min(_KILL_STREAMING, max(1, len(self.requests) // 4))
 
 
 Watcher = Callable[[DemoRequest], None]
 
 
 async def time_alone(url: str, prompts: Sequence[DemoPrompt]) -> dict[str, float]:
-    """Send the prompts one after the other; returns their end-to-end times in seconds, by service.
+    """Send the prompts one after the other; returns their end-to-end latencies in seconds, by service.
 
-    Requests that fail are left out: the burst will report why.
+    Failed requests are left out: the burst will report the error.
     """
     alone_s = {}
     async with _client(url) as client:
@@ -137,10 +134,10 @@ async def run_burst(
     alone_s: Mapping[str, float] | None = None,
     kill: bool = False,
 ) -> Burst:
-    """Send all prompts at once to the server at ``url``; ``watch`` is called whenever a request changes.
+    """Send all prompts at once to the server at ``url``; ``watch`` is called when a request changes.
 
     alone_s: result of ``time_alone``; the goals of the requests follow from it. kill: whether to kill an
-    engine meanwhile; raises EngineDied where the burst was over too soon for it.
+    engine during the burst; raises EngineDied if the burst ends before that.
     """
     goals = demo_goals(alone_s or {})
     requests = [
@@ -150,7 +147,7 @@ async def run_burst(
     burst = Burst(requests, alone_s or {})
     async with _client(url) as client:
         poller = asyncio.create_task(_poll_metrics(client, burst.metrics))
-        killing = asyncio.create_task(kill_engine_during(url, burst.is_amid)) if kill else None
+        killing = asyncio.create_task(kill_engine_during(url, burst.is_underway)) if kill else None
         start_ns = time.monotonic_ns()
         try:
             await asyncio.gather(*(_send_request(client, request, watch or _ignore) for request in requests))
@@ -165,7 +162,7 @@ async def run_burst(
             burst.kill = killing.result()
         end_ns = time.monotonic_ns()
         burst.duration_s = (end_ns - start_ns) / 1e9
-        # The metrics page shows the engine's last report, which may be older than the end.
+        # The metrics page shows the engine's last report, which may be older than the end of the burst.
         while True:
             burst.metrics.add((await client.get("/metrics")).raise_for_status().text)
             if burst.metrics.age_s < (time.monotonic_ns() - end_ns) / 1e9:

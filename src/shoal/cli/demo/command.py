@@ -1,4 +1,4 @@
-"""``shoal demo``: two real models served from one engine or two, measured through HTTP."""
+"""``shoal demo``: serves two real models from one engine or two, and measures them over HTTP."""
 
 from pathlib import Path
 from typing import Annotated
@@ -22,11 +22,11 @@ def demo(
     ] = "shoal",
     compare: Annotated[
         bool,
-        typer.Option(help="Send the burst to two engines of one model each, too."),
+        typer.Option(help="Also send the burst to two engines of one model each."),
     ] = True,
     kill: Annotated[
         bool,
-        typer.Option("--kill", help="Serve from two engines, and kill one amid the burst."),
+        typer.Option("--kill", help="Serve from two engines, and kill one during the burst."),
     ] = False,
     json_path: Annotated[
         Path | None,
@@ -35,13 +35,13 @@ def demo(
 ) -> None:
     """Serve two bundled models from one engine and send both a burst of real prompts.
 
-    Fetches the models on first use. Times one request of each service alone, then shows the answers of the
-    burst as they stream, and ends with latencies, normalised latency (times what a request takes alone), SLO
-    attainment, preemptions and memory use. Then the same burst goes to two engines of one model each, with
-    half of the cores and of the memory each, unless `--no-compare` or `--kill` is given.
+    Fetches the models on first use. Times one request of each service alone, shows the responses of the burst
+    as they stream, and then latencies, normalised latency (E2E over that of a request alone), SLO attainment,
+    preemptions and memory use. Then the same burst goes to two engines of one model each, with half of the
+    cores and memory each, unless `--no-compare` or `--kill` is given.
 
-    Exit code 0 means that every request finished: with `--kill` also those of the engine that was killed,
-    whose streams go on with the other one.
+    Exit code 0 means that every request finished. With `--kill`, requests of the killed engine continue on
+    the other one.
 
     **Examples:**
 

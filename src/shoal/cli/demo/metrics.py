@@ -1,4 +1,4 @@
-"""A summary of the server's /metrics for the demo."""
+"""Preemptions, KV pool use and resumed requests from the server's /metrics, for the demo."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -10,22 +10,22 @@ _WASTE_USES = ("padding", "unfilled", "external")
 
 @dataclass(slots=True)
 class MetricsSummary:
-    """Summary of the /metrics pages so far, over all engines."""
+    """The /metrics pages so far, over all engines."""
 
     preemptions: dict[str, int] = field(default_factory=dict)
     """Preemptions by service, from the last page."""
     peak_use: float | None = None
-    """Largest share of the KV pools in live blocks; None if no page had it."""
+    """Largest share of the KV pools in live blocks; None if no page reported it."""
     peak_waste: float | None = None
     """Largest share of the KV pools that no service could use: padding inside live blocks, their slots
-    without a token, and free blocks inside merged blocks of another service. None if no page had it."""
+    without a token, and free blocks inside merged blocks of another service. None if no page reported it."""
     age_s: float = 0.0
-    """Age of the state of the engines that run on the last page, the oldest of them."""
+    """Age of the oldest state of a running engine on the last page."""
     resumed: int = 0
-    """Requests that went on after the end of their engine, from the last page."""
+    """Requests resumed after the end of their engine, from the last page."""
 
     def add(self, page: str) -> None:
-        """Add a page of Prometheus text."""
+        """Add a page in Prometheus' text format."""
         pool_bytes: Counter[str] = Counter()
         preemptions: Counter[str] = Counter()
         ages_s: dict[str, float] = {}

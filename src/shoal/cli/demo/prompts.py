@@ -12,8 +12,6 @@ CHAT, COMPLETE = "chat", "complete"
 
 @dataclass(frozen=True, slots=True)
 class DemoPrompt:
-    """A prompt of the demo."""
-
     service: str
     text: str
     max_tokens: int
@@ -52,7 +50,7 @@ _BEGINNINGS = (
 
 
 def typical_prompts(prompts: Sequence[DemoPrompt]) -> list[DemoPrompt]:
-    """A prompt of each service: the one whose ``max_tokens`` is closest to the mean of its service."""
+    """One prompt of each service, with ``max_tokens`` closest to the mean of the service."""
     typical = []
     for service in dict.fromkeys(prompt.service for prompt in prompts):
         candidates = [prompt for prompt in prompts if prompt.service == service]
@@ -62,7 +60,7 @@ def typical_prompts(prompts: Sequence[DemoPrompt]) -> list[DemoPrompt]:
 
 
 def demo_prompts(count: int, max_tokens: int = 96, chat_share: float = 0.5) -> list[DemoPrompt]:
-    """``count`` prompts with lengths around ``max_tokens``; of each few in turn, ``chat_share`` are chats."""
+    """``count`` prompts of about ``max_tokens``; a share of ``chat_share``, evenly mixed in, are chats."""
     prompts = []
     chats = 0
     for index in range(count):
@@ -75,20 +73,19 @@ def demo_prompts(count: int, max_tokens: int = 96, chat_share: float = 0.5) -> l
     return prompts
 
 
-# In a burst a request may take so many times as long as a typical one does alone. A time in seconds would be
-# met or missed by the speed of the machine.
+# A multiple of the time that a typical request takes alone: goals in seconds would depend on the machine.
 _GOALS = dict.fromkeys((CHAT, COMPLETE), SLO(e2e_scale=8))
 
 
 def demo_goals(alone_s: Mapping[str, float]) -> dict[str, SLO]:
-    """Goals by service, as times; only for the services in ``alone_s``.
+    """Goals in seconds, by service; only for the services in ``alone_s``.
 
-    alone_s: time of a typical request when nothing else runs, by service.
+    alone_s: time of a typical request alone, by service.
     """
     return {name: resolve_slo(SLO(), _GOALS[name], execution_s) for name, execution_s in alone_s.items()}
 
 
 def format_goals(slo: SLO) -> str:
-    """Goals as text: ``TTFT 10 s, E2E 20.5 s``."""
+    """Such as ``TTFT 10 s, E2E 20.5 s``."""
     goals = (("TTFT", slo.ttft_s), ("TPOT", slo.tpot_s), ("E2E", slo.e2e_s))
     return ", ".join(f"{name} {goal:.3g} s" for name, goal in goals if goal is not None)

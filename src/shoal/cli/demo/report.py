@@ -25,14 +25,13 @@ class Latency:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Latency":
-        """From measured values."""
         measured = list(values)
         return cls(_mean(measured), percentile(measured, 99))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceReport:
-    """Results of a service; NaN where a number is not known."""
+    """Results of a service; NaN for unknown numbers."""
 
     requests: int
     finished: int
@@ -42,40 +41,35 @@ class ServiceReport:
     tpot: Latency
     e2e: Latency
     largest_gap: Latency
-    """Longest time between two pieces of an answer's text, of answers of two tokens or more."""
+    """Longest time between two chunks with text, over responses of two tokens or more."""
     preemptions: int
-    """How often the scheduler preempted a request."""
     alone_s: float
-    """Time of a request when nothing else ran."""
+    """End-to-end latency of a request when nothing else ran."""
     normalised_latency: float
-    """Mean end-to-end time of the requests, in units of ``alone_s``."""
+    """Mean end-to-end latency in units of ``alone_s``."""
     slo: SLO
-    """Latency goals of the requests."""
     slo_attainment: float
-    """Share of the requests that met their goals; failed ones did not."""
+    """Share of the requests that met their goals; failed requests missed theirs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoReport:
-    """Results of the demo."""
-
     services: dict[str, ServiceReport]
     duration_s: float
     kv_peak_use: float | None
     """Largest share of the KV pool in use at once; None if the server did not report it."""
     block_waste: float | None
-    """Largest share of the KV pool that no service could use, see ``MetricsSummary.peak_waste``; None if the
+    """Largest share of the KV pool that no service could use (``MetricsSummary.peak_waste``); None if the
     server did not report it."""
     failures: tuple[str, ...]
     """A line for each request that failed."""
     kill: Kill | None = None
-    """The engine that was killed amid the burst, if one was."""
+    """The engine that was killed during the burst, if any."""
     resumed: int = 0
-    """How often a request went on after the end of its engine."""
+    """How often a request was resumed after the end of its engine."""
 
     @property
     def succeeded(self) -> bool:
-        """Whether every request finished."""
         return all(report.finished == report.requests for report in self.services.values())
 
     def to_json(self) -> dict[str, Any]:
@@ -109,7 +103,7 @@ def summarise(burst: Burst) -> DemoReport:
             alone_s=alone_s,
             normalised_latency=_mean(normalised_latency(record, alone_s) for record in records),
             slo=requests[0].slo,
-            slo_attainment=attainment(_outcome(request) for request in requests),
+            slo_attainment=attainment(_met_goals(request) for request in requests),
         )
     failed = [request for request in burst.requests if not request.finished]
     return DemoReport(
@@ -126,8 +120,8 @@ def summarise(burst: Burst) -> DemoReport:
     )
 
 
-def _outcome(request: DemoRequest) -> bool | None:
-    """Whether a request met its goals; None if it has none."""
+def _met_goals(request: DemoRequest) -> bool | None:
+    """Whether a request met its goals; None if it has no goals."""
     if request.finished:
         return met(request.record(), request.slo)
     return False if has_goal(request.slo) else None
@@ -158,7 +152,7 @@ def report_table(report: DemoReport) -> Table:
 
 
 def report_notes(report: DemoReport) -> Iterator[str]:
-    """Lines below the table: what its last columns refer to, and the metrics of the KV pool."""
+    """Lines below the table: definitions of its last columns, and metrics of the KV pool."""
     services = report.services
     alone = [
         f"{name} {service.alone_s:.3g} s"
@@ -187,12 +181,12 @@ def report_notes(report: DemoReport) -> Iterator[str]:
     yield "preemptions: " + ", ".join(f"{name} {service.preemptions}" for name, service in services.items())
 
 
-def comparison(shared: DemoReport, apart: DemoReport) -> Iterator[str]:
-    """Lines about how one engine for all services did beside an engine for each, in the same burst."""
-    burst = shared.duration_s / apart.duration_s
-    means = [_mean(service.e2e.mean_s for service in each.services.values()) for each in (shared, apart)]
-    yield "One engine for both, beside an engine for each:"
-    yield f"the burst took {burst:.2f} times as long, a request in the mean {means[0] / means[1]:.2f} times."
+def comparison(shared: DemoReport, separate: DemoReport) -> Iterator[str]:
+    """Lines that compare one engine for all services with an engine for each, in the same burst."""
+    burst = shared.duration_s / separate.duration_s
+    means = [_mean(service.e2e.mean_s for service in each.services.values()) for each in (shared, separate)]
+    yield "One engine for both, compared with an engine for each:"
+    yield f"the burst took {burst:.2f} times as long, a request on average {means[0] / means[1]:.2f} times."
     yield "Sharing pays where the load moves between models or memory is scarce, and costs"
     yield "where all are always busy: see --chat-share 0.5, and docs/benchmarks.md."
 

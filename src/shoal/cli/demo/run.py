@@ -1,4 +1,4 @@
-"""Runs the demo: starts servers, sends each a burst of prompts, prints reports."""
+"""Steps of the demo: starts servers, sends each a burst of prompts, prints reports."""
 
 import asyncio
 import json
@@ -35,27 +35,27 @@ MODELS = {CHAT: "smollm2", COMPLETE: "gemma3-270m"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoSetup:
-    """What the command line asks for."""
+    """Options of the demo, and the configurations of its servers."""
 
     kv_bytes: int
-    """KV memory of a server, of all of its engines together where they are compared."""
+    """KV memory of a server; with an engine for each model, divided between them."""
     preset: str
     """Scheduler of each engine."""
     kill: bool = False
-    """Whether to serve from two engines, each with both models, and to kill one amid the burst."""
+    """Whether to serve from two engines, each with both models, and to kill one during the burst."""
     compare: bool = False
     """Whether to send the burst to an engine for each model, too."""
 
-    def together(self) -> str:
-        """The configuration of a server whose engine, or whose two engines, have both models."""
+    def shared_config(self) -> str:
+        """Configuration of a server whose engine has both models; with ``kill``, two such engines."""
         engines = 2 if self.kill else 1
         return self._config(
             devices=["cpu"] * engines,
             kv_cache={"memory": self.kv_bytes},
         )
 
-    def apart(self, threads: int) -> str:
-        """The configuration of an engine for each model, which share memory and ``threads`` evenly."""
+    def separate_config(self, threads: int) -> str:
+        """Configuration of a server with an engine for each model, with half of memory and ``threads``."""
         one = {"device": "cpu", "threads": max(1, threads // 2), "kv_memory": self.kv_bytes // 2}
         return self._config(
             devices=[{"name": name, **one} for name in MODELS],
@@ -63,7 +63,7 @@ class DemoSetup:
         )
 
     def _config(self, **settings: Any) -> str:
-        """A configuration file; JSON is YAML."""
+        # JSON is YAML.
         services = [{"name": name, "model": model} for name, model in MODELS.items()]
         return json.dumps({"services": services, "scheduler": {"preset": self.preset}, **settings}, indent=1)
 
@@ -73,7 +73,7 @@ _POLL_S = 0.2
 
 
 def free_port() -> int:
-    """A loopback port that is free at the moment."""
+    """A free loopback port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -87,14 +87,14 @@ class ServerProcess:
 
     def __init__(self, arguments: Sequence[str], port: int, command: Sequence[str] | None = None) -> None:
         self.url = f"http://127.0.0.1:{port}"
-        # The child ends with this process, even if this is killed.
+        # ``run_child`` ends the child with this process, even if this is killed.
         program = command or (sys.executable, "-m", "shoal.models.run_child", "shoal.cli", "serve")
         self._command = [*program, *arguments, "--host", "127.0.0.1", "--port", str(port)]
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by __exit__)
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "ServerProcess":
-        """Start the server without waiting for it."""
+        """Start the server; ``wait_ready`` waits for it."""
         self._process = subprocess.Popen(
             self._command,
             stdin=subprocess.PIPE,
@@ -124,12 +124,11 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """The server's process id."""
         assert self._process is not None, "the server runs only inside a with block"
         return self._process.pid
 
     def wait_ready(self, timeout_s: float, tick: Callable[[float], Any] | None = None) -> None:
-        """Wait until /health is OK; raises EngineDied with the server's output if it does not get there.
+        """Wait until /health is OK; raises EngineDied with the server's output if it ends or takes too long.
 
         tick: called with the seconds waited so far.
         """
@@ -151,7 +150,6 @@ class ServerProcess:
                 time.sleep(_POLL_S)
 
     def log_tail(self, lines: int = 15) -> str:
-        """The last lines that the server printed."""
         self._log.seek(0)
         return "\n".join(self._log.read().decode(errors="replace").splitlines()[-lines:])
 
@@ -166,36 +164,36 @@ def run_demo(prompts: list[DemoPrompt], setup: DemoSetup, json_path: Path | None
         for model in MODELS.values():
             resolve_model(model, progress.update)
     both = " and ".join(MODELS.values())
-    with _interrupted_by_sigterm():
+    with _sigterm_as_interrupt():
         shared = "two engines" if setup.kill else "one engine"
-        with _serving(setup.together()) as url:
+        with _serving(setup.shared_config()) as url:
             console.print(f"[bold]{both}[/] share {shared} at {url}")
             with ProgressDisplay() as progress:
                 progress.message("timing one request of each service alone")
                 alone_s = asyncio.run(time_alone(url, typical_prompts(prompts)))
             report = summarise(send_burst(url, prompts, console, alone_s, setup.kill))
         print_report(report, console)
-        apart = None
+        separate = None
         if setup.compare:
-            with _serving(setup.apart(default_threads())) as url:
+            with _serving(setup.separate_config(default_threads())) as url:
                 console.print(
                     f"\n[bold]{both}[/] have an engine each, with half of cores and memory, at {url}"
                 )
-                apart = summarise(send_burst(url, prompts, console, alone_s))
-            print_report(apart, console)
+                separate = summarise(send_burst(url, prompts, console, alone_s))
+            print_report(separate, console)
             console.print()
-            for line in comparison(report, apart):
+            for line in comparison(report, separate):
                 console.print(line, highlight=False, markup=False)
     if json_path is not None:
         with output_file(json_path) as path:
-            compared = {} if apart is None else {"engine_for_each_model": apart.to_json()}
+            compared = {} if separate is None else {"engine_for_each_model": separate.to_json()}
             path.write_text(json_text(report.to_json() | compared), encoding="utf-8")
-    return report.succeeded and (apart is None or apart.succeeded)
+    return report.succeeded and (separate is None or separate.succeeded)
 
 
 @contextmanager
 def _serving(config: str) -> Iterator[str]:
-    """The URL of a server with a configuration, once it is ready."""
+    """Run a server with a configuration (YAML); yields its URL when it is ready."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "shoal.yaml"
         file.write_text(config, encoding="utf-8")
@@ -212,7 +210,7 @@ def send_burst(
 ) -> Burst:
     """Send the prompts to the server at ``url`` and show the responses as they arrive.
 
-    alone_s: time of a request alone, by service. kill: whether to kill an engine meanwhile.
+    alone_s: time of a request alone, by service. kill: whether to kill an engine during the burst.
     """
     with BurstView(console, prompts) as view:
         return asyncio.run(run_burst(url, prompts, view.update, alone_s, kill))
@@ -229,8 +227,8 @@ def print_report(report: DemoReport, console: Console) -> None:
 
 
 @contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does, so that the server is stopped."""
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM raise KeyboardInterrupt in the block, so that the server is stopped."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

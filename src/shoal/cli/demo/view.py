@@ -1,4 +1,4 @@
-"""Shows the demo's responses as they stream: a live table on a terminal, plain lines elsewhere."""
+"""The demo's streaming responses: a live table on a terminal, plain lines elsewhere."""
 
 from collections.abc import Sequence
 from types import TracebackType
@@ -15,7 +15,7 @@ _STYLES = {"waiting": "dim", "streaming": "yellow", "done": "green", "failed": "
 
 
 class BurstView:
-    """Shows a burst inside a ``with`` block; ``update`` is its watcher."""
+    """Shows a burst inside a ``with`` block; ``update`` is the ``watch`` callback of ``run_burst``."""
 
     def __init__(self, console: Console, prompts: Sequence[DemoPrompt]) -> None:
         self._console = console
@@ -25,7 +25,6 @@ class BurstView:
             self._live = Live(get_renderable=self.render, console=console, refresh_per_second=8)
 
     def __enter__(self) -> "BurstView":
-        """Start to draw."""
         if self._live:
             self._live.start()
         return self
@@ -33,7 +32,6 @@ class BurstView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop drawing; the last table stays."""
         if self._live:
             self._live.stop()
 
@@ -64,12 +62,12 @@ class BurstView:
 
 
 def single_line(text: str) -> str:
-    """The text without line breaks, other control characters and repeated spaces."""
+    """The text without line breaks, control characters and repeated spaces."""
     return "".join(c if c.isprintable() else " " for c in " ".join(text.split()))
 
 
 def plain_line(request: DemoRequest) -> str:
-    """A request that has ended, as a line of a log."""
+    """A request that has ended, as one line of text."""
     head = f"{request.number:3d} {request.prompt.service:9s} {request.status:6s}"
     if not request.finished:
         return f"{head} {single_line(request.error)}"

@@ -1,4 +1,4 @@
-"""``shoal profile --links``: how fast requests move between engines here, and what follows for budgets."""
+"""``shoal profile --links``: measured rates of migrations between engines, and budgets from them."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -22,25 +22,22 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkReport:
-    """What was measured of each service, and what moves may take of an engine's time."""
+    """Measured migration rates by service, and the share of an engine's time for migrations."""
 
-    rates: "Mapping[str, MigrationRates]"
-    """By service."""
+    rates: "Mapping[str, MoveRates]"
     epoch_s: float
-    """Length of an epoch."""
+    """Length of a packing epoch."""
     share: float
-    """The part of an engine's time that moves may take."""
 
     @property
     def budgets(self) -> MoveBudgets:
-        """What fits into that part of an epoch, whichever service moves; links of hosts were not measured."""
+        """What fits into the share of an epoch, for the slowest service; links of hosts are not measured."""
         time_s = self.share * self.epoch_s
         kv = min(rates.kv_bytes_per_s for rates in self.rates.values())
         prefill = min(rates.prefill_tokens_per_s for rates in self.rates.values())
         return MoveBudgets(engine_bytes=int(kv * time_s), prefill_tokens=int(prefill * time_s))
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as plain values."""
         services = {
             name: {**asdict(rates), "kv_bytes_per_s": rates.kv_bytes_per_s}
             for name, rates in self.rates.items()
@@ -49,7 +46,6 @@ class LinkReport:
         return {"epoch_s": self.epoch_s, "share": self.share, "services": services, "budgets": budgets}
 
     def table(self) -> Table:
-        """The rates."""
         table = Table(
             box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title="Requests that change engines"
         )
@@ -77,7 +73,7 @@ class LinkReport:
 
 
 def measure_links(options: "EngineOptions", epoch_s: float, share: float) -> LinkReport:
-    """Load all services into two engines, and move requests of each between them."""
+    """Load all services into two engines, and migrate requests of each between them."""
     from shoal.cli.progress import ProgressDisplay
     from shoal.models import resolve_service
     from shoal.profile.measure import profiling_options

@@ -1,4 +1,4 @@
-"""Where a server is asked, and what it says where it refuses a request."""
+"""HTTP helpers of the CLI's clients: base URL, Authorization header, error messages of a response."""
 
 import httpx
 
@@ -6,16 +6,16 @@ from shoal.config.api_keys import secret_problem
 from shoal.core import ConfigError
 
 
-def server_base(url: str) -> str:
-    """The address of a server as users write it: with or without ``http://`` and ``/v1``."""
+def base_url(url: str) -> str:
+    """The base URL of a server; users write it with or without ``http://`` and ``/v1``."""
     base = url.rstrip("/").removesuffix("/v1")
     return base if "://" in base else f"http://{base}"
 
 
-def bearer(key: str | None, source: str) -> dict[str, str]:
-    """The header that names a key, if there is one.
+def auth_headers(key: str | None, source: str) -> dict[str, str]:
+    """The Authorization header of a key, if there is one.
 
-    source: where users write the key, for the ConfigError that is raised for one that no header can hold.
+    source: where the key was given, for the ConfigError about a key that no header can hold.
     """
     if key is None:
         return {}
@@ -24,15 +24,15 @@ def bearer(key: str | None, source: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def why(error: Exception) -> str:
-    """What went wrong with a connection; of a group of errors the first tells."""
+def connection_problem(error: Exception) -> str:
+    """The message of a connection error; for a group of errors, of the first."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return str(error) or type(error).__name__
 
 
 def error_message(response: httpx.Response) -> str:
-    """The message of an error in OpenAI's shape, or the body as it is."""
+    """The message of an OpenAI error body; any other body as text."""
     try:
         return str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
@@ -40,7 +40,7 @@ def error_message(response: httpx.Response) -> str:
 
 
 def error_code(response: httpx.Response) -> str | None:
-    """The code of an error in OpenAI's shape."""
+    """The code of an OpenAI error body; None for any other body."""
     try:
         return str(response.json()["error"]["code"])
     except (ValueError, KeyError, TypeError):
