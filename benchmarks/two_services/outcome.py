@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from shoal.measure import TokenGaps
+from shoal.measure import InterTokenLatencies
 
 
 @dataclass
@@ -56,6 +56,6 @@ class Run:
     """
 
     outcomes: list[Outcome]
-    gaps: dict[str, TokenGaps]
+    gaps: dict[str, InterTokenLatencies]
     counts: dict[str, Counts]
     ended_s: float

@@ -13,7 +13,9 @@ from rich.table import Table
 from benchmarks.two_services.outcome import Run
 from benchmarks.two_services.run import E2E_SCALE
 from shoal.core import SLO, RequestRecord, attainment, met, normalised_latency, percentile
-from shoal.measure import TokenGaps, require_plots
+from shoal.measure import InterTokenLatencies, require_plots
+from two_services_outcome import Run
+from two_services_run import E2E_SCALE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,7 +94,7 @@ def _figures(
         for one in run.outcomes
         if service in (ALL, one.service) and one.output_tokens > 1
     ]
-    gaps = TokenGaps.together(
+    gaps = InterTokenLatencies.merge(
         gaps for run in runs for name, gaps in run.gaps.items() if service in (ALL, name)
     )
     return Figures(

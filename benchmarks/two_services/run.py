@@ -18,7 +18,7 @@ from shoal.core import SLO, ConfigError, Request, ShoalError
 from shoal.engine import Engine, EngineOptions, assemble_engine
 from shoal.execute.model.loading import ModelSet, load_models
 from shoal.kvcache import KVCacheOptions
-from shoal.measure import TokenGaps
+from shoal.measure import InterTokenLatencies
 from shoal.models import resolve_model
 
 E2E_SCALE = 5.0
@@ -158,7 +158,7 @@ class Client:
         outcomes = [one for one in self._outcomes.values() if self._counts(one)]
         for one in outcomes:
             one.break_off(ended_s)
-        gaps = {name: TokenGaps() for name in self._gaps_ns}
+        gaps = {name: InterTokenLatencies() for name in self._gaps_ns}
         for name, gaps_ns in self._gaps_ns.items():
             gaps[name].add(np.array(gaps_ns, dtype=np.int64))
         return Run(outcomes, gaps, self._repeated_work(), ended_s)

@@ -12,7 +12,7 @@ def test_every_gap_is_counted_once(knobs, skip_ahead):
     requests = make_workload(40, services=("a", "b"))
     spec = make_spec(per_merged={"a": 1, "b": 1}, **knobs)
     record, _ = run([spec], requests, skip_ahead=skip_ahead)
-    for service, gaps in record.token_gaps.items():
+    for service, gaps in record.inter_token_latencies.items():
         rows = [row for row in record.requests if row.service == service]
         assert len(gaps) == sum(row.output_tokens - 1 for row in rows)
         # Gaps of an answer add up to the time from its first to its last token.

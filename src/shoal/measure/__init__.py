@@ -19,11 +19,11 @@ from shoal.measure.files import (
     write_summary,
 )
 from shoal.measure.html_report import report_html, write_report
+from shoal.measure.inter_token_latencies import InterTokenLatencies
 from shoal.measure.plots import Panel, Series, require_plots, save_plot
 from shoal.measure.records import EngineTotals, RequestRow, RunRecord, Sample, StepSpan
 from shoal.measure.summary import GroupSummary, Spread, Summary, summarise
 from shoal.measure.tables import compare, summary_tables
-from shoal.measure.token_gaps import TokenGaps
 
 __all__ = [
     "FORMATS",
@@ -41,7 +41,7 @@ __all__ = [
     "Spread",
     "StepSpan",
     "Summary",
-    "TokenGaps",
+    "InterTokenLatencies",
     "compare",
     "compare_with_measured",
     "report_html",

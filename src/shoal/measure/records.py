@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shoal.core import NO_GOALS, SLO, RequestRecord
-from shoal.measure.token_gaps import TokenGaps
+from shoal.measure.inter_token_latencies import InterTokenLatencies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,7 @@ class RunRecord:
     """Steps for a timeline, empty unless they were asked for."""
     execution_s: Mapping[str, float] = field(default_factory=dict)
     """By service, the execution time that normalised latency divides by; may lack services."""
-    token_gaps: Mapping[str, TokenGaps] = field(default_factory=dict)
+    inter_token_latencies: Mapping[str, InterTokenLatencies] = field(default_factory=dict)
     """By service, the times between tokens; may lack services."""
     end_ns: int = 0
     """When the last step ended."""

@@ -7,8 +7,8 @@ from statistics import fmean
 from typing import Any
 
 from shoal.core import attainment, has_goal, met, normalised_latency, percentile
+from shoal.measure.inter_token_latencies import InterTokenLatencies
 from shoal.measure.records import EngineTotals, RequestRow, RunRecord
-from shoal.measure.token_gaps import TokenGaps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,14 +151,19 @@ def summarise(run: RunRecord) -> Summary:
     by_service: dict[str, list[RequestRow]] = {}
     for row in run.requests:
         by_service.setdefault(row.service, []).append(row)
+    inter_token = run.inter_token_latencies
     steps = sum(engine.steps for engine in run.engines)
     weighted = math.fsum(engine.kv_used_mean * engine.steps for engine in run.engines if engine.steps)
     return Summary(
         title=run.title,
         duration_s=duration_s,
-        overall=_summarise_group(run.requests, run, duration_s, TokenGaps.together(run.token_gaps.values())),
+        overall=_summarise_group(
+            run.requests, run, duration_s, InterTokenLatencies.merge(run.inter_token_latencies.values())
+        ),
         services={
-            name: _summarise_group(by_service[name], run, duration_s, run.token_gaps.get(name, TokenGaps()))
+            name: _summarise_group(
+                by_service[name], run, duration_s, inter_token.get(name, InterTokenLatencies())
+            )
             for name in sorted(by_service)
         },
         kv_used_mean=weighted / steps if steps else None,
@@ -170,7 +175,7 @@ def summarise(run: RunRecord) -> Summary:
 
 
 def _summarise_group(
-    rows: Sequence[RequestRow], run: RunRecord, duration_s: float, gaps: TokenGaps
+    rows: Sequence[RequestRow], run: RunRecord, duration_s: float, latencies: InterTokenLatencies
 ) -> GroupSummary:
     answered = [row for row in rows if row.answered]
     multi_token = [row for row in answered if row.output_tokens > 1]
@@ -196,7 +201,7 @@ def _summarise_group(
         tpot_s=Spread.of(row.tpot_s for row in multi_token),
         e2e_s=Spread.of(row.e2e_s for row in answered),
         largest_gap_s=Spread.of(row.largest_gap_ns / 1e9 for row in multi_token),
-        inter_token_s=_gap_spread(gaps),
+        inter_token_s=_inter_token_spread(latencies),
         normalised_latency=Spread.of(value for value in normalised_latencies if value is not None),
         preemptions=sum(row.preemptions for row in rows),
         recomputed_tokens=sum(row.recomputed_tokens for row in rows),
@@ -204,11 +209,11 @@ def _summarise_group(
     )
 
 
-def _gap_spread(gaps: TokenGaps) -> Spread | None:
-    if not len(gaps):
+def _inter_token_spread(latencies: InterTokenLatencies) -> Spread | None:
+    if not len(latencies):
         return None
-    p50, p90, p95, p99 = (gaps.percentile_s(percent) for percent in (50, 90, 95, 99))
-    return Spread(mean=gaps.mean_s, p50=p50, p90=p90, p95=p95, p99=p99)
+    p50, p90, p95, p99 = (latencies.percentile_s(percent) for percent in (50, 90, 95, 99))
+    return Spread(mean=latencies.mean_s, p50=p50, p90=p90, p95=p95, p99=p99)
 
 
 def _rate(count: int, duration_s: float) -> float | None:

@@ -8,7 +8,7 @@ from functools import partial
 from shoal.cluster.manager.dispatch import DispatchPolicy, PackerDispatch, RoundRobin
 from shoal.core import ConfigError, FinishReason, Request, StepPlan
 from shoal.core.slo import resolve_slo
-from shoal.measure import RequestRow, RunRecord, TokenGaps
+from shoal.measure import InterTokenLatencies, RequestRow, RunRecord
 from shoal.schedule import RequestState
 from shoal.schedule.slo_expired import why_refused
 from shoal.simulate.fleet import Fleet
@@ -56,7 +56,7 @@ class Simulation:
         self._source = source
         self._watch, self._on_plan = watch, on_plan
         self._rows: list[RequestRow] = []
-        self._gaps: dict[str, TokenGaps] = defaultdict(TokenGaps)
+        self._gaps: dict[str, InterTokenLatencies] = defaultdict(InterTokenLatencies)
         self._due: list[tuple[int, int]] = []
         self._specs = engines
         self._services = {service for spec in engines for service in spec.services}
@@ -231,7 +231,7 @@ class Simulation:
             engines=totals,
             spans=spans,
             execution_s=execution_s,
-            token_gaps=self._gaps,
+            inter_token_latencies=self._gaps,
             end_ns=end_ns,
             moves=_moves(self._fleet),
             withdrawn=self._fleet.withdrawn,
