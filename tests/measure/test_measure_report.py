@@ -13,7 +13,7 @@ from measure_builders import NS, make_row, make_run, random_run, refused_row
 
 from shoal.core import SLO
 from shoal.measure import Panel, Sample, Series, report_html
-from shoal.measure.curves import cdf, panels, stretches
+from shoal.measure.curves import cdf, downsample, panels
 from shoal.measure.html_report import failures_grid, slowest_grid
 from shoal.measure.svg import inline_svg
 
@@ -150,7 +150,7 @@ def test_a_distribution_is_the_share_at_most_each_value(values, points):
 def test_stretches_hold_every_value(pairs, points):
     pairs.sort()
     times, values = np.array(pairs, dtype=float).T
-    x, lowest, mean, highest = stretches(times, values, points)
+    x, lowest, mean, highest = downsample(times, values, points)
     assert 1 <= len(x) <= points
     assert (np.diff(x) > 0).all()
     assert (lowest <= mean + 1e-9).all()

@@ -1,9 +1,7 @@
-"""What a run left behind, and its outputs: figures, tables, files, traces, pictures and a report.
+"""Results of runs: records, summaries, tables, files, Chrome traces, plots and HTML reports.
 
-Here belong the record of a run as plain values, its summary (with the formulas of ``core``), and all files,
-tables and pictures made of them. Nothing here runs, schedules or simulates anything, and
-nothing reads a clock; pictures of other numbers are drawn from plain values too. Importing this package
-imports no plotting library: that is an extra, loaded when a picture is drawn.
+The record of a run is plain values; its summary uses the formulas of ``core``. Nothing here runs, schedules
+or simulates, and nothing reads a clock. matplotlib is an extra, imported only when a picture is drawn.
 """
 
 from shoal.measure.chrome_trace import trace_events, write_trace

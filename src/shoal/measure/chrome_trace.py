@@ -1,7 +1,7 @@
-"""A run as a trace in Chrome's JSON format, which Perfetto and chrome://tracing open.
+"""Chrome trace of a run (JSON), for Perfetto and chrome://tracing.
 
-One process for each engine; in it a thread of steps for each service, counters of memory and queue, and
-one asynchronous span for each request, with its wait for the first token and its decoding below it.
+Each engine is a process, with a thread of steps for each service, counters of memory and requests, and an
+asynchronous span for each request, divided into time to first token and decoding.
 """
 
 import json
@@ -16,7 +16,7 @@ Event = dict[str, Any]
 
 
 def trace_events(run: RunRecord) -> Iterator[Event]:
-    """The events of a run, one at a time; times are microseconds on the run's clock, to the nanosecond."""
+    """The events of a run; times are microseconds on the run's clock, exact to the nanosecond."""
     services = sorted({row.service for row in run.requests} | {span.service for span in run.spans})
     threads = {service: number + 1 for number, service in enumerate(services)}
     yield from _names(run, threads)
@@ -34,21 +34,20 @@ def trace_events(run: RunRecord) -> Iterator[Event]:
             "args": {"steps": span.steps, "decodes": span.decodes, "prefill_tokens": span.prefill_tokens},
         }
     for sample in run.samples:
-        place = {"ph": "C", "pid": _process(sample.engine), "tid": 0, "ts": sample.time_ns / 1e3}
-        yield {**place, "name": "kv_used", "args": {"share": round(sample.kv_used, 6)}}
-        yield {**place, "name": "waiting", "args": {"requests": sample.waiting}}
-        yield {**place, "name": "running", "args": {"requests": sample.running}}
+        common = {"ph": "C", "pid": _process(sample.engine), "tid": 0, "ts": sample.time_ns / 1e3}
+        yield {**common, "name": "kv_used", "args": {"share": round(sample.kv_used, 6)}}
+        yield {**common, "name": "waiting", "args": {"requests": sample.waiting}}
+        yield {**common, "name": "running", "args": {"requests": sample.running}}
     for number, row in enumerate(run.requests):
         yield from _request_events(number, row, threads[row.service])
 
 
 def write_trace(run: RunRecord, path: Path) -> None:
-    """Write the trace, event by event."""
     with path.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(_pieces(trace_events(run)))
+        file.writelines(_json_lines(trace_events(run)))
 
 
-def _pieces(events: Iterable[Event]) -> Iterator[str]:
+def _json_lines(events: Iterable[Event]) -> Iterator[str]:
     yield '{"displayTimeUnit":"ms","traceEvents":['
     separator = "\n"
     for event in events:
@@ -58,7 +57,7 @@ def _pieces(events: Iterable[Event]) -> Iterator[str]:
 
 
 def _process(engine: int) -> int:
-    """Viewers keep process 0 for idle time; what no engine served is a process of its own there: 1."""
+    """Viewers reserve process 0 for idle time; process 1 has the requests that no engine served."""
     return engine + 2
 
 
@@ -85,10 +84,10 @@ def _names(run: RunRecord, threads: dict[str, int]) -> Iterator[Event]:
 
 
 def _request_events(number: int, row: RequestRow, thread: int) -> Iterator[Event]:
-    """Spans of one request. Equal names let a viewer pack requests that do not overlap into one lane."""
-    place = {"cat": "request", "id": number, "pid": _process(row.engine), "tid": thread}
+    """Spans of one request. With equal names, a viewer packs requests that do not overlap into one lane."""
+    common = {"cat": "request", "id": number, "pid": _process(row.engine), "tid": thread}
     arrival, first, end = row.arrival_ns / 1e3, row.first_token_ns / 1e3, row.finish_ns / 1e3
-    about = {
+    details = {
         "request": row.request_id,
         "finish": row.finish,
         "prompt_tokens": row.prompt_tokens,
@@ -97,13 +96,13 @@ def _request_events(number: int, row: RequestRow, thread: int) -> Iterator[Event
         "preemptions": row.preemptions,
     }
     if row.error is not None:
-        about["error"] = row.error
+        details["error"] = row.error
     name = f"requests of {row.service}"
-    yield {"ph": "b", "name": name, "ts": arrival, **place, "args": about}
+    yield {"ph": "b", "name": name, "ts": arrival, **common, "args": details}
     if row.output_tokens:
-        yield {"ph": "b", "name": "to first token", "ts": arrival, **place, "args": {}}
-        yield {"ph": "e", "name": "to first token", "ts": first, **place, "args": {}}
+        yield {"ph": "b", "name": "to first token", "ts": arrival, **common, "args": {}}
+        yield {"ph": "e", "name": "to first token", "ts": first, **common, "args": {}}
     if row.output_tokens > 1:
-        yield {"ph": "b", "name": "decoding", "ts": first, **place, "args": {}}
-        yield {"ph": "e", "name": "decoding", "ts": end, **place, "args": {}}
-    yield {"ph": "e", "name": name, "ts": end, **place, "args": {}}
+        yield {"ph": "b", "name": "decoding", "ts": first, **common, "args": {}}
+        yield {"ph": "e", "name": "decoding", "ts": end, **common, "args": {}}
+    yield {"ph": "e", "name": name, "ts": end, **common, "args": {}}

@@ -1,4 +1,4 @@
-"""How near a simulated run comes to a measured one: figures side by side, and a picture."""
+"""Fidelity of a simulation: its latencies compared with a measured run, as table, JSON and picture."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -18,47 +18,46 @@ _TITLES = {"TTFT": "Time to first token", "TPOT": "Time per output token", "E2E"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """One figure of one time, in seconds."""
+    """One figure of one latency, measured and simulated."""
 
     time: str
     """TTFT, TPOT or E2E."""
     figure: str
     """mean, p50 or p99."""
     measured_s: float
-    """In the measured run."""
     simulated_s: float
-    """In the simulated run."""
     faster_s: float
-    """In simulation, if every step took 1% less."""
+    """Simulated, if every step took 1% less."""
     slower_s: float
-    """In simulation, if every step took 1% more."""
+    """Simulated, if every step took 1% more."""
 
     @property
     def difference(self) -> float:
-        """What is simulated over what was measured, less 1."""
-        return _less_one(self.simulated_s, self.measured_s)
+        """Relative error of the simulation."""
+        return _relative_change(self.simulated_s, self.measured_s)
 
     @property
     def band(self) -> tuple[float, float]:
-        """How much 1% less and 1% more step time change what is simulated, as shares of it."""
-        return _less_one(self.faster_s, self.simulated_s), _less_one(self.slower_s, self.simulated_s)
+        """Relative changes of the simulated figure with steps 1% faster and 1% slower."""
+        return (
+            _relative_change(self.faster_s, self.simulated_s),
+            _relative_change(self.slower_s, self.simulated_s),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A measured run beside its simulation."""
+    """A measured run and its simulation."""
 
     rows: Sequence[Compared]
-    """Every time's figures."""
     measured: Sequence[RequestRecord]
     """Requests that both runs answered, as measured."""
     simulated: Sequence[RequestRecord]
-    """The same in simulation, in the same order."""
+    """The same requests as simulated, in the same order."""
     left_out: int
-    """Requests of the measured run that were not answered in simulation."""
+    """Measured requests that were not answered in simulation."""
 
     def grid(self) -> Grid:
-        """As a table for people."""
         rows = [
             [
                 row.time if row.figure == _FIGURES[0] else "",
@@ -78,7 +77,7 @@ class Comparison:
         )
 
     def panels(self) -> list[Panel]:
-        """The cumulative distributions of both runs, one panel for each time."""
+        """Cumulative distributions of both runs, one panel for each latency."""
         return [
             Panel(
                 title=_TITLES[time],
@@ -101,7 +100,6 @@ class Comparison:
         save_plot(path, [self.panels()], title)
 
     def write(self, path: Path) -> None:
-        """Write the figures as JSON."""
         plain = [asdict(row) | {"difference": row.difference, "band": row.band} for row in self.rows]
         found = {"requests": len(self.measured), "left_out": self.left_out, "figures": plain}
         text = json.dumps(found, indent=2)
@@ -114,9 +112,9 @@ def compare_with_measured(
     faster: Sequence[RequestRecord],
     slower: Sequence[RequestRecord],
 ) -> Comparison:
-    """Compare the requests that are in all of these, by their ids.
+    """Compare the requests that are in all runs, by id.
 
-    faster, slower: simulations with steps of 1% less and 1% more time. TPOT needs answers of two tokens.
+    faster, slower: simulations with steps 1% faster and 1% slower. TPOT needs responses of two tokens.
     """
     runs = [{record.request_id: record for record in run} for run in (simulated, faster, slower)]
     both = [record for record in measured if all(record.request_id in run for run in runs)]
@@ -143,7 +141,7 @@ def _values(records: Sequence[RequestRecord], field: str) -> list[float]:
     return [getattr(record, field) for record in records if field != "tpot_s" or record.output_tokens > 1]
 
 
-def _less_one(value: float, base: float) -> float:
+def _relative_change(value: float, base: float) -> float:
     return value / base - 1 if base else 0.0
 
 

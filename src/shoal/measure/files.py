@@ -1,4 +1,4 @@
-"""A run as files for programs: its requests, its samples, its summary."""
+"""Result files of a run: summary.json, requests.jsonl, requests.csv, samples.csv; list of all formats."""
 
 import csv
 import json
@@ -10,7 +10,7 @@ from shoal.measure.chrome_trace import write_trace
 from shoal.measure.html_report import write_report
 from shoal.measure.plots import require_plots
 from shoal.measure.records import RequestRow, RunRecord
-from shoal.measure.summary import normalised, outcome, summarise
+from shoal.measure.summary import met_goals, normalised_latency_of, summarise
 
 Cell = str | int | float | bool | None
 
@@ -38,24 +38,23 @@ REQUEST_COLUMNS = (
     "slo_e2e_s",
     "slo_met",
 )
-"""Columns of requests.jsonl and requests.csv, which hold one row for each request, in order of their ends.
+"""Columns of requests.jsonl and requests.csv, one row for each request, in order of their ends.
 
-Times are seconds on the run's clock, to the nanosecond. Nothing (null in JSON, empty in CSV) stands in
-first_token_s and ttft_s of a request without tokens, in tpot_s and largest_gap_s below two tokens, in
-normalised_latency of one that was not answered or whose service has no execution time, in goals it does not
-have, and in slo_met without goals or after a cancellation. e2e_s is from arrival to the end, whatever the
-end was. In CSV true and false stand for slo_met.
+Times are seconds on the run's clock, to the nanosecond. Cells are null (empty in CSV) for first_token_s and
+ttft_s without tokens, tpot_s and largest_gap_s below two tokens, normalised_latency of unanswered requests or
+services without an execution time, missing goals, and slo_met without goals or after a cancellation. e2e_s is
+from arrival to any kind of end. slo_met is true or false, also in CSV.
 """
 
 SAMPLE_COLUMNS = ("time_s", "engine", "waiting", "running", "kv_used", "tokens_per_s")
-"""Columns of samples.csv, one row for each sample of an engine; ``Sample`` says what they mean."""
+"""Columns of samples.csv, one row for each ``Sample``."""
 
 
 def write_run(run: RunRecord, folder: Path, *, formats: Collection[str] | None = None) -> list[Path]:
-    """Write a run's files into ``folder``, which is made where it is missing; returns their paths.
+    """Write a run's files into ``folder``, which is created if missing; returns their paths.
 
     formats: names from ``FORMATS``; None means all. The same run gives the same bytes. Raises ConfigError
-    for an unknown format, for ``html`` without matplotlib (before anything is written), and where a file
+    for an unknown format, for ``html`` without matplotlib (before anything is written), and for a file that
     cannot be written.
     """
     wanted = list(FORMATS) if formats is None else [name for name in FORMATS if name in formats]
@@ -77,9 +76,9 @@ def write_run(run: RunRecord, folder: Path, *, formats: Collection[str] | None =
 
 
 def request_cells(row: RequestRow, run: RunRecord) -> dict[str, Cell]:
-    """One request as the columns of ``REQUEST_COLUMNS``."""
-    has_token, has_gap = row.output_tokens > 0, row.output_tokens > 1
-    latency = normalised(row, run)
+    """One request by ``REQUEST_COLUMNS``."""
+    has_token, multi_token = row.output_tokens > 0, row.output_tokens > 1
+    latency = normalised_latency_of(row, run)
     cells: tuple[Cell, ...] = (
         row.request_id,
         row.service,
@@ -90,9 +89,9 @@ def request_cells(row: RequestRow, run: RunRecord) -> dict[str, Cell]:
         row.first_token_ns / 1e9 if has_token else None,
         row.finish_ns / 1e9,
         row.ttft_s if has_token else None,
-        round(row.tpot_s, 9) if has_gap else None,
+        round(row.tpot_s, 9) if multi_token else None,
         row.e2e_s,
-        row.largest_gap_ns / 1e9 if has_gap else None,
+        row.largest_gap_ns / 1e9 if multi_token else None,
         None if latency is None else round(latency, 9),
         row.prompt_tokens,
         row.output_tokens,
@@ -102,30 +101,27 @@ def request_cells(row: RequestRow, run: RunRecord) -> dict[str, Cell]:
         row.slo.ttft_s,
         row.slo.tpot_s,
         row.slo.e2e_s,
-        outcome(row),
+        met_goals(row),
     )
     return dict(zip(REQUEST_COLUMNS, cells, strict=True))
 
 
 def write_requests_jsonl(run: RunRecord, path: Path) -> None:
-    """One JSON object a line for each request."""
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for row in run.requests:
             file.write(json.dumps(request_cells(row, run), ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_requests_csv(run: RunRecord, path: Path) -> None:
-    """A header line, then a line for each request."""
     _write_csv(path, REQUEST_COLUMNS, (request_cells(row, run).values() for row in run.requests))
 
 
 def write_samples(run: RunRecord, path: Path) -> None:
-    """A header line, then a line for each sample."""
     _write_csv(path, SAMPLE_COLUMNS, _sample_rows(run))
 
 
 def write_summary(run: RunRecord, path: Path) -> None:
-    """``Summary.to_dict`` and the run's facts, as indented JSON."""
+    """Write ``Summary.to_dict`` and the run's facts as JSON."""
     plain = {"title": run.title, "facts": dict(run.facts)} | summarise(run).to_dict()
     text = json.dumps(plain, ensure_ascii=False, allow_nan=False, indent=2)
     path.write_text(text + "\n", encoding="utf-8", newline="\n")
@@ -139,7 +135,7 @@ FORMATS: dict[str, tuple[str, Callable[[RunRecord, Path], None]]] = {
     "trace": ("trace.json", write_trace),
     "html": ("report.html", write_report),
 }
-"""By the name of a format: its file, and what writes it. ``html`` needs the extra ``plots``."""
+"""By format: file name and writer. ``html`` needs the extra ``plots``."""
 
 
 def _sample_rows(run: RunRecord) -> Iterator[tuple[Cell, ...]]:
@@ -166,5 +162,5 @@ def _csv_text(cell: Cell) -> str:
         return ""
     if isinstance(cell, bool):
         return "true" if cell else "false"
-    # Spreadsheets misread an exponent, so that small times are written out.
+    # Without exponents, which spreadsheets misread.
     return f"{cell:.9f}" if isinstance(cell, float) else str(cell)

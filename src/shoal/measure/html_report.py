@@ -1,4 +1,4 @@
-"""A run as one HTML page that needs nothing else: no network, no other file."""
+"""HTML report of a run: one self-contained page with tables, plots and the slowest requests."""
 
 import heapq
 from collections import Counter
@@ -9,27 +9,24 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from shoal.measure.curves import MOST_LINES, panels
+from shoal.measure.curves import MAX_LINES, panels
 from shoal.measure.plots import Panel, require_plots
 from shoal.measure.records import RequestRow, RunRecord
-from shoal.measure.summary import Summary, outcome, summarise
+from shoal.measure.summary import Summary, met_goals, summarise
 from shoal.measure.svg import COLOURS, inline_svg
 from shoal.measure.tables import NOTHING, Grid, figure, seconds, share, summary_grids
 
 SLOWEST = 20
 FAILURES = 20
-MOST_GRID_ROWS = 60
-"""Longer tables are folded on the page until the reader opens them."""
+FOLD_ROWS = 60
+"""Longer tables scroll inside a box of limited height."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Figure:
-    """A picture on the page."""
-
     title: str
-    """Text above the picture."""
     svg: Markup
-    """The picture as an ``<svg>`` element."""
+    """An ``<svg>`` element."""
     legend: list[tuple[str, int]]
     """Name and colour number of each line."""
     banded: bool
@@ -41,23 +38,22 @@ class _Tile:
     """One of the figures at the top of the page."""
 
     name: str
-    """What it tells."""
     value: str
-    """The figure as text, with its unit."""
+    """The figure with its unit."""
     note: str
-    """Small print below it."""
+    """Small print."""
 
 
 def write_report(run: RunRecord, path: Path) -> None:
-    """Write the page of a run. Raises ConfigError where matplotlib is missing."""
+    """Write ``report_html``; raises ConfigError without matplotlib."""
     page = report_html(run)
     path.write_text(page, encoding="utf-8", newline="\n")
 
 
 def report_html(run: RunRecord) -> str:
-    """The page of a run: its facts, tables, pictures and slowest requests; equal bytes for equal runs.
+    """The report of a run: facts, tables, plots and slowest requests. Equal runs give equal bytes.
 
-    Raises ConfigError where matplotlib is missing.
+    Raises ConfigError without matplotlib.
     """
     require_plots()
     summary = summarise(run)
@@ -71,15 +67,15 @@ def report_html(run: RunRecord) -> str:
         tiles=_tiles(summary),
         grids=summary_grids(summary),
         figures=[_figure(panel, f"figure{number}") for number, panel in enumerate(panels(run))],
-        many_services=len(summary.services) > MOST_LINES,
-        most_lines=MOST_LINES,
-        fold=MOST_GRID_ROWS,
+        many_services=len(summary.services) > MAX_LINES,
+        most_lines=MAX_LINES,
+        fold=FOLD_ROWS,
         requests=[grid for grid in (slowest_grid(run), failures_grid(run)) if grid.rows],
     )
 
 
 def slowest_grid(run: RunRecord) -> Grid:
-    """The answered requests that took longest from arrival to end."""
+    """The answered requests with the largest end-to-end latency."""
     answered = (row for row in run.requests if row.answered)
     slowest = heapq.nlargest(SLOWEST, answered, key=lambda row: row.finish_ns - row.arrival_ns)
     heads = ["request", "service", "engine", "arrival", "E2E", "TTFT", "TPOT", "MTPOT", "prompt", "output",
@@ -88,7 +84,7 @@ def slowest_grid(run: RunRecord) -> Grid:
 
 
 def failures_grid(run: RunRecord) -> Grid:
-    """Why requests were not answered, most frequent first."""
+    """Reasons why requests were not answered, most frequent first."""
     reasons = Counter((row.finish, row.service, row.error or "") for row in run.requests if not row.answered)
     ordered = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))[:FAILURES]
     rows = [[*reason, f"{count:,}"] for reason, count in ordered]
@@ -97,7 +93,7 @@ def failures_grid(run: RunRecord) -> Grid:
 
 def _slow_row(row: RequestRow) -> list[str]:
     multi_token = row.output_tokens > 1
-    goals = outcome(row)
+    goals = met_goals(row)
     return [
         row.request_id,
         row.service,
@@ -118,7 +114,8 @@ def _slow_row(row: RequestRow) -> list[str]:
 
 def _figure(panel: Panel, name: str) -> _Figure:
     legend = [(series.label, series.colour % COLOURS) for series in panel.series]
-    # The picture's words are axis labels of this package; names of services stand in the legend, escaped.
+    # The SVG is trusted: its text is axis labels of this package. Names of services are only in the legend,
+    # which the template escapes.
     banded = any(series.band for series in panel.series)
     named = legend if banded or len(legend) > 1 else []
     return _Figure(panel.title, Markup(inline_svg(panel, name)), named, banded)

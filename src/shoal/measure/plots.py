@@ -1,4 +1,4 @@
-"""Pictures with matplotlib, from plain numbers."""
+"""Plots with matplotlib: panels of series as png, svg or pdf."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -20,23 +20,21 @@ BAND_ALPHA = 0.2
 PLAIN_NUMBER = "{x:,.10g}"
 
 MANY_DECADES = 1000.0
-"""Where the ends of a logarithmic axis are so far apart, only powers of ten are labelled."""
+"""Ratio of the ends of a logarithmic axis above which only powers of ten are labelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One set of points in a picture."""
+    """One set of points in a panel."""
 
     label: str
     """Name in the legend; "" for none."""
     x: Sequence[float]
-    """Horizontal coordinates."""
     y: Sequence[float]
-    """Vertical coordinates."""
     line: bool = False
     """Join the points by a line; otherwise each is a dot."""
     colour: int = 0
-    """Number of a colour; series of one picture with the same number have the same colour."""
+    """Number of a colour in the palette."""
     band: tuple[Sequence[float], Sequence[float]] | None = None
     """The lowest and the highest value at each x, to be shaded."""
     steps: bool = False
@@ -45,22 +43,18 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One pair of axes with what is drawn on it."""
+    """One pair of axes and its series."""
 
     title: str
-    """Text above the axes."""
     x_label: str
-    """Text below the x axis."""
     y_label: str
-    """Text beside the y axis."""
     series: Sequence[Series]
-    """The points to draw."""
     log: bool = False
     """Both axes are logarithmic."""
     diagonal: bool = False
     """Also draw the line x = y."""
     log_x: bool = False
-    """The x axis is logarithmic."""
+    """Only the x axis is logarithmic."""
     share: bool = False
     """y is a fraction, shown as a percentage from 0 to 100%."""
     from_zero: bool = False
@@ -68,15 +62,15 @@ class Panel:
 
 
 def require_plots() -> None:
-    """Raise ConfigError, saying what to install, where matplotlib is missing."""
+    """Raise ConfigError without matplotlib."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("pictures need matplotlib, which is not installed: pip install 'shoal[plots]'")
 
 
 def save_plot(path: Path, rows: Sequence[Sequence[Panel]], title: str = "") -> None:
-    """Draw panels in rows and write them to ``path``; its ending chooses the format (png, svg, pdf).
+    """Draw panels in rows and write them to ``path``; its suffix chooses the format (png, svg, pdf).
 
-    Raises ConfigError where matplotlib is missing or the file cannot be written.
+    Raises ConfigError without matplotlib, or if the file cannot be written.
     """
     require_plots()
     from matplotlib.figure import Figure
@@ -106,14 +100,14 @@ def _draw(axes: "Axes", panel: Panel) -> None:
         ends = (min(values), max(values)) if values else (0.0, 1.0)
         axes.plot(ends, ends, "--", color="grey", linewidth=1, zorder=0)
     axes.set_title(panel.title)
-    shape_axes(axes, panel)
+    format_axes(axes, panel)
     axes.grid(alpha=0.3)
     if any(series.label for series in panel.series):
         axes.legend(fontsize="small")
 
 
 def plot_series(axes: "Axes", series: Series, colour: str, dot: float) -> None:
-    """Draw one series; dot: size of its points where they are not joined."""
+    """Draw one series; dot: size of points that are not joined."""
     drawstyle = "steps-post" if series.steps else "default"
     style = "-" if series.line else "o"
     axes.plot(
@@ -123,8 +117,8 @@ def plot_series(axes: "Axes", series: Series, colour: str, dot: float) -> None:
         axes.fill_between(series.x, *series.band, color=colour, alpha=BAND_ALPHA, linewidth=0)
 
 
-def shape_axes(axes: "Axes", panel: Panel) -> None:
-    """Scales, limits and labels of the axes, once everything is drawn on them."""
+def format_axes(axes: "Axes", panel: Panel) -> None:
+    """Set scales, limits and labels of the axes, after everything is drawn."""
     from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 
     if panel.log or panel.log_x:
@@ -144,7 +138,7 @@ def shape_axes(axes: "Axes", panel: Panel) -> None:
 
 
 def _label_decades(axis: "Axis", limits: tuple[float, float]) -> None:
-    """Labels in plain numbers at 1, 2 and 5 of each decade, or only at 1 where there are many decades."""
+    """Label 1, 2 and 5 of each decade with plain numbers; with many decades, only 1."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     subs = (1.0, 2.0, 5.0) if limits[1] < MANY_DECADES * limits[0] else (1.0,)

@@ -1,4 +1,4 @@
-"""The figures of a run, over all its requests and of each service."""
+"""Summary of a run: latency percentiles, throughput, goodput, SLO attainment, overall and by service."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,19 +16,14 @@ class Spread:
     """Mean and percentiles of one quantity over requests."""
 
     mean: float
-    """Arithmetic mean."""
     p50: float
-    """Median."""
     p90: float
-    """90th percentile."""
     p95: float
-    """95th percentile."""
     p99: float
-    """99th percentile."""
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Spread | None":
-        """The spread of ``values``; None where there are none."""
+        """The spread of ``values``; None if there are none."""
         ordered = sorted(values)
         if not ordered:
             return None
@@ -38,56 +33,52 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSummary:
-    """The figures of one service, or of all services together.
+    """The figures of one service, or of all services.
 
-    A figure is None where there is no request to take it from. Rates are per second of the run, latencies
-    are those of answered requests.
+    A figure without any request is None. Rates are per second of the run; latencies are those of answered
+    requests.
     """
 
     requests: int
     """All requests that arrived."""
     answered: int
-    """Requests that got their whole answer."""
+    """Requests with a complete response."""
     refused: int
-    """Requests refused, on arrival or when their goals were out of reach."""
+    """Requests refused on arrival, or when their goals were out of reach."""
     failed: int
     """Requests that ended with an error."""
     cancelled: int
-    """Requests that their client cancelled."""
+    """Requests cancelled by their client."""
     cut: int
-    """Answered requests that a limit (``max_tokens``, the context, the pool) ended before their end."""
+    """Answered requests that ended at a limit (``max_tokens``, the context, the pool)."""
     prompt_tokens: int
     """Prompt tokens of all requests that were not refused."""
     output_tokens: int
-    """Tokens generated for all requests, also for those that were not answered whole."""
+    """Output tokens of all requests, also of those that were not answered."""
     throughput: float | None
     """Answered requests per second."""
     output_tokens_per_s: float | None
-    """``output_tokens`` per second."""
     goodput: float | None
-    """Answered requests per second that met their goals; None where no request has goals."""
+    """Answered requests per second that met their goals; None if no request has goals."""
     slo_attainment: float | None
-    """Share of the requests with goals that met them. Refused and failed requests missed theirs, cancelled
-    ones do not count."""
+    """Share of the requests with goals that met them. Refused and failed requests missed theirs; cancelled
+    requests do not count."""
     ttft_s: Spread | None
-    """Time to first token."""
     tpot_s: Spread | None
-    """Time per output token, over answers of two tokens or more."""
+    """Time per output token, over responses of two tokens or more."""
     e2e_s: Spread | None
-    """End-to-end latency."""
     largest_gap_s: Spread | None
-    """Longest time between two tokens (MTPOT), over answers of two tokens or more."""
+    """Largest inter-token latency (MTPOT), over responses of two tokens or more."""
     inter_token_s: Spread | None
-    """Time between two tokens, over all pairs of neighbours, also of requests not answered whole; None where
-    nobody noted it."""
+    """Inter-token latency over all tokens after the first, also of requests that were not answered; None if
+    not recorded."""
     normalised_latency: Spread | None
-    """End-to-end latency over execution time, of the services whose execution time is known."""
+    """End-to-end latency over execution time, of services with a known execution time."""
     preemptions: int
-    """Preemptions of all requests."""
     recomputed_tokens: int
     """Tokens computed again after preemptions."""
     cached_tokens: int
-    """Prompt tokens found in the prefix index."""
+    """Prompt tokens found in the prefix cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,49 +86,46 @@ class Summary:
     """The figures of one run."""
 
     title: str
-    """Title of the run."""
     duration_s: float
     """Time from the first arrival to the end of the run."""
     overall: GroupSummary
-    """The figures of all services together."""
     services: dict[str, GroupSummary]
-    """The figures of each service, by name."""
     kv_used_mean: float | None
     """Share of the pool in use, mean over the steps of all engines; None without steps."""
     kv_used_peak: float | None
     """Largest share of the pool in use in any engine; None without steps."""
     engines: tuple[EngineTotals, ...]
-    """Totals of each engine, by its number."""
+    """By number of the engine."""
     moves: Mapping[str, Mapping[str, int]]
-    """As in ``RunRecord``."""
+    """Migrations as in ``RunRecord``."""
     withdrawn: int
     """As in ``RunRecord``."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values for JSON: dicts, lists, text, numbers and None; no NaN."""
+        """Plain values for JSON, without NaN."""
         plain = asdict(self)
         plain["engines"] = list(plain["engines"])
         return plain
 
 
-def outcome(row: RequestRow) -> bool | None:
-    """Whether a request met its goals; None if it had none or was cancelled.
+def met_goals(row: RequestRow) -> bool | None:
+    """Whether a request met its goals; None without goals or after a cancellation.
 
-    A request that was refused or failed has missed them.
+    A refused or failed request has missed its goals.
     """
     if row.answered:
         return met(row, row.slo)
     return False if has_goal(row.slo) and row.finish != "cancelled" else None
 
 
-def normalised(row: RequestRow, run: RunRecord) -> float | None:
+def normalised_latency_of(row: RequestRow, run: RunRecord) -> float | None:
     """Normalised latency of an answered request whose service has an execution time; else None."""
     execution_s = run.execution_s.get(row.service)
     return normalised_latency(row, execution_s) if row.answered and execution_s is not None else None
 
 
 def run_window_ns(run: RunRecord) -> tuple[int, int]:
-    """When the run began (its first arrival) and ended (its last step or last answer); (0, 0) if empty."""
+    """First arrival, and the end of the last step or response; (0, 0) for an empty run."""
     if not run.requests:
         return 0, run.end_ns
     start = min(row.arrival_ns for row in run.requests)
@@ -145,7 +133,7 @@ def run_window_ns(run: RunRecord) -> tuple[int, int]:
 
 
 def summarise(run: RunRecord) -> Summary:
-    """The figures of a run that has ended, by the formulas of ``shoal.core``."""
+    """The figures of a finished run, by the formulas of ``shoal.core``."""
     start_ns, end_ns = run_window_ns(run)
     duration_s = (end_ns - start_ns) / 1e9
     by_service: dict[str, list[RequestRow]] = {}
@@ -158,7 +146,7 @@ def summarise(run: RunRecord) -> Summary:
         title=run.title,
         duration_s=duration_s,
         overall=_summarise_group(
-            run.requests, run, duration_s, InterTokenLatencies.merge(run.inter_token_latencies.values())
+            run.requests, run, duration_s, InterTokenLatencies.merge(inter_token.values())
         ),
         services={
             name: _summarise_group(
@@ -179,9 +167,9 @@ def _summarise_group(
 ) -> GroupSummary:
     answered = [row for row in rows if row.answered]
     multi_token = [row for row in answered if row.output_tokens > 1]
-    outcomes = [outcome(row) for row in rows]
+    outcomes = [met_goals(row) for row in rows]
     with_goals = any(has_goal(row.slo) for row in rows)
-    normalised_latencies = (normalised(row, run) for row in answered)
+    normalised_latencies = (normalised_latency_of(row, run) for row in answered)
     output_tokens = sum(row.output_tokens for row in rows)
     share = attainment(outcomes)
     return GroupSummary(

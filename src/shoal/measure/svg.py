@@ -1,28 +1,28 @@
-"""One pair of axes as an inline SVG for a web page, whose style sheet chooses the colours and the font."""
+"""A panel as inline SVG for the HTML report, whose style sheet sets colours and font."""
 
 import io
 import re
 from typing import TYPE_CHECKING, Any
 
-from shoal.measure.plots import Panel, plot_series, require_plots, shape_axes
+from shoal.measure.plots import Panel, format_axes, plot_series, require_plots
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.typing import RcKeyType
 
 WIDTH, HEIGHT = 6.0, 3.1
-"""Inches; on the page the picture grows and shrinks with its box."""
+"""Inches; on the page the picture scales with its box."""
 
 COLOURS = 10
-"""How many colours of series the style sheet has: ``--series-0`` to ``--series-9``."""
+"""Number of series colours in the style sheet: ``--series-0`` to ``--series-9``."""
 
-# matplotlib writes colours as #rrggbb; these stand for variables of the page's style sheet.
+# matplotlib writes colours as #rrggbb; these are placeholders for variables of the page's style sheet.
 _INK, _RULE = "#fe0200", "#fe0201"
 _VARIABLES = {_INK: "var(--muted)", _RULE: "var(--rule)"} | {
     f"#fe01{number:02x}": f"var(--series-{number})" for number in range(COLOURS)
 }
 _STYLE: "dict[RcKeyType, Any]" = {
-    # A fixed salt, and no date below, make the bytes depend on the figures alone.
+    # A fixed salt, and no date in the metadata, give equal bytes for equal panels.
     "svg.hashsalt": "shoal",
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -50,11 +50,10 @@ _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
 def inline_svg(panel: Panel, name: str) -> str:
-    """The panel without its title and legend as an ``<svg>`` element, equal bytes for equal panels.
+    """The panel without title and legend as an ``<svg>`` element; equal bytes for equal panels.
 
-    name: unique on the page; it is put before every id, because pictures share a page's ids. Colours are the
-    variables ``--series-0`` .., ``--muted`` (text) and ``--rule`` (axes and grid) of the page. Raises
-    ConfigError where matplotlib is missing.
+    name: prefix of all ids, unique on the page. Colours are the page's variables ``--series-0`` ..,
+    ``--muted`` (text) and ``--rule`` (axes and grid). Raises ConfigError without matplotlib.
     """
     require_plots()
     import matplotlib
@@ -72,13 +71,13 @@ def inline_svg(panel: Panel, name: str) -> str:
 def _draw(axes: "Axes", panel: Panel) -> None:
     for series in panel.series:
         plot_series(axes, series, f"#fe01{series.colour % COLOURS:02x}", dot=3.0)
-    shape_axes(axes, panel)
+    format_axes(axes, panel)
     axes.margins(x=0.01)
     axes.grid(axis="both")
 
 
 def _for_page(text: str, name: str, title: str) -> str:
-    """The ``<svg>`` element of a file: sized by the page, with ids of its own and the page's colours."""
+    """The ``<svg>`` element of a file: without size, with prefixed ids and the page's colours."""
     text = text[text.index("<svg") :]
     head, body = text.split(">", 1)
     head = re.sub(r' (width|height|xmlns|xmlns:xlink|version)="[^"]*"', "", head)

@@ -1,4 +1,4 @@
-"""The figures of a run as tables for people: on a terminal, and (the same cells) in a report."""
+"""Tables of a run's figures, for the terminal and the HTML report; formats of times, numbers and shares."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ MEASURES: tuple[tuple[str, str], ...] = (
     ("MTPOT", "largest_gap_s"),
     ("x alone", "normalised_latency"),
 )
-"""Label and field of ``GroupSummary`` of every quantity that has a spread; all but the last are times."""
+"""Label and field of ``GroupSummary`` of each quantity with a spread; all but the last are times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,16 +30,13 @@ class Grid:
     """A table of text."""
 
     title: str
-    """Text above the table."""
     heads: Sequence[str]
-    """Names of the columns."""
     rows: Sequence[Sequence[str]]
-    """Cells of each row."""
     words: int = 1
-    """How many columns, from the left, hold words; the others hold figures."""
+    """Number of columns with words, from the left; the others have figures."""
 
     def to_rich(self) -> Table:
-        """As a table for a terminal; where the first cell names several rows, a gap parts them."""
+        """As a table for a terminal; groups of rows with one name in the first column are separated."""
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title=self.title)
         for number, head in enumerate(self.heads):
             justify: Literal["left", "right"] = "left" if number < self.words else "right"
@@ -47,28 +44,27 @@ class Grid:
         for number, row in enumerate(self.rows):
             following = self.rows[number + 1 : number + 2]
             gap = self.words > 1 and any(cells[0] for cells in following)
-            # Text, because a service named "[red]" is a name and not a style.
+            # Text, because rich would take a service named "[red]" for a style.
             table.add_row(*(Text(cell) for cell in row), end_section=gap)
         return table
 
 
 def summary_tables(summary: Summary) -> list[Table]:
-    """The summary for a terminal: requests, latencies, tokens, engines where there are several, moves."""
+    """The summary for a terminal: requests, latencies, tokens; several engines and migrations, if any."""
     return [grid.to_rich() for grid in summary_grids(summary)]
 
 
 def summary_grids(summary: Summary) -> list[Grid]:
-    """The tables of a summary as text."""
     grids = [requests_grid(summary), latency_grid(summary), tokens_grid(summary)]
     if len(summary.engines) > 1:
         grids.append(engines_grid(summary))
-    return [*grids, moves_grid(summary)] if summary.moves or summary.withdrawn else grids
+    return [*grids, migrations_grid(summary)] if summary.moves or summary.withdrawn else grids
 
 
 def requests_grid(summary: Summary) -> Grid:
-    """One row for each service: how its requests ended, how many a second, and how many within their goals.
+    """One row for each service: how its requests ended, throughput, goodput and SLO attainment.
 
-    Columns of refused, failed, cancelled and cut requests are left out while there are none.
+    Empty columns of refused, failed, cancelled and cut requests are left out.
     """
     overall = summary.overall
     endings = [name for name in ("refused", "failed", "cancelled", "cut") if getattr(overall, name)]
@@ -89,7 +85,7 @@ def requests_grid(summary: Summary) -> Grid:
 
 
 def tokens_grid(summary: Summary) -> Grid:
-    """One row for each service: prompt and output tokens, those found in the cache and those recomputed."""
+    """One row for each service: prompt, cached, output and recomputed tokens, and preemptions."""
     rows = [
         [
             name,
@@ -110,13 +106,13 @@ def tokens_grid(summary: Summary) -> Grid:
 
 
 def latency_grid(summary: Summary) -> Grid:
-    """For each service and quantity one row: its mean and percentiles."""
+    """One row for each service and latency: mean and percentiles."""
     rows = []
     for name, group in _groups(summary):
         present: Sequence[tuple[str, str]] = (
             MEASURES if group.normalised_latency is not None else MEASURES[:-1]
         )
-        if group.inter_token_s is None:  # nobody noted it, or no answer has two tokens
+        if group.inter_token_s is None:  # not recorded, or no response has two tokens
             present = [measure for measure in present if measure[1] != "inter_token_s"]
         for number, (word, field) in enumerate(present):
             cells = spread_cells(getattr(group, field), in_seconds=field != "normalised_latency")
@@ -126,19 +122,19 @@ def latency_grid(summary: Summary) -> Grid:
 
 
 def engines_grid(summary: Summary) -> Grid:
-    """One row for each engine; heads and figures are short enough for 80 columns.
+    """One row for each engine, short enough for 80 columns.
 
-    KV is the mean share in use, and peak its largest; "again" is what ``tokens_grid`` calls recomputed.
+    KV: mean share of the pool in use; peak: the largest; again: recomputed tokens.
     """
     heads = ["engine", "steps", "busy", "output", "prefill", "KV", "peak", "preempts", "again"]
     rows = [_engine_row(number, engine, summary.duration_s) for number, engine in enumerate(summary.engines)]
     return Grid(title="Engines", heads=heads, rows=rows)
 
 
-def moves_grid(summary: Summary) -> Grid:
-    """One row for each way in which running requests moved: how many moves were done, how others ended.
+def migrations_grid(summary: Summary) -> Grid:
+    """One row for each method of migration: how many were done, aborted, or ended with the request.
 
-    Below them those that a packer withdrew.
+    The last row has the requests that a packer withdrew.
     """
     outcomes = ("done", "aborted", "ended")
     rows = [
@@ -151,10 +147,9 @@ def moves_grid(summary: Summary) -> Grid:
 
 
 def compare(runs: Mapping[str, RunRecord]) -> Table:
-    """One row for each run, by the name of what differs in it (a policy, a setting).
+    """One row for each run, by name (such as the policy that differs).
 
-    Times are given as the mean and, below it, the 99th percentile. Columns without a figure for any run are
-    left out.
+    Times are the mean and, below it, the 99th percentile. Columns without figures are left out.
     """
     cells = {name: _run_cells(summarise(run)) for name, run in runs.items()}
     everything = next(iter(cells.values()), {})
@@ -184,12 +179,12 @@ def _run_cells(summary: Summary) -> dict[str, str]:
 
 
 def seconds(value: float | None) -> str:
-    """A time in the unit that suits it, with three digits: ``12.3 ms``, ``4.56 s``; large ones in whole s."""
+    """A time in a suitable unit with three digits: ``12.3 ms``, ``4.56 s``; large ones in whole seconds."""
     if value is None:
         return NOTHING
     if value == 0:
         return "0 s"
-    # The limits are where three digits round up into the next unit.
+    # At these limits three digits round up to the next unit.
     for limit, scale, unit in ((999.5e-9, 1e9, "ns"), (999.5e-6, 1e6, "us"), (0.9995, 1e3, "ms")):
         if abs(value) < limit:
             return f"{figure(value * scale)} {unit}"
@@ -197,14 +192,14 @@ def seconds(value: float | None) -> str:
 
 
 def figure(value: float | None) -> str:
-    """A number with three digits, or all of its whole part: ``0.0123``, ``1.23``, ``12,345``."""
+    """A number with three digits, or all digits of a larger one: ``0.0123``, ``1.23``, ``12,345``."""
     if value is None:
         return NOTHING
     return f"{value:,.0f}" if abs(value) >= 99.95 or value == 0 else f"{value:#.3g}"
 
 
 def share(value: float | None) -> str:
-    """A fraction as a percentage; never 100% for what only rounds to it."""
+    """A fraction as a percentage; below 1 never 100%."""
     if value is None:
         return NOTHING
     text = f"{value:.1%}"
@@ -212,7 +207,6 @@ def share(value: float | None) -> str:
 
 
 def spread_cells(spread: Spread | None, *, in_seconds: bool) -> list[str]:
-    """Mean, p50, p90, p95 and p99 as cells."""
     if spread is None:
         return [NOTHING] * 5
     write = seconds if in_seconds else figure
@@ -220,7 +214,7 @@ def spread_cells(spread: Spread | None, *, in_seconds: bool) -> list[str]:
 
 
 def _groups(summary: Summary) -> list[tuple[str, GroupSummary]]:
-    """The services, then all of them; a single service is all already."""
+    """Each service, then, if there are several, all of them."""
     services = list(summary.services.items())
     return services if len(services) == 1 else [*services, ("all", summary.overall)]
 
@@ -229,21 +223,21 @@ def _mean_and_tail(spread: Spread | None, scale: float = 1.0) -> str:
     return NOTHING if spread is None else f"{figure(spread.mean * scale)}\n{figure(spread.p99 * scale)}"
 
 
-def _count(value: int) -> str:
-    """All digits, and from ten million on millions."""
+def _count_cell(value: int) -> str:
+    """All digits; from ten million on, in millions."""
     return f"{value:,}" if value < 10**7 else f"{value / 1e6:,.1f}M"
 
 
 def _engine_row(number: int, engine: EngineTotals, duration_s: float) -> list[str]:
-    ran = engine.steps > 0
+    has_steps = engine.steps > 0
     return [
         str(number),
-        _count(engine.steps),
+        _count_cell(engine.steps),
         share(engine.busy_ns / 1e9 / duration_s if duration_s > 0 else None),
-        _count(engine.output_tokens),
-        _count(engine.prefill_tokens),
-        share(engine.kv_used_mean if ran else None),
-        share(engine.kv_used_peak if ran else None),
-        _count(engine.preemptions),
-        _count(engine.recomputed_tokens),
+        _count_cell(engine.output_tokens),
+        _count_cell(engine.prefill_tokens),
+        share(engine.kv_used_mean if has_steps else None),
+        share(engine.kv_used_peak if has_steps else None),
+        _count_cell(engine.preemptions),
+        _count_cell(engine.recomputed_tokens),
     ]
