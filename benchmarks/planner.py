@@ -22,7 +22,7 @@ from shoal.config.scenario_file import load_scenario
 from shoal.plan.capacity import Plan, fleet_name, plan
 from shoal.plan.catalog import Catalogue, DeviceKind
 from shoal.plan.demand import Demand, build_demand
-from shoal.plan.goals import Wanted, read_goals
+from shoal.plan.goals import PlanningOptions, parse_goals
 
 TOLERANCE = 0.02
 """How much less than what was wanted still holds."""
@@ -81,18 +81,18 @@ def demand_of(case: Case, traces: Path) -> Demand:
         file = Path(folder) / "scenario.yaml"
         file.write_text(f"services: {case.services}\nworkload: {{{workload}}}\n")
         scenario = load_scenario(file=file)
-    return build_demand(scenario, Catalogue(devices=case.devices), read_goals(case.goals))
+    return build_demand(scenario, Catalogue(devices=case.devices), parse_goals(case.goals))
 
 
 def holds(found: Plan) -> bool:
     """Whether the plan keeps what was wanted on later requests."""
     assert found.chosen is not None
-    return found.chosen.attainment.mean >= found.wanted.attainment - TOLERANCE
+    return found.chosen.attainment.mean >= found.options.attainment - TOLERANCE
 
 
 def fails_with_less(found: Plan) -> bool:
     """Whether every fleet with one device less does not."""
-    return all(each.attainment.mean < found.wanted.attainment - TOLERANCE for each in found.one_less)
+    return all(each.attainment.mean < found.options.attainment - TOLERANCE for each in found.one_less)
 
 
 def main() -> int:
@@ -108,7 +108,7 @@ def main() -> int:
         case = CASES[name]
         demand = demand_of(case, arguments.traces)
         start_s = time.perf_counter()
-        found = plan(demand, Wanted(attainment=case.attainment, trials=arguments.trials))
+        found = plan(demand, PlanningOptions(attainment=case.attainment, trials=arguments.trials))
         console.print(f"{name}: {time.perf_counter() - start_s:.0f} s, wanted {case.attainment:.0%}")
         console.print(fleets_table(demand, found))
         results[name] = plan_json(demand, found)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-LEAST_REQUESTS = 40
+MIN_REQUESTS = 40
 """Of a workload, in place of the 400 that a search needs to mean something."""
 
 
@@ -14,6 +14,6 @@ def small_searches() -> Iterator[None]:
     """Searches take fewer requests than they do otherwise, and simulate in this process."""
     with pytest.MonkeyPatch.context() as patch:
         for module in ("capacity", "placing", "tune"):
-            patch.setattr(f"shoal.plan.{module}.LEAST_REQUESTS", LEAST_REQUESTS // 2)
+            patch.setattr(f"shoal.plan.{module}.MIN_REQUESTS", MIN_REQUESTS // 2)
         patch.setattr("os.cpu_count", lambda: 1)
         yield

@@ -22,7 +22,7 @@ from shoal.plan.capacity import plan as search
 from shoal.plan.catalog import load_catalogue
 from shoal.plan.confidence import Interval
 from shoal.plan.demand import build_demand
-from shoal.plan.goals import Wanted, read_goals
+from shoal.plan.goals import PlanningOptions, parse_goals
 from shoal.serve.options import ServerOptions
 from small_searches import small_searches
 
@@ -147,9 +147,9 @@ def test_a_plan_that_later_requests_do_not_confirm_says_so(tmp_path: Path) -> No
     demand = build_demand(
         load_scenario(file=_scenario(tmp_path)),
         load_catalogue(tmp_path / "devices.yaml"),
-        read_goals("ttft=1s"),
+        parse_goals("ttft=1s"),
     )
-    found = search(demand, Wanted(attainment=0.9, trials=1, processes=1))
+    found = search(demand, PlanningOptions(attainment=0.9, trials=1, processes=1))
     assert found.chosen is not None
     assert "Not confirmed" not in " ".join(remarks(demand, found))
     missed = replace(found.chosen, attainment=Interval(0.8, 0.7, 0.9))
@@ -174,7 +174,7 @@ def test_one_model_in_two_dtypes_is_in_memory_twice(tmp_path: Path) -> None:
     workload = "workload: {lengths: {prompt: 10, output: 10}, rate: 1, requests: 60}\n"
     (tmp_path / "scenario.yaml").write_text(f"services: [{services}]\n{workload}")
     scenario = load_scenario(file=tmp_path / "scenario.yaml")
-    demand = build_demand(scenario, load_catalogue(tmp_path / "devices.yaml"), read_goals("ttft=1s"))
+    demand = build_demand(scenario, load_catalogue(tmp_path / "devices.yaml"), parse_goals("ttft=1s"))
     memory = demand.engines.memory
     apart = [memory.left_bytes([name], 0, 1) for name in ("a", "b")]
     assert apart[1] == 2 * apart[0]

@@ -17,12 +17,12 @@ from shoal.config.scenario_file import load_scenario
 from shoal.config.settings import load_config
 from shoal.core import ConfigError
 from shoal.place.placement import Placement
-from shoal.plan.capacity import Offer, _Planner, plan
+from shoal.plan.capacity import FleetPlan, _Planner, plan
 from shoal.plan.catalog import load_catalogue
 from shoal.plan.demand import Demand, Policies, build_demand
 from shoal.plan.deployment import server_settings
 from shoal.plan.fleet import Fleet, cost, within
-from shoal.plan.goals import Wanted
+from shoal.plan.goals import PlanningOptions
 from shoal.plan.outcomes import Outcomes
 from shoal.serve.options import ServerOptions
 from shoal.simulate.parallel import Workers
@@ -50,22 +50,22 @@ def test_the_cheapest_fleet_that_is_enough_is_chosen_and_more_devices_never_atta
     tmp_path: Path,
 ) -> None:
     demand, _ = demand_of(tmp_path, GPUS, CHAT)
-    told: list[Offer] = []
-    found = plan(demand, Wanted(attainment=0.9, trials=3, processes=1), on_offer=told.append)
-    assert {offer.fleet for offer in told} == set(found.offers)
+    tried: list[FleetPlan] = []
+    found = plan(demand, PlanningOptions(attainment=0.9, trials=3, processes=1), on_fleet=tried.append)
+    assert {each.fleet for each in tried} == set(found.fleets)
     assert not found.stopped
     assert found.chosen is not None
-    enough = [offer for offer in found.offers.values() if offer.attainment >= 0.9]
-    assert found.chosen.offer.cost == min(offer.cost for offer in enough)
-    for (less, worse), (more, better) in permutations(found.offers.items(), 2):
+    enough = [each for each in found.fleets.values() if each.attainment >= 0.9]
+    assert found.chosen.plan.cost == min(each.cost for each in enough)
+    for (less, worse), (more, better) in permutations(found.fleets.items(), 2):
         if within(less, more):
             assert better.attainment >= worse.attainment
-    costs = [offer.cost for offer in found.frontier]
-    attainments = [offer.attainment for offer in found.frontier]
+    costs = [each.cost for each in found.frontier]
+    attainments = [each.attainment for each in found.frontier]
     assert costs == sorted(costs)
     assert attainments == sorted(set(attainments))
-    chosen = found.chosen.offer.fleet
-    assert all(sum(each.offer.fleet) == sum(chosen) - 1 for each in found.one_less)
+    chosen = found.chosen.plan.fleet
+    assert all(sum(each.plan.fleet) == sum(chosen) - 1 for each in found.one_less)
     assert found.planned.stop == found.held_out.start == 300
 
 
@@ -73,14 +73,14 @@ def test_the_cheapest_fleet_that_is_enough_is_chosen_and_more_devices_never_atta
 def test_other_policies_are_tried_where_a_cheaper_fleet_nearly_is_enough(tmp_path: Path) -> None:
     scenario = CHAT.replace("rate: 14", "rate: 8") + "scheduler: {max_running: 4}\n"
     demand, loaded = demand_of(tmp_path, GPUS.replace("most: 3", "most: 1"), scenario)
-    plain = plan(demand, Wanted(attainment=0.75, trials=1, processes=1))
-    tuned = plan(demand, Wanted(attainment=0.75, trials=4, processes=1))
-    assert not any(offer.tuned for offer in plain.offers.values())
-    assert any(offer.tuned for offer in tuned.offers.values())
-    for fleet, offer in tuned.offers.items():
-        if fleet in plain.offers:
-            assert offer.attainment >= plain.offers[fleet].attainment
-        assert offer.tuned or offer.policies.scheduler == loaded.scheduler
+    plain = plan(demand, PlanningOptions(attainment=0.75, trials=1, processes=1))
+    tuned = plan(demand, PlanningOptions(attainment=0.75, trials=4, processes=1))
+    assert not any(each.tuned for each in plain.fleets.values())
+    assert any(each.tuned for each in tuned.fleets.values())
+    for fleet, each in tuned.fleets.items():
+        if fleet in plain.fleets:
+            assert each.attainment >= plain.fleets[fleet].attainment
+        assert each.tuned or each.policies.scheduler == loaded.scheduler
 
 
 LARGE = """\
@@ -93,10 +93,10 @@ workload: {lengths: {prompt: 300, output: 60}, rate: 0.3, requests: 400}
 
 def test_a_service_that_has_no_room_on_a_fleet_misses_its_goals_there(tmp_path: Path) -> None:
     demand, _ = demand_of(tmp_path, "devices: [{name: l40s, price: 0.9, most: 2}]\n", LARGE)
-    found = plan(demand, Wanted(trials=1, processes=1))
-    assert found.offers[1,].attainment == 0
+    found = plan(demand, PlanningOptions(trials=1, processes=1))
+    assert found.fleets[1,].attainment == 0
     assert found.chosen is not None
-    assert found.chosen.offer.fleet == (2,)
+    assert found.chosen.plan.fleet == (2,)
     assert [later.attainment.mean for later in found.one_less] == [0]
 
 
@@ -104,7 +104,7 @@ def test_a_service_of_which_nobody_asks_cannot_be_planned_for(tmp_path: Path) ->
     scenario = LARGE.replace("requests: 400", "requests: 400, services: {chat: 1, more: 0}")
     demand, _ = demand_of(tmp_path, GPUS, scenario)
     with pytest.raises(ConfigError, match="service more has none of the 240 requests"):
-        plan(demand, Wanted(trials=1, processes=1))
+        plan(demand, PlanningOptions(trials=1, processes=1))
 
 
 class Noisy(_Planner):
@@ -112,9 +112,9 @@ class Noisy(_Planner):
 
     found: dict[Fleet, float]
 
-    def _offer(self, fleet: Fleet) -> Offer:
+    def _place_fleet(self, fleet: Fleet) -> FleetPlan:
         found = np.array([self.found.get(fleet, 0.0)])
-        return Offer(
+        return FleetPlan(
             fleet=fleet,
             cost=cost(self._demand.stock, fleet),
             placement=Placement(()),
@@ -126,7 +126,7 @@ class Noisy(_Planner):
 def test_a_fleet_that_proves_enough_is_taken_though_a_larger_one_seemed_short(tmp_path: Path) -> None:
     """What a search finds for (0, 2) is better than what it finds for (1, 2): chance, but known now."""
     demand, _ = demand_of(tmp_path, GPUS, CHAT)
-    wanted = Wanted(attainment=0.9, trials=1, processes=1)
+    wanted = PlanningOptions(attainment=0.9, trials=1, processes=1)
     with Workers(demand, 1) as workers:
         planner = Noisy(demand, wanted, workers)
         planner.found = {(2, 0): 0.95, (0, 3): 0.5, (1, 3): 0.95, (1, 2): 0.95, (0, 2): 0.5, (1, 1): 0.95}
@@ -137,7 +137,7 @@ def test_of_fleets_of_one_price_the_one_that_attains_most_is_taken(tmp_path: Pat
     """Two of the cheap ones cost what one of the others does, and fewer devices alone save nothing."""
     demand, _ = demand_of(tmp_path, GPUS, CHAT)
     with Workers(demand, 1) as workers:
-        planner = Noisy(demand, Wanted(attainment=0.9, trials=1, processes=1), workers)
+        planner = Noisy(demand, PlanningOptions(attainment=0.9, trials=1, processes=1), workers)
         planner.found = {(1, 0): 0.91, (0, 2): 0.97, (0, 3): 0.98, (2, 0): 0.99}
         assert {planner._best(fleet).cost for fleet in ((1, 0), (0, 2))} == {1.8}
         assert planner._surest_for((1, 0)) == (0, 2)

@@ -6,23 +6,23 @@ from hypothesis import strategies as st
 
 from hypothesis_profiles import examples
 from shoal.core import ConfigError
-from shoal.plan.halving import Round, rounds_of, successive_halving
+from shoal.plan.halving import Round, plan_rounds, successive_halving
 
 
 def test_a_third_goes_on_to_three_times_as_much():
-    rounds = rounds_of(27, least_share=0.01)
+    rounds = plan_rounds(27, least_share=0.01)
     assert [each.candidates for each in rounds] == [27, 9, 3, 1]
     assert [each.share for each in rounds] == pytest.approx([1 / 27, 1 / 9, 1 / 3, 1])
 
 
 def test_no_round_looks_at_too_little():
-    assert rounds_of(27, least_share=0.2) == [Round(27, 1 / 3), Round(9, 1.0)]
-    assert rounds_of(27, least_share=0.5) == [Round(27, 1.0)]
+    assert plan_rounds(27, least_share=0.2) == [Round(27, 1 / 3), Round(9, 1.0)]
+    assert plan_rounds(27, least_share=0.5) == [Round(27, 1.0)]
 
 
 def test_without_candidates_there_is_nothing_to_choose():
     with pytest.raises(ConfigError, match="nothing to choose"):
-        rounds_of(0, 0.1)
+        plan_rounds(0, 0.1)
 
 
 @settings(max_examples=examples(100))
@@ -32,7 +32,7 @@ def test_without_candidates_there_is_nothing_to_choose():
     always=st.booleans(),
 )
 def test_where_every_share_ranks_rightly_the_best_wins(losses, least_share, always):
-    rounds = rounds_of(len(losses), least_share)
+    rounds = plan_rounds(len(losses), least_share)
     asked = []
 
     def evaluate(candidates, share):
@@ -60,7 +60,7 @@ def test_what_looks_bad_on_little_is_lost():
     def evaluate(candidates, share):
         return [(last if share == 1 else first)[each] for each in candidates]
 
-    outcomes = list(successive_halving([0, 1, 2], rounds_of(3, 0.1), evaluate))
+    outcomes = list(successive_halving([0, 1, 2], plan_rounds(3, 0.1), evaluate))
     assert outcomes[-1].candidates == [0]
 
 

@@ -40,7 +40,7 @@ def place(
         typer.Option(
             "--compare",
             metavar="FILE",
-            help="A server's shoal.yaml whose placement is simulated beside; may be repeated.",
+            help="A server's shoal.yaml whose placement is simulated for comparison; may be repeated.",
             rich_help_panel=RESULTS,
         ),
     ] = None,
@@ -70,34 +70,36 @@ def place(
     from rich.console import Console
 
     from shoal.cli.place_report import placed_json, print_placed, remarks
-    from shoal.cli.plan_report import wanted_facts
+    from shoal.cli.plan_report import problem_facts
     from shoal.cli.progress import ProgressDisplay
     from shoal.cli.simulate_view import facts_table
     from shoal.config.settings import load_config
-    from shoal.plan.deployment import missing_weights, server_text, written_candidate
+    from shoal.plan.deployment import configured_candidate, missing_weights, server_text
     from shoal.plan.placing import place
     from shoal.serve.options import ServerOptions
 
     check_outputs(out, json_path)
-    scenario, wanted, demand = read_inputs(
+    scenario, options, demand = read_inputs(
         devices, config, settings, slo, attainment, search_share, to_serve=out is not None
     )
     others = [
-        written_candidate(str(file), load_config(ServerOptions, file=file), demand) for file in compare or ()
+        configured_candidate(str(file), load_config(ServerOptions, file=file), demand)
+        for file in compare or ()
     ]
     console = Console(stderr=STANDARD_OUTPUT in (out, json_path))
-    facts = wanted_facts(demand, scenario, wanted)
+    facts = problem_facts(demand, scenario, options)
     facts["devices"] = ", ".join(f"{kind.most} {kind.name}" for kind in demand.catalogue.devices)
     console.print(facts_table(facts))
     with ProgressDisplay() as progress:
-        placed = place(demand, wanted, others, progress.update)
+        placed = place(demand, options, others, progress.update)
     results = [(json_path, json_text(placed_json(placed)))]
     missing = None
     if out is not None:
         missing = missing_weights(demand)
         found = placed.found.candidate
-        said = [*remarks(placed), *([missing] if missing else [])]
-        results.append((out, server_text(demand, scenario, found.placement, found.policies, said)))
+        notes = [*remarks(placed), *([missing] if missing else [])]
+        text = server_text(demand, scenario, found.placement, found.policies, notes)
+        results.append((out, text))
     written = write_texts(results)
     print_placed(console, placed)
     if missing is not None:

@@ -6,27 +6,27 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shoal.cli.plan_report import placement_json, placement_table, plain_table
+from shoal.cli.plan_report import new_table, placement_json, placement_table
 from shoal.cli.tune_report import interval_json, latency_cells, number_json
 from shoal.measure.tables import share
-from shoal.plan.outcomes import mean, tail, worst
-from shoal.plan.placing import Judged, Placed
+from shoal.plan.outcomes import mean, tail, worst_service
+from shoal.plan.placing import HeldOutPlacement, PlacingResult
 
 
-def print_placed(console: Console, placed: Placed) -> None:
-    """Print what was found, and how it fares on later requests beside the others."""
+def print_placed(console: Console, placed: PlacingResult) -> None:
+    """Print the placement that was found, and compare it with others on later requests."""
     console.print(placement_table(placed.found.candidate.placement))
     if placed.idle:
         console.print(Text(f"Idle: {', '.join(placed.idle)}"))
-    console.print(judged_table(placed))
+    console.print(held_out_table(placed))
     for name in placed.no_room:
         console.print(Text(f"Not compared with {name}: there is no room for that.", style="dim"))
     for remark in remarks(placed):
         console.print(Text(remark, style="yellow"))
 
 
-def remarks(placed: Placed) -> list[str]:
-    """What the later requests say against what was found."""
+def remarks(placed: PlacingResult) -> list[str]:
+    """Objections to the placement from its results on later requests."""
     found = placed.found.attainment
     better = [each for each in placed.others if each.attainment.mean > found.mean]
     return [
@@ -36,15 +36,15 @@ def remarks(placed: Placed) -> list[str]:
     ]
 
 
-def judged_table(placed: Placed) -> Table:
-    """One row for each placement, the one that was found first."""
-    table = plain_table(f"Held-out part: {len(placed.held_out):,} later requests")
+def held_out_table(placed: PlacingResult) -> Table:
+    """One row for each placement, first the one that was found."""
+    table = new_table(f"Held-out part: {len(placed.held_out):,} later requests")
     table.add_column("placement", overflow="fold")
     for name in ("SLO met", "95% confidence", "worst service", "x alone", "TTFT"):
         table.add_column(name, justify="right")
     for each in (placed.found, *placed.others):
         low, high = each.attainment.low * 100, each.attainment.high * 100
-        service, least = worst(each.outcomes)
+        service, least = worst_service(each.outcomes)
         table.add_row(
             Text(each.candidate.name),
             share(each.attainment.mean),
@@ -57,23 +57,23 @@ def judged_table(placed: Placed) -> Table:
     return table
 
 
-def placed_json(placed: Placed) -> dict[str, Any]:
+def placed_json(placed: PlacingResult) -> dict[str, Any]:
     """The result as plain values; shares are 0 to 1, times in seconds, NaN is null."""
     return {
         "searched_requests": len(placed.searched),
         "held_out_requests": len(placed.held_out),
         "idle": list(placed.idle),
-        "placements": [_judged_json(each) for each in (placed.found, *placed.others)],
+        "placements": [_placement_json(each) for each in (placed.found, *placed.others)],
     }
 
 
-def _judged_json(judged: Judged) -> dict[str, Any]:
-    outcomes = judged.outcomes
+def _placement_json(result: HeldOutPlacement) -> dict[str, Any]:
+    outcomes = result.outcomes
     return {
-        "name": judged.candidate.name,
-        "dispatch": judged.candidate.policies.dispatch,
-        "placement": placement_json(judged.candidate.placement),
-        "slo_attainment": interval_json(judged.attainment),
+        "name": result.candidate.name,
+        "dispatch": result.candidate.policies.dispatch,
+        "placement": placement_json(result.candidate.placement),
+        "slo_attainment": interval_json(result.attainment),
         "services": {
             name: number_json(outcomes.of(name).attainment) for name in sorted(set(outcomes.services))
         },

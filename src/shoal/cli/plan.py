@@ -80,13 +80,13 @@ def plan(
     from rich.console import Console
 
     from shoal.cli.plan_report import (
-        nothing_found,
-        offer_line,
+        fleet_line,
+        no_plan_message,
         plan_json,
         plan_panel,
         print_plan,
+        print_problem,
         print_stopped,
-        print_wanted,
         remarks,
     )
     from shoal.cli.progress import ProgressDisplay
@@ -97,15 +97,18 @@ def plan(
     check_outputs(out, json_path, picture=plot)
     if plot is not None:
         require_plots()
-    scenario, wanted, demand = read_inputs(
+    scenario, options, demand = read_inputs(
         devices, config, settings, slo, attainment, search_share, trials=trials, to_serve=out is not None
     )
     console = Console(stderr=STANDARD_OUTPUT in (out, json_path))
-    print_wanted(console, demand, scenario, wanted)
+    print_problem(console, demand, scenario, options)
     with ProgressDisplay() as progress:
         try:
             found = plan(
-                demand, wanted, progress.update, lambda offer: progress.note(offer_line(demand, offer))
+                demand,
+                options,
+                progress.update,
+                lambda fleet_plan: progress.note(fleet_line(demand, fleet_plan)),
             )
         except Stopped as stop:
             progress.stop()
@@ -116,10 +119,11 @@ def plan(
     results = [(json_path, json_text(plan_json(demand, found)))]
     missing = None
     if out is not None and found.chosen is not None:
-        offer = found.chosen.offer
+        chosen = found.chosen.plan
         missing = missing_weights(demand)
-        said = [*remarks(demand, found), *([missing] if missing else [])]
-        results.append((out, server_text(demand, scenario, offer.placement, offer.policies, said)))
+        notes = [*remarks(demand, found), *([missing] if missing else [])]
+        text = server_text(demand, scenario, chosen.placement, chosen.policies, notes)
+        results.append((out, text))
     written = write_texts(results)
     if plot is not None:
         save_plot(plot, [[plan_panel(demand, found)]])
@@ -129,4 +133,4 @@ def plan(
         console.print(missing, style="yellow", markup=False, highlight=False)
     print_written(console, written)
     if found.chosen is None:
-        raise ShoalError(nothing_found(demand, found))
+        raise ShoalError(no_plan_message(demand, found))

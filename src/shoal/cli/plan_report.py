@@ -18,17 +18,17 @@ from shoal.core import SLO
 from shoal.measure import Panel, Series
 from shoal.measure.tables import figure, seconds, share
 from shoal.place.placement import Placement
-from shoal.plan.capacity import DISPATCHES, Later, Offer, Plan, fleet_name
-from shoal.plan.demand import Demand, Policies, unheeded
-from shoal.plan.goals import Wanted
-from shoal.plan.outcomes import mean, tail, worst
+from shoal.plan.capacity import DISPATCHES, FleetPlan, HeldOutPlan, Plan, fleet_name
+from shoal.plan.demand import Demand, Policies, ignored_settings
+from shoal.plan.goals import PlanningOptions
+from shoal.plan.outcomes import mean, tail, worst_service
 
 UNCHANGED = "as written"
 
 
-def print_wanted(console: Console, demand: Demand, scenario: Scenario, wanted: Wanted) -> None:
-    """Print what is planned for, and what may be bought."""
-    facts = wanted_facts(demand, scenario, wanted)
+def print_problem(console: Console, demand: Demand, scenario: Scenario, options: PlanningOptions) -> None:
+    """Print the services, requests and goals to plan for, and the available devices."""
+    facts = problem_facts(demand, scenario, options)
     facts["devices"] = ", ".join(
         f"{kind.name} at {kind.price:g} {demand.catalogue.currency}, at most {kind.most}"
         for kind in demand.catalogue.devices
@@ -36,9 +36,9 @@ def print_wanted(console: Console, demand: Demand, scenario: Scenario, wanted: W
     console.print(facts_table(facts))
 
 
-def wanted_facts(demand: Demand, scenario: Scenario, wanted: Wanted) -> dict[str, str]:
-    """What is planned for, by name."""
-    facts = {"requests": f"{len(demand.requests):,}, of which {wanted.share:.0%} are planned for"}
+def problem_facts(demand: Demand, scenario: Scenario, options: PlanningOptions) -> dict[str, str]:
+    """The services, requests and goals to plan for, by name."""
+    facts = {"requests": f"{len(demand.requests):,}, of which {options.share:.0%} are planned for"}
     goals = section_of(SLO, goal_kinds())
     for service in demand.services:
         rate = _rate(demand, service.name)
@@ -47,8 +47,8 @@ def wanted_facts(demand: Demand, scenario: Scenario, wanted: Wanted) -> dict[str
             f"alone {seconds(service.execution_s)}, goals {goals.show(service.slo)}"
         )
     facts["scheduler"] = f"preset {scenario.preset}"
-    facts["wanted"] = f"every service meets its goals for {share(wanted.attainment)} of its requests"
-    if ignored := unheeded(scenario):
+    facts["wanted"] = f"every service meets its goals for {share(options.attainment)} of its requests"
+    if ignored := ignored_settings(scenario):
         facts["not heeded"] = (
             f"{', '.join(ignored)}: the plan says how many engines there are, on which devices, and what is "
             "between them"
@@ -63,96 +63,97 @@ def _rate(demand: Demand, service: str) -> float:
 
 
 def print_plan(console: Console, demand: Demand, found: Plan) -> None:
-    """Print the fleets that were looked at, and of the chosen one all that there is to say."""
+    """Print the fleets that were tried, and the placement and figures of the chosen one."""
     console.print(fleets_table(demand, found))
     if found.chosen is None:
         return
-    console.print(placement_table(found.chosen.offer.placement))
+    console.print(placement_table(found.chosen.plan.placement))
     console.print(held_out_table(demand, found))
-    offer = found.chosen.offer
+    fleet_plan = found.chosen.plan
     console.print(
         Text.assemble(
             "Plan: ",
-            (fleet_name(demand, offer.fleet), "bold"),
-            f", {figure(offer.cost)} {demand.catalogue.currency}, {_policies(demand, offer.policies)}.",
+            (fleet_name(demand, fleet_plan.fleet), "bold"),
+            f", {figure(fleet_plan.cost)} {demand.catalogue.currency}, "
+            f"{_policies(demand, fleet_plan.policies)}.",
         )
     )
     for remark in remarks(demand, found):
         console.print(Text(remark, style="yellow"))
 
 
-def offer_line(demand: Demand, offer: Offer) -> str:
-    """A fleet that was just tried, in a line."""
-    name = fleet_name(demand, offer.fleet)
-    if not offer.placement.groups:
+def fleet_line(demand: Demand, fleet_plan: FleetPlan) -> str:
+    """The result of one fleet, in one line."""
+    name = fleet_name(demand, fleet_plan.fleet)
+    if not fleet_plan.placement.groups:
         return f"{name}: no room for every service"
-    met = f"{share(offer.attainment)} of the goals met, {_policies(demand, offer.policies)}"
-    return f"{name}, {figure(offer.cost)} {demand.catalogue.currency}: {met}"
+    met = f"{share(fleet_plan.attainment)} of the goals met, {_policies(demand, fleet_plan.policies)}"
+    return f"{name}, {figure(fleet_plan.cost)} {demand.catalogue.currency}: {met}"
 
 
 def print_stopped(console: Console, demand: Demand, found: Plan) -> None:
-    """Print what was tried before planning was interrupted."""
-    if found.offers:
+    """Print the fleets that were tried before planning was interrupted."""
+    if found.fleets:
         console.print(fleets_table(demand, found))
     console.print(Text("Stopped before a plan was chosen: larger or smaller fleets may do.", style="yellow"))
 
 
 def remarks(demand: Demand, found: Plan) -> list[str]:
-    """What the later requests say against the plan, if there is one."""
+    """Objections to the plan from its results on later requests."""
     if found.chosen is None:
         return []
-    wanted, said = found.wanted.attainment, []
+    wanted, objections = found.options.attainment, []
     attained = found.chosen.attainment
     if attained.mean < wanted:
         low, high = share(attained.low), share(attained.high)
-        said.append(
+        objections.append(
             f"Not confirmed: {share(attained.mean)} of the later requests met their goals ({low} to {high}), "
             f"and {share(wanted)} are wanted. Plan with more requests, or for a higher rate (--rate)."
         )
     for less in found.one_less:
         if less.attainment.mean >= wanted:
-            said.append(
-                f"{fleet_name(demand, less.offer.fleet)} kept the goals of later requests too "
+            objections.append(
+                f"{fleet_name(demand, less.plan.fleet)} kept the goals of later requests too "
                 f"({share(less.attainment.mean)}), but of those planned for only "
-                f"{share(less.offer.attainment)}."
+                f"{share(less.plan.attainment)}."
             )
-    return said
+    return objections
 
 
-def nothing_found(demand: Demand, found: Plan) -> str:
-    """That the catalogue has no plan, and how near it comes."""
-    best = max(found.offers.values(), key=lambda offer: offer.attainment)
+def no_plan_message(demand: Demand, found: Plan) -> str:
+    """Error message for a catalogue without a sufficient fleet; names the best one."""
+    best = max(found.fleets.values(), key=lambda fleet_plan: fleet_plan.attainment)
     return (
         f"nothing in the catalogue is enough: {fleet_name(demand, best.fleet)} attains "
-        f"{share(best.attainment)}, of {share(found.wanted.attainment)} that are wanted; offer more devices "
-        "(most) or other kinds, or loosen the goals"
+        f"{share(best.attainment)}, of {share(found.options.attainment)} that are wanted; offer more "
+        "devices (most) or other kinds, or loosen the goals"
     )
 
 
 def fleets_table(demand: Demand, found: Plan) -> Table:
-    """One row for each fleet that was looked at, by cost."""
-    table = plain_table("Fleets that were tried, on the part planned for")
+    """One row for each fleet that was tried, by cost."""
+    table = new_table("Fleets that were tried, on the part planned for")
     for name in ("devices", "policies"):
         table.add_column(name, overflow="fold")
     for name in (demand.catalogue.currency, "SLO met", "x alone", "TTFT"):
         table.add_column(name, justify="right")
-    chosen = None if found.chosen is None else found.chosen.offer.fleet
-    for offer in sorted(found.offers.values(), key=lambda each: (each.cost, each.fleet)):
-        enough = offer.attainment >= found.wanted.attainment
-        style = "bold" if offer.fleet == chosen else "" if enough else "dim"
-        policies = _policies(demand, offer.policies)
-        cells = (figure(offer.cost), share(offer.attainment), *latency_cells(offer.outcomes))
-        idle = sum(offer.fleet) - offer.placement.devices
-        name = fleet_name(demand, offer.fleet)
-        name += f", {idle} idle" if idle and offer.placement.groups else ""
+    chosen = None if found.chosen is None else found.chosen.plan.fleet
+    for fleet_plan in sorted(found.fleets.values(), key=lambda each: (each.cost, each.fleet)):
+        enough = fleet_plan.attainment >= found.options.attainment
+        style = "bold" if fleet_plan.fleet == chosen else "" if enough else "dim"
+        policies = _policies(demand, fleet_plan.policies)
+        cells = (figure(fleet_plan.cost), share(fleet_plan.attainment), *latency_cells(fleet_plan.outcomes))
+        idle = sum(fleet_plan.fleet) - fleet_plan.placement.devices
+        name = fleet_name(demand, fleet_plan.fleet)
+        name += f", {idle} idle" if idle and fleet_plan.placement.groups else ""
         table.add_row(Text(name), Text(policies), *cells, style=style)
     table.caption = "SLO met: of the service that fares worst; x alone, TTFT: below it, p99"
     return table
 
 
 def placement_table(placement: Placement) -> Table:
-    """One row for each group of devices with the same services: who is where."""
-    table = plain_table("Placement")
+    """One row for each engine: its devices and services."""
+    table = new_table("Placement")
     table.add_column("engine", overflow="fold")
     table.add_column("services", overflow="fold")
     for group in placement.groups:
@@ -166,7 +167,7 @@ def placement_table(placement: Placement) -> Table:
 
 
 def placement_json(placement: Placement) -> list[dict[str, Any]]:
-    """The groups with services: their devices, and the share of each service's requests."""
+    """The devices of each engine, and the share of each service's requests that it serves."""
     return [
         {"devices": [device.name for device in group.devices], "services": dict(group.shares)}
         for group in placement.groups
@@ -175,40 +176,40 @@ def placement_json(placement: Placement) -> list[dict[str, Any]]:
 
 
 def held_out_table(demand: Demand, found: Plan) -> Table:
-    """The chosen fleet on later requests, and with one device less."""
+    """The chosen fleet on later requests, compared with one device less."""
     assert found.chosen is not None
-    table = plain_table(f"Held-out part: {len(found.held_out):,} later requests")
+    table = new_table(f"Held-out part: {len(found.held_out):,} later requests")
     table.add_column("devices", overflow="fold")
     for name in (demand.catalogue.currency, "SLO met", "95% confidence", "x alone", "TTFT"):
         table.add_column(name, justify="right")
     for number, later in enumerate([found.chosen, *found.one_less]):
         bounds = f"{later.attainment.low * 100:.1f}-{later.attainment.high * 100:.1f}"
-        cells = (figure(later.offer.cost), share(later.attainment.mean), bounds)
-        fleet = Text(fleet_name(demand, later.offer.fleet))
+        cells = (figure(later.plan.cost), share(later.attainment.mean), bounds)
+        fleet = Text(fleet_name(demand, later.plan.fleet))
         style = "bold" if number == 0 else "dim"
         table.add_row(fleet, *cells, *latency_cells(later.outcomes), style=style)
     return table
 
 
 def plan_panel(demand: Demand, found: Plan) -> Panel:
-    """Cost against attainment: all fleets, the frontier, and what is wanted."""
-    offers = list(found.offers.values())
+    """Cost against attainment: all fleets, the Pareto frontier, and the required attainment."""
+    plans = list(found.fleets.values())
     frontier = found.frontier
-    costs = [offer.cost for offer in offers]
-    wanted = found.wanted.attainment
+    costs = [fleet_plan.cost for fleet_plan in plans]
+    wanted = found.options.attainment
     series = [
-        Series("tried", costs, [offer.attainment for offer in offers], line=False, colour=7),
+        Series("tried", costs, [fleet_plan.attainment for fleet_plan in plans], line=False, colour=7),
         Series(
             "most for the price",
-            [offer.cost for offer in frontier],
-            [offer.attainment for offer in frontier],
+            [fleet_plan.cost for fleet_plan in frontier],
+            [fleet_plan.attainment for fleet_plan in frontier],
             line=True,
             steps=True,
         ),
         Series("wanted", [min(costs), max(costs)], [wanted, wanted], line=True, colour=2),
     ]
     if found.chosen is not None:
-        chosen = found.chosen.offer
+        chosen = found.chosen.plan
         name = fleet_name(demand, chosen.fleet)
         series.append(Series(f"plan: {name}", [chosen.cost], [chosen.attainment], line=False, colour=3))
         later = found.chosen.attainment.mean
@@ -225,47 +226,47 @@ def plan_panel(demand: Demand, found: Plan) -> Panel:
 def plan_json(demand: Demand, found: Plan) -> dict[str, Any]:
     """The plan as plain values; shares are 0 to 1, times in seconds, NaN is null."""
     return {
-        "wanted": found.wanted.attainment,
+        "wanted": found.options.attainment,
         "planned_requests": len(found.planned),
         "held_out_requests": len(found.held_out),
         "stopped": found.stopped,
-        "fleets": [_offer_json(demand, offer) for offer in found.offers.values()],
-        "frontier": [_devices(demand, offer) for offer in found.frontier],
-        "chosen": None if found.chosen is None else _later_json(demand, found.chosen),
-        "one_less": [_later_json(demand, later) for later in found.one_less],
+        "fleets": [_fleet_json(demand, fleet_plan) for fleet_plan in found.fleets.values()],
+        "frontier": [_devices(demand, fleet_plan) for fleet_plan in found.frontier],
+        "chosen": None if found.chosen is None else _held_out_json(demand, found.chosen),
+        "one_less": [_held_out_json(demand, later) for later in found.one_less],
         "remarks": remarks(demand, found),
     }
 
 
-def _offer_json(demand: Demand, offer: Offer) -> dict[str, Any]:
+def _fleet_json(demand: Demand, fleet_plan: FleetPlan) -> dict[str, Any]:
     return {
-        "devices": _devices(demand, offer),
-        "cost": offer.cost,
-        "slo_attainment": offer.attainment,
-        "normalised_latency": number_json(mean(offer.outcomes.latency)),
-        "ttft_p99_s": number_json(tail(offer.outcomes.ttft_s)),
-        "dispatch": offer.policies.dispatch,
-        "scheduler": scheduler_settings(offer.policies.scheduler, "shoal"),
-        "placement": placement_json(offer.placement),
+        "devices": _devices(demand, fleet_plan),
+        "cost": fleet_plan.cost,
+        "slo_attainment": fleet_plan.attainment,
+        "normalised_latency": number_json(mean(fleet_plan.outcomes.latency)),
+        "ttft_p99_s": number_json(tail(fleet_plan.outcomes.ttft_s)),
+        "dispatch": fleet_plan.policies.dispatch,
+        "scheduler": scheduler_settings(fleet_plan.policies.scheduler, "shoal"),
+        "placement": placement_json(fleet_plan.placement),
     }
 
 
-def _later_json(demand: Demand, later: Later) -> dict[str, Any]:
+def _held_out_json(demand: Demand, later: HeldOutPlan) -> dict[str, Any]:
     return {
-        "devices": _devices(demand, later.offer),
-        "worst_service": worst(later.outcomes)[0],
+        "devices": _devices(demand, later.plan),
+        "worst_service": worst_service(later.outcomes)[0],
         "slo_attainment": interval_json(later.attainment),
-        "placement": placement_json(later.offer.placement),
+        "placement": placement_json(later.plan.placement),
     }
 
 
-def _devices(demand: Demand, offer: Offer) -> dict[str, int]:
+def _devices(demand: Demand, fleet_plan: FleetPlan) -> dict[str, int]:
     kinds = demand.catalogue.devices
-    return {kind.name: count for kind, count in zip(kinds, offer.fleet, strict=True) if count}
+    return {kind.name: count for kind, count in zip(kinds, fleet_plan.fleet, strict=True) if count}
 
 
 def _policies(demand: Demand, policies: Policies) -> str:
-    """What differs from the scenario's scheduler and the default dispatch."""
+    """Differences from the scenario's scheduler and the default dispatch."""
     parts: Sequence[str] = [
         "" if policies.dispatch == DISPATCHES[0] else f"dispatch {policies.dispatch}",
         in_words(policies.scheduler, demand.engines.scheduler),
@@ -273,6 +274,5 @@ def _policies(demand: Demand, policies: Policies) -> str:
     return ", ".join(part for part in parts if part) or UNCHANGED
 
 
-def plain_table(title: str) -> Table:
-    """An empty one."""
+def new_table(title: str) -> Table:
     return Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title=title)

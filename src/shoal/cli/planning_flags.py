@@ -13,9 +13,9 @@ from shoal.config.setting_tree import Table
 if TYPE_CHECKING:
     from shoal.config.scenario import Scenario
     from shoal.plan.demand import Demand
-    from shoal.plan.goals import Wanted
+    from shoal.plan.goals import PlanningOptions
 
-WANTED = "What is wanted"
+WANTED = "What is options"
 SEARCH = "Search"
 RESULTS = "Results"
 _EXCLUDED = {"model", "device", "tp", "clients", "engines", "dispatch", "kv-memory", "kv-tokens"}
@@ -73,7 +73,7 @@ class PlanningInputs(NamedTuple):
     """Inputs of a planning command."""
 
     scenario: "Scenario"
-    wanted: "Wanted"
+    options: "PlanningOptions"
     demand: "Demand"
 
 
@@ -96,17 +96,17 @@ def read_inputs(
     from shoal.plan.catalog import load_catalogue
     from shoal.plan.demand import build_demand
     from shoal.plan.deployment import check_servable
-    from shoal.plan.goals import Wanted, read_goals
+    from shoal.plan.goals import PlanningOptions, parse_goals
 
     share = parse_share(attainment, "--attainment", whole=True)
     scenario = load_scenario(file=config, flags=settings)
     catalogue = load_catalogue(devices)
     if to_serve:
         check_servable(scenario, catalogue)
-    wanted = Wanted(
+    options = PlanningOptions(
         attainment=share,
         trials=trials,
         share=parse_share(search_share, "--search-share", whole=False),
         seed=scenario.workload.seed,
     )
-    return PlanningInputs(scenario, wanted, build_demand(scenario, catalogue, read_goals(slo)))
+    return PlanningInputs(scenario, options, build_demand(scenario, catalogue, parse_goals(slo)))

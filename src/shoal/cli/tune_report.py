@@ -15,22 +15,22 @@ from shoal.plan.confidence import Interval
 from shoal.plan.halving import Ranked
 from shoal.plan.outcomes import Outcomes, mean, tail
 from shoal.plan.trial import Part
-from shoal.plan.tune import HeldOut, Stopped, Tuned
+from shoal.plan.tune import HeldOutScheduler, Stopped, TuningResult
 from shoal.schedule import SchedulerOptions
 
 DEFAULT = "as written"
 
 
-def print_tuned(console: Console, tuned: Tuned, default: SchedulerOptions) -> None:
-    """Print the rounds of a search, the figures on the held-out part, and what follows."""
+def print_tuned(console: Console, tuned: TuningResult, default: SchedulerOptions) -> None:
+    """Print the rounds of a search, the figures on the held-out part, and the conclusion."""
     console.print(rounds_table(tuned.rounds, tuned.searched, default))
     console.print(held_out_table(tuned, default))
     console.print(Text(verdict(tuned, default)))
     console.print()
 
 
-def verdict(tuned: Tuned, default: SchedulerOptions) -> str:
-    """What the search came to, in a sentence or two."""
+def verdict(tuned: TuningResult, default: SchedulerOptions) -> str:
+    """The conclusion of the search, in a sentence or two."""
     first = tuned.rounds[-1].candidates[0]
     if first == default:
         return "Nothing that was tried is better than the scheduler as it is written."
@@ -44,7 +44,7 @@ def verdict(tuned: Tuned, default: SchedulerOptions) -> str:
 
 
 def print_stopped(console: Console, stop: Stopped, default: SchedulerOptions) -> None:
-    """Print the rounds that were over when a search was interrupted."""
+    """Print the finished rounds of an interrupted search."""
     if stop.rounds:
         console.print(rounds_table(stop.rounds, stop.searched, default))
     console.print(
@@ -55,7 +55,6 @@ def print_stopped(console: Console, stop: Stopped, default: SchedulerOptions) ->
 def rounds_table(
     rounds: Sequence[Ranked[SchedulerOptions]], searched: Part, default: SchedulerOptions
 ) -> Table:
-    """One row for each round."""
     table = _table("Search", "round", "schedulers", "requests", words=("best",))
     for number, each in enumerate(rounds, start=1):
         requests = len(searched.first(each.share))
@@ -64,8 +63,8 @@ def rounds_table(
     return table
 
 
-def held_out_table(tuned: Tuned, default: SchedulerOptions) -> Table:
-    """One row for each scheduler of the last round that is shown, the default first."""
+def held_out_table(tuned: TuningResult, default: SchedulerOptions) -> Table:
+    """One row for the default, and for each of the best schedulers of the last round."""
     goals = not math.isnan(tuned.table[0].outcomes.attainment)
     title = f"Held-out part: {len(tuned.held_out):,} later requests"
     heads = ["SLO met", "gain"] if goals else ["gain"]
@@ -81,7 +80,7 @@ def held_out_table(tuned: Tuned, default: SchedulerOptions) -> Table:
     return table
 
 
-def tuned_json(tuned: Tuned, preset: str) -> dict[str, Any]:
+def tuned_json(tuned: TuningResult, preset: str) -> dict[str, Any]:
     """The result as plain values; shares are 0 to 1, times in seconds, NaN is null."""
     return {
         "stopped": False,
@@ -95,7 +94,7 @@ def tuned_json(tuned: Tuned, preset: str) -> dict[str, Any]:
 
 
 def stopped_json(stop: Stopped, preset: str) -> dict[str, Any]:
-    """The same of a search that was interrupted, which has no best."""
+    """The result of an interrupted search, without a best scheduler."""
     return {
         "stopped": True,
         "searched_requests": len(stop.searched),
@@ -117,7 +116,7 @@ def _rounds_json(
     ]
 
 
-def _row_json(row: HeldOut, preset: str) -> dict[str, Any]:
+def _row_json(row: HeldOutScheduler, preset: str) -> dict[str, Any]:
     outcomes = row.outcomes
     return {
         "scheduler": scheduler_settings(row.scheduler, preset),
@@ -131,12 +130,12 @@ def _row_json(row: HeldOut, preset: str) -> dict[str, Any]:
 
 
 def interval_json(interval: Interval) -> list[float | None]:
-    """Mean, lower and upper end; NaN is null."""
+    """Mean, low and high; NaN is null."""
     return [number_json(value) for value in (interval.mean, interval.low, interval.high)]
 
 
 def number_json(value: float) -> float | None:
-    """A number, or null for NaN, which JSON does not have."""
+    """A number, or None for NaN, which JSON does not have."""
     return None if math.isnan(value) else value
 
 
@@ -151,14 +150,14 @@ def latency_cells(found: Outcomes) -> tuple[str, str]:
     )
 
 
-def _with_interval(interval: Interval, there: bool) -> str:
-    if not there:
+def _with_interval(interval: Interval, goals: bool) -> str:
+    if not goals:
         return NOTHING
     return f"{share(interval.mean)}\n{interval.low * 100:.1f}-{interval.high * 100:.1f}"
 
 
 def _gain(interval: Interval, goals: bool) -> str:
-    """In points of attainment, or in per cent of the default's latency."""
+    """In percentage points of attainment, or in per cent of the default's latency."""
     unit = "" if goals else "%"
     return f"{interval.mean * 100:+.1f}{unit}\n{interval.low * 100:+.1f} to {interval.high * 100:+.1f}"
 

@@ -1,7 +1,6 @@
-"""Searches by simulation: which scheduler, and which devices, suit a workload.
+"""Searches by simulation: the best scheduler (tune), placement (place), or devices (plan) for a workload.
 
-Here belong what is searched and how: candidates, successive halving, confidence, catalogues of devices. The
-pure parts (``halving``, ``confidence``) know nothing of simulations; what is simulated is a scenario of
-``config``. Every search looks at the earlier part of the workload, and reports on the later, which it has not
-seen.
+This package has search spaces, successive halving, confidence intervals and device catalogues. The pure parts
+(``halving``, ``confidence``) are independent of simulation; what is simulated is a scenario of ``config``.
+Every search uses the earlier part of the workload, and reports on the later, held-out part.
 """

@@ -1,4 +1,4 @@
-"""Schedulers that are worth a trial."""
+"""Search space of schedulers: orders, admissions and batch limits to try, and candidates drawn from it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -44,21 +44,21 @@ CHOICES: Mapping[str, Sequence[Any]] = {
     "max_running": (None, 16, 64, 256, 1024),
     "max_batched_tokens": (512, 1024, 2048, 4096, 8192),
 }
-"""By field of ``SchedulerOptions``, what is tried. Not there: ``priority``, since workloads say none, and
-what knows lengths beforehand."""
+"""Values to try, by field of ``SchedulerOptions``. Left out are ``priority``, since workloads have no
+priorities, and policies that know output lengths beforehand."""
 
 
 def scheduler_candidates(default: SchedulerOptions, count: int, seed: int) -> list[SchedulerOptions]:
-    """``count`` different schedulers: the default, all that differ from it in one choice, then drawn ones.
+    """``count`` different schedulers: the default, those that differ from it in one field, then random ones.
 
-    Where there are more that differ in one choice than ``count``, they are drawn, too. Fewer than ``count``
-    only where no more can be found. What ``CHOICES`` does not name is the default's.
+    If more than ``count`` differ in one field, a random sample of them. Fewer than ``count`` only if there
+    are no more. Fields that are not in ``CHOICES`` are the default's.
     """
     random = np.random.default_rng(seed)
     neighbours = [each for each in dict.fromkeys(_neighbours(default)) if each != default]
     if count - 1 < len(neighbours):
         chosen = sorted(random.choice(len(neighbours), count - 1, replace=False).tolist())
-        return [default, *(neighbours[at] for at in chosen)]
+        return [default, *(neighbours[index] for index in chosen)]
     found = dict.fromkeys([default, *neighbours])
     for _ in range(50 * count):
         if len(found) >= count:

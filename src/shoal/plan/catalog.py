@@ -1,4 +1,4 @@
-"""Catalogues: the kinds of devices that can be had, what they cost, and how fast they are."""
+"""Device catalogues: kinds of devices with price, count, memory and step times, read from YAML."""
 
 import re
 from dataclasses import dataclass, replace
@@ -21,26 +21,25 @@ class DeviceKind:
     """One kind of device."""
 
     name: str
-    """What it is called."""
     price: float = 1.0
-    """Of one device, in any currency, for any time: the same of all kinds."""
+    """Of one device, in a currency and period that are the same for all kinds."""
     device: DeviceSpec | None = None
-    """Its data sheet; None: that on record under its name, if there is one."""
+    """Data sheet; None: the one known by ``name``, if any."""
     memory_bytes: int | None = None
-    """All of its memory; None: that of the data sheet."""
+    """Memory of one device; None: that of the data sheet."""
     latency: Latency | None = None
-    """Where step times come from; None: the data sheet."""
+    """Source of step times; None: the data sheet."""
     most: int = 8
-    """How many can be had."""
+    """Number of available devices."""
     span: int = 1
     """Devices of a host that one engine may span (tensor parallelism)."""
     threads: int | None = None
-    """CPU threads of an engine, for devices that are CPUs; None: the server divides its cores."""
+    """CPU threads of an engine, for CPUs; None: the server divides its cores."""
     engine: Literal["cpu", "cuda"] | None = None
-    """What servers call such devices; None: the data sheet says."""
+    """Type of the device for servers; None: from the data sheet."""
 
     def __post_init__(self) -> None:
-        """Look up the data sheet; raises ConfigError where memory or step times are not known."""
+        """Look up the data sheet; raises ConfigError for unknown memory or step times."""
         if not _NAME.fullmatch(self.name):
             raise ConfigError(
                 "the name of a kind has up to 24 letters, digits, '.', '_' or '-' and begins with a letter "
@@ -58,14 +57,14 @@ class DeviceKind:
 
     @property
     def memory(self) -> int:
-        """Bytes of memory of one device."""
+        """Memory of one device, in bytes."""
         if self.memory_bytes is not None:
             return self.memory_bytes
         assert self.device is not None
         return self.device.memory_bytes
 
     def latency_over(self, tp: int) -> Latency:
-        """Where step times over ``tp`` devices come from."""
+        """Source of step times of an engine over ``tp`` devices."""
         if self.latency is None:
             assert self.device is not None
             return RooflineLatency(roofline=RooflineOptions(device=self.device, tp=tp))
@@ -76,20 +75,18 @@ class DeviceKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalogue:
-    """All kinds that can be had."""
+    """All available kinds of devices, with unique names."""
 
     devices: tuple[DeviceKind, ...]
-    """The kinds, each with a name of its own."""
     currency: str = "$/h"
-    """What a price of 1 means."""
+    """Unit of prices."""
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogueSection(Section):
-    """The whole file."""
+    """The schema of a catalogue file."""
 
     def read(self, node: Node, path: str) -> Catalogue:
-        """The catalogue."""
         catalogue: Catalogue = self.build(self.read_fields(node, path), node, path)
         names = [kind.name for kind in catalogue.devices]
         if not names:
@@ -102,7 +99,7 @@ class CatalogueSection(Section):
 
 
 def catalogue_section(folder: Path = Path()) -> CatalogueSection:
-    """Every key of a catalogue; ``folder`` is where relative paths start."""
+    """The schema of a catalogue; relative paths start at ``folder``."""
     rules: dict[tuple[type, str], Kind] = {
         (DeviceKind, "price"): number(above=0),
         (DeviceKind, "device"): Maybe(DeviceName()),

@@ -1,4 +1,4 @@
-"""How sure a mean over requests is, from one run of them."""
+"""Confidence interval of a mean over the requests of one run (block bootstrap)."""
 
 from dataclasses import dataclass
 
@@ -7,31 +7,25 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
 CONFIDENCE = 0.95
-"""How often an interval holds the mean."""
 _BLOCKS = 20
 _RESAMPLES = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean, and where it may well lie."""
+    """A sample mean with its confidence interval."""
 
     mean: float
-    """Of what was seen."""
     low: float
-    """Lower end."""
     high: float
-    """Upper end."""
 
 
 def mean_interval(values: FloatArray, random: np.random.Generator) -> Interval:
-    """The mean of ``values``, and an interval that holds the true one with probability ``CONFIDENCE``.
+    """The mean of ``values`` and its interval at ``CONFIDENCE``; all NaN if every value is.
 
-    values: of requests in the order of their arrival; NaN does not count. Neighbours wait for each other, so
-    they are drawn again in blocks of consecutive ones, a twentieth of all in each, that begin anywhere and go
-    on at the beginning after the end.
+    values: one per request, by arrival; NaN does not count. Consecutive requests are correlated, so they are
+    resampled in blocks of a twentieth of all, which begin anywhere and wrap around.
     Source: the circular block bootstrap (Politis and Romano, 1992), percentile interval.
-    All three are NaN where nothing counts.
     """
     counted = ~np.isnan(values)
     if not counted.any():
@@ -48,7 +42,7 @@ def mean_interval(values: FloatArray, random: np.random.Generator) -> Interval:
 
 
 def _window_sums(values: FloatArray, length: int) -> FloatArray:
-    """Sums of ``length`` consecutive values from each on, round the end."""
+    """Sums of ``length`` consecutive values from each position, wrapping around."""
     running = np.concatenate([[0.0], np.cumsum(np.concatenate([values, values[: length - 1]]))])
     sums: FloatArray = running[length:] - running[:-length]
     return sums

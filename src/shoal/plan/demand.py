@@ -1,4 +1,4 @@
-"""What a planner is given: services, their requests, and how fast every kind of device serves them."""
+"""Input of planning and placing: services, requests and device catalogue, and simulation of placements."""
 
 import math
 from collections.abc import Sequence
@@ -27,31 +27,26 @@ from shoal.simulate.simulated_groups import GroupTraffic
 from shoal.workload import build_workload
 
 WINDOW = 1000
-"""Requests on which placements are compared: of those searched on, the latest."""
-# Planned groups are devices of one kind, whose data sheets or tables know their own links.
+"""Number of requests, the latest of the searched part, on which placements are compared."""
+# Not used: groups are devices of one kind, whose data sheets or tables include their links.
 _LINK = Link(1e9, 1e-4)
 
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """What decides on engines and between them."""
+    """Scheduler of every engine, and dispatch policy between engines."""
 
     scheduler: SchedulerOptions
-    """Of every engine."""
     dispatch: str
-    """Which engine a request goes to."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedTrial:
-    """What is to be simulated."""
+    """A placement and policies to simulate on a part of the workload."""
 
     placement: Placement
-    """Which services share which devices."""
     policies: Policies
-    """How they are served."""
     part: Part
-    """Which requests arrive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +59,7 @@ class CatalogueTimes:
     """By name."""
 
     def __call__(self, service: str, kind: str, tp: int) -> StepTimes:
-        """Of steps on ``tp`` devices; raises ConfigError where nothing says."""
+        """Step times on ``tp`` devices; raises ConfigError if unknown."""
         return _times(service, self.kinds[kind].latency_over(tp), self.models[service])
 
 
@@ -75,24 +70,22 @@ def _times(service: str, latency: Latency, model: ModelSpec) -> StepTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """Everything that simulations of plans have in common; can be sent to other processes."""
+    """The common input of all simulations of a search; can be pickled for worker processes."""
 
     catalogue: Catalogue
-    """What can be had."""
     services: Sequence[ScenarioService]
-    """With the execution times that goals and latencies are measured by."""
+    """With execution times."""
     requests: Sequence[Request]
-    """All of the workload, by arrival."""
+    """The whole workload, by arrival."""
     engines: PlacedEngines
-    """Makes the engine of any group."""
+    """Builds and simulates the engines of a placement."""
 
     @property
     def stock(self) -> list[Stock]:
-        """The kinds, for a search."""
         return [Stock(kind.price, kind.most) for kind in self.catalogue.devices]
 
     def cluster(self, fleet: Fleet) -> ClusterSpec:
-        """The fleet's devices; those of a larger fleet begin with them, kind by kind."""
+        """The fleet's devices. Of each kind, a larger fleet has the same devices and more."""
         devices = [
             Device(
                 name=f"{kind.name}-{number}",
@@ -106,7 +99,7 @@ class Demand:
         return ClusterSpec(devices=devices, host_link=_LINK, network=_LINK)
 
     def traffic(self, part: Part) -> GroupTraffic:
-        """The latest requests of a part, on which placements are compared."""
+        """The latest ``WINDOW`` requests of a part, on which placements are compared."""
         window = self.requests[max(part.start, part.stop - WINDOW) : part.stop]
         names = [service.name for service in self.services]
         return GroupTraffic(
@@ -115,7 +108,7 @@ class Demand:
         )
 
     def screen(self, traffic: GroupTraffic) -> AnalyticGroups:
-        """Formulas for the same traffic."""
+        """Analytic estimates for the same traffic."""
         arrivals = [each.arrival_ns for own in traffic.requests.values() for each in own]
         window_s = max(1e-3, (max(arrivals) - min(arrivals)) / 1e9)
         return AnalyticGroups(
@@ -129,21 +122,21 @@ class Demand:
 
 
 def simulate_placed(demand: Demand, trial: PlacedTrial) -> Outcomes:
-    """Simulate a part of the workload on a placement, behind all that came before it."""
+    """Simulate a placement up to the end of a part of the workload; the outcomes are of the part."""
     requests = trial.part.with_earlier(demand.requests)
-    judged = requests[trial.part.start :]
+    counted = requests[trial.part.start :]
     if not trial.placement.devices:
-        return all_missed(judged)
+        return all_missed(counted)
     engines = replace(demand.engines, scheduler=trial.policies.scheduler)
     run = engines.simulate(trial.placement, requests, dispatch_named(trial.policies.dispatch))
-    return outcomes(run, judged)
+    return outcomes(run, counted)
 
 
 def build_demand(scenario: Scenario, catalogue: Catalogue, goals: SLO = NO_GOALS) -> Demand:
-    """Read the workload, and put services and kinds together.
+    """Build the workload, and combine it with services and catalogue.
 
-    goals: of services that have none of their own. Raises ConfigError for services without goals or model,
-    for closed loops, and for step times that are not there.
+    goals: for services without goals of their own. Raises ConfigError for services without goals or model,
+    for closed loops, and for unknown step times.
     """
     if scenario.workload.clients is not None:
         raise ConfigError(
@@ -178,7 +171,7 @@ def build_demand(scenario: Scenario, catalogue: Catalogue, goals: SLO = NO_GOALS
         alone = service.execution_s
         if alone is None:
             mean = mean_request(requests, service.name, contexts[service.name]) or (1, 1)
-            alone = time_alone(_yardstick(service.name, catalogue, memory, times), *mean, steps)
+            alone = time_alone(_reference_step_times(service.name, catalogue, memory, times), *mean, steps)
         timed.append(replace(service, execution_s=float(f"{alone:.4g}")))
     engines = PlacedEngines(
         services={
@@ -198,18 +191,18 @@ def build_demand(scenario: Scenario, catalogue: Catalogue, goals: SLO = NO_GOALS
     return Demand(catalogue=catalogue, services=timed, requests=requests, engines=engines)
 
 
-def unheeded(scenario: Scenario) -> list[str]:
-    """What a scenario says of engines and of what happens to them: planning decides on engines itself."""
+def ignored_settings(scenario: Scenario) -> list[str]:
+    """Settings of a scenario about engines, which planning ignores because it decides on engines itself."""
     plain = Scenario(workload=scenario.workload)
     names = ("latency", "engines", "dispatch", "packing", "link", "drains", "deaths")
-    said = [name for name in names if getattr(scenario, name) != getattr(plain, name)]
-    return said + [f"latency of {each.name}" for each in scenario.services if each.latency is not None]
+    changed = [name for name in names if getattr(scenario, name) != getattr(plain, name)]
+    return changed + [f"latency of {each.name}" for each in scenario.services if each.latency is not None]
 
 
 def _check_pool(pool: ScenarioPool) -> None:
-    """Refuse what planning would not heed."""
-    heeded = {name: getattr(pool, name) for name in ("utilisation", "block_size", "layout")}
-    if pool != ScenarioPool(**heeded):
+    """Raise ConfigError for settings of the KV pool that planning would ignore."""
+    used = {name: getattr(pool, name) for name in ("utilisation", "block_size", "layout")}
+    if pool != ScenarioPool(**used):
         raise ConfigError(
             "kv_cache: planning sizes pools by the devices' memory, with prefix caching; what can be written "
             "is utilisation, block_size and layout"
@@ -237,7 +230,7 @@ def _model(service: ScenarioService) -> ModelSpec:
 
 
 def _longest(requests: Sequence[Request], service: str) -> int:
-    """Prompt and output of the longest request."""
+    """Tokens of the longest request, prompt and output."""
     lengths = (
         len(request.prompt) + min(request.true_output_tokens or 1, request.sampling.max_tokens or 1 << 31)
         for request in requests
@@ -246,8 +239,10 @@ def _longest(requests: Sequence[Request], service: str) -> int:
     return max(lengths, default=1)
 
 
-def _yardstick(service: str, catalogue: Catalogue, memory: MemoryCheck, times: CatalogueTimes) -> StepTimes:
-    """The service's step times on the first kind that has room for it, on as few devices as that takes."""
+def _reference_step_times(
+    service: str, catalogue: Catalogue, memory: MemoryCheck, times: CatalogueTimes
+) -> StepTimes:
+    """The service's step times on the first kind with enough memory for it, on as few devices as possible."""
     for kind in catalogue.devices:
         tp = 1
         while tp <= kind.span:

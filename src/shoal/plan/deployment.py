@@ -1,4 +1,4 @@
-"""A plan as the configuration of a server."""
+"""A plan as ``shoal.yaml`` of a server, and a server's ``shoal.yaml`` as a placement."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ from shoal.plan.placing import Candidate, whole_fleet
 def server_settings(
     demand: Demand, scenario: Scenario, placed: Placement, policies: Policies
 ) -> dict[str, Any]:
-    """The sections of ``shoal.yaml``, as plain values.
+    """The sections of ``shoal.yaml`` as plain values.
 
-    One engine for each device that has services, devices of GPUs numbered from 0 on one machine. Raises
-    ConfigError for engines that span several devices, which no server has yet.
+    One engine for each device with services; GPUs are numbered from 0 on one machine. Raises ConfigError for
+    engines that span several devices, which servers do not support yet.
     """
     groups = [group for group in placed.groups if group.shares]
     spanning = [group for group in groups if group.tp > 1]
@@ -59,7 +59,7 @@ def server_settings(
 
 
 def check_servable(scenario: Scenario, catalogue: Catalogue) -> None:
-    """Raise ConfigError for what only simulations have: some schedulers, and engines over several devices."""
+    """Raise ConfigError for what only simulations support: some schedulers, engines over several devices."""
     for kind in catalogue.devices:
         if kind.span > 1:
             raise ConfigError(
@@ -71,45 +71,45 @@ def check_servable(scenario: Scenario, catalogue: Catalogue) -> None:
                 f"kind {kind.name}: nothing says what servers call such devices; write engine: cpu, or "
                 "engine: cuda, or leave out --out"
             )
-    written = to_yaml({"scheduler": scheduler_settings(scenario.scheduler, scenario.preset)})
-    scheduler_section(offline=False).read(parse_yaml(written, "scenario").entries["scheduler"], "scheduler")
+    text = to_yaml({"scheduler": scheduler_settings(scenario.scheduler, scenario.preset)})
+    scheduler_section(offline=False).read(parse_yaml(text, "scenario").entries["scheduler"], "scheduler")
 
 
 def missing_weights(demand: Demand) -> str | None:
-    """That a server does not find models whose shapes alone are on record; None: it finds all."""
-    found = []
+    """A remark on models whose shapes are known but not their weights; None if a server finds all."""
+    missing = []
     for service in demand.services:
         try:
             check_model(service.model_name or "")
         except ModelUnavailable:
-            found.append(str(service.model_name))
-    if not found:
+            missing.append(str(service.model_name))
+    if not missing:
         return None
     return (
-        f"a server does not find {', '.join(dict.fromkeys(found))}, which is known by its shape only: write "
-        "the folder or hub id of weights as the service's model"
+        f"a server does not find {', '.join(dict.fromkeys(missing))}, which is known by its shape only: "
+        "write the folder or hub id of weights as the service's model"
     )
 
 
 def server_text(
     demand: Demand, scenario: Scenario, placed: Placement, policies: Policies, remarks: Sequence[str]
 ) -> str:
-    """The text of ``shoal.yaml``, with remarks at its head; raises as ``server_settings``."""
+    """The text of ``shoal.yaml``, with remarks as comments at its head; raises as ``server_settings``."""
     head = "".join(f"# {remark}\n" for remark in remarks)
     return head + to_yaml(server_settings(demand, scenario, placed, policies))
 
 
-def written_candidate(name: str, config: Config[Any], demand: Demand) -> Candidate:
+def configured_candidate(name: str, config: Config[Any], demand: Demand) -> Candidate:
     """The placement and policies of a server's configuration, on the devices of the catalogue.
 
-    Its engines are named as those devices are. Raises ConfigError for others, for services that are not the
-    same, and for engines without memory for theirs.
+    Its engines are named after devices. Raises ConfigError for other names, for other services than the
+    scenario's, and for engines without enough memory.
     """
     devices = {device.name: device for device in demand.cluster(whole_fleet(demand)).devices}
     names = {service.name for service in demand.services}
-    if (written := {service.name for service in config.services}) != names:
+    if (configured := {service.name for service in config.services}) != names:
         raise ConfigError(
-            f"{name} has services {', '.join(sorted(written))}, the scenario {', '.join(sorted(names))}"
+            f"{name} has services {', '.join(sorted(configured))}, the scenario {', '.join(sorted(names))}"
         )
     parts = []
     for engine in config.engine_plans():
@@ -130,7 +130,7 @@ def written_candidate(name: str, config: Config[Any], demand: Demand) -> Candida
 
 
 def _device(demand: Demand, group: Group, numbers: dict[str, int]) -> dict[str, Any]:
-    """One engine's device; numbers: how many GPUs there are before it."""
+    """The device of one engine; numbers: GPUs numbered so far, by type."""
     [device] = group.devices
     kind = next(kind for kind in demand.catalogue.devices if kind.name == device.kind)
     left = demand.engines.memory.left_bytes(group.services, device.memory_bytes, 1)

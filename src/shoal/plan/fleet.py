@@ -1,4 +1,4 @@
-"""Fleets: how many devices of each kind."""
+"""Fleets (number of devices of each kind): cost, search of the cheapest one, Pareto frontier."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,65 +12,59 @@ Fleet = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Stock:
-    """What can be bought of one kind."""
+    """Price and number of available devices of one kind."""
 
     price: float
-    """Of one device."""
     most: int
-    """How many there are."""
 
 
 def cost(stock: Sequence[Stock], fleet: Fleet) -> float:
-    """The price of all devices."""
-    # Rounded, because prices are decimal and their sums are not.
+    # Rounded, because sums of decimal prices are not exact.
     return round(sum(kind.price * count for kind, count in zip(stock, fleet, strict=True)), 9)
 
 
-def within(less: Fleet, more: Fleet) -> bool:
-    """Whether ``more`` has all devices that ``less`` has."""
-    return all(a <= b for a, b in zip(less, more, strict=True))
+def within(part: Fleet, fleet: Fleet) -> bool:
+    """Whether ``fleet`` has all devices of ``part``."""
+    return all(a <= b for a, b in zip(part, fleet, strict=True))
 
 
 @dataclass(slots=True)
-class Known:
-    """What is known of fleets: more devices are never worse, so one answer is an answer for many."""
+class _MonotoneCheck:
+    """Caches which fleets are enough. More devices are never worse, so one result holds for many fleets."""
 
-    ask: Callable[[Fleet], bool]
-    """Whether a fleet is enough; asked of each at most once."""
+    is_enough: Callable[[Fleet], bool]
     enough: set[Fleet] = field(default_factory=set)
-    """Fleets that are."""
     short: set[Fleet] = field(default_factory=set)
-    """Fleets that are not."""
+    """Fleets that are not enough."""
 
     def __call__(self, fleet: Fleet) -> bool:
-        """Whether the fleet is enough."""
         if any(within(known, fleet) for known in self.enough):
             return True
         if any(within(fleet, known) for known in self.short):
             return False
-        answer = self.ask(fleet)
-        (self.enough if answer else self.short).add(fleet)
-        return answer
+        result = self.is_enough(fleet)
+        (self.enough if result else self.short).add(fleet)
+        return result
 
 
-def cheapest(stock: Sequence[Stock], ask: Callable[[Fleet], bool]) -> Fleet | None:
-    """The cheapest fleet that is enough, of equally cheap ones that with fewest devices; None: none is.
+def cheapest(stock: Sequence[Stock], is_enough: Callable[[Fleet], bool]) -> Fleet | None:
+    """The cheapest fleet that is enough, with fewest devices of equal cost; None if no fleet is.
 
-    ask: whether a fleet is; where it is, all with more devices must be. First the fewest devices of each
-    kind alone are found by bisection; what they cost bounds the mixed fleets, of which the number of the
-    first kind is found by bisection for each number of the others.
+    is_enough: must be monotone in the number of devices, and is called at most once for each fleet. First,
+    bisection finds the smallest fleet of each kind alone; the cheapest of these bounds the cost of mixed
+    fleets. Then, for each combination of the other kinds, bisection finds the number of the first kind.
     Raises ConfigError for no kinds.
     """
     if not stock:
         raise ConfigError("there are no devices to choose from")
-    known = Known(ask)
+    check = _MonotoneCheck(is_enough)
     best: Fleet | None = None
     for number in range(len(stock)):
         alone = tuple(kind.most if at == number else 0 for at, kind in enumerate(stock))
-        best = _better(stock, best, _fewest(stock, known, alone, number, best))
+        best = _better(stock, best, _fewest(stock, check, alone, number, best))
     for others in sorted(_others(stock), key=lambda fleet: cost(stock, fleet)):
         largest = (stock[0].most, *others[1:])
-        best = _better(stock, best, _fewest(stock, known, largest, 0, best))
+        best = _better(stock, best, _fewest(stock, check, largest, 0, best))
     return best
 
 
@@ -79,9 +73,16 @@ def _others(stock: Sequence[Stock]) -> Iterator[Fleet]:
 
 
 def _fewest(
-    stock: Sequence[Stock], known: Known, largest: Fleet, number: int, best: Fleet | None
+    stock: Sequence[Stock],
+    check: _MonotoneCheck,
+    largest: Fleet,
+    number: int,
+    best: Fleet | None,
 ) -> Fleet | None:
-    """The fewest devices of one kind beside those of the others in ``largest``; None: none, or too dear."""
+    """The smallest sufficient fleet that differs from ``largest`` only in kind ``number``.
+
+    None if there is none better than ``best``.
+    """
 
     def with_count(count: int) -> Fleet:
         return (*largest[:number], count, *largest[number + 1 :])
@@ -89,12 +90,12 @@ def _fewest(
     high = largest[number]
     while high >= 0 and best is not None and _order(stock, with_count(high)) >= _order(stock, best):
         high -= 1
-    if high < 0 or not any(with_count(high)) or not known(with_count(high)):
+    if high < 0 or not any(with_count(high)) or not check(with_count(high)):
         return None
     low = 0 if any(with_count(0)) else 1
     while low < high:
         middle = (low + high) // 2
-        if known(with_count(middle)):
+        if check(with_count(middle)):
             high = middle
         else:
             low = middle + 1
@@ -111,7 +112,7 @@ def _order(stock: Sequence[Stock], fleet: Fleet) -> tuple[float, int]:
 
 
 def smaller_by_one(fleet: Fleet) -> list[Fleet]:
-    """The fleets with one device less, that have any."""
+    """The non-empty fleets with one device less."""
     fewer = [
         tuple(count - (at == number) for at, count in enumerate(fleet))
         for number in range(len(fleet))
@@ -121,7 +122,7 @@ def smaller_by_one(fleet: Fleet) -> list[Fleet]:
 
 
 def pareto(points: Mapping[Fleet, tuple[float, float]]) -> list[Fleet]:
-    """Of (cost, attainment) by fleet: those of which none cheaper or as cheap attains as much, by cost."""
+    """The Pareto frontier of (cost, attainment) by fleet, by cost."""
     frontier: list[Fleet] = []
     best = -1.0
     for fleet, (_, attainment) in sorted(points.items(), key=lambda each: (each[1][0], -each[1][1])):

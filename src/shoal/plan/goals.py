@@ -1,4 +1,4 @@
-"""What is asked of a plan: latency goals, and how many requests are to meet them."""
+"""Options of planning: latency goals (``--slo``), required SLO attainment, extent of the search."""
 
 from dataclasses import dataclass
 
@@ -8,8 +8,8 @@ from shoal.config.services import goal_kinds
 from shoal.core import NO_GOALS, SLO, ConfigError
 
 
-def read_goals(text: str | None) -> SLO:
-    """The goals in ``ttft=2s,tpot=100ms``; None: none. Raises ConfigError for what is no goal."""
+def parse_goals(text: str | None) -> SLO:
+    """Parse ``ttft=2s,tpot=100ms``; None: no goals. Raises ConfigError."""
     if text is None:
         return NO_GOALS
     goals: SLO = section_of(SLO, goal_kinds()).read(parse_pairs(text, "--slo", "slo"), "slo")
@@ -17,23 +17,21 @@ def read_goals(text: str | None) -> SLO:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What is asked for, and how far to look."""
+class PlanningOptions:
+    """Required attainment and extent of the search; raises ConfigError for numbers out of range."""
 
     attainment: float = 0.95
-    """Share of the requests of every service that meet their goals."""
+    """Share of the requests of every service that must meet their goals."""
     trials: int = 27
-    """Schedulers to try where the default misses the attainment and devices are sought; 1: none but the
-    default."""
+    """Schedulers to try on a fleet that nearly suffices; 1: only the default."""
     share: float = 0.6
-    """Of the workload that is planned for; the rest is held out."""
+    """Share of the workload to plan for; the rest is held out."""
     seed: int = 0
-    """Keys the schedulers that are drawn, and the resampling of requests."""
+    """Seed of random schedulers and of the bootstrap."""
     processes: int | None = None
-    """That simulate; None: one for each core."""
+    """Processes that simulate; None: one for each core."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers without meaning; raises ConfigError."""
         if not 0 < self.attainment <= 1:
             raise ConfigError(
                 f"an attainment is above 0% and at most 100%, such as 95%; got {self.attainment * 100:g}%"

@@ -1,4 +1,4 @@
-"""Successive halving: many candidates on a little, the best of them on more, the very best on everything."""
+"""Successive halving: many candidates on little data, the best on more, the last on all of it."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,36 +8,35 @@ from shoal.core import ConfigError
 
 Candidate = TypeVar("Candidate", bound=Hashable)
 KEEP = 3
-"""One of so many candidates goes on to the next round, which looks at so many times as much."""
+"""Each round has 1/KEEP of the candidates and KEEP times the data of the round before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round, before it is played."""
+    """Size of one round."""
 
     candidates: int
-    """How many take part."""
     share: float
-    """Of everything there is to look at."""
+    """Share of the data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked(Generic[Candidate]):
-    """A round's outcome."""
+    """Result of one round."""
 
     share: float
     """As in ``Round``."""
     candidates: Sequence[Candidate]
-    """Those that took part, best first."""
+    """Best first."""
     losses: Sequence[float]
-    """Of each, in the same order."""
+    """In the order of ``candidates``."""
 
 
-def rounds_of(candidates: int, least_share: float, keep: int = KEEP) -> list[Round]:
-    """The rounds for so many candidates, the last of them on everything.
+def plan_rounds(candidates: int, least_share: float, keep: int = KEEP) -> list[Round]:
+    """The rounds for a number of candidates; the last is on all data.
 
-    least_share: what the first round must at least look at for its ranking to mean anything, above 0. Where
-    that allows few rounds, the last has more candidates. Raises ConfigError for no candidates.
+    least_share: smallest share of the data that gives a useful ranking, above 0. If that allows few rounds,
+    the last has more candidates. Raises ConfigError for no candidates.
     """
     if candidates < 1:
         raise ConfigError("there is nothing to choose from")
@@ -54,11 +53,10 @@ def successive_halving(
     evaluate: Callable[[Sequence[Candidate], float], Sequence[float]],
     always: Sequence[Candidate] = (),
 ) -> Iterator[Ranked[Candidate]]:
-    """Play the rounds; the outcome of each when it is over.
+    """Run the rounds; yields the result of each.
 
-    evaluate: the loss of each candidate on a share of everything, smaller is better; of equal ones the
-    earlier counts as better. always: candidates that take part in every round, beside those that won their
-    place, so that the last round compares them with the best.
+    evaluate: loss of each candidate on a share of the data, smaller is better; ties go to the earlier one.
+    always: candidates that are in every round, so that the last round compares them with the best.
     Source: Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization",
     2016, algorithm 1.
     """
@@ -67,5 +65,5 @@ def successive_halving(
         chosen = list(dict.fromkeys([*ranking[: each.candidates], *always]))
         losses = evaluate(chosen, each.share)
         order = sorted(range(len(chosen)), key=losses.__getitem__)
-        ranking = [chosen[at] for at in order]
-        yield Ranked(each.share, ranking, [losses[at] for at in order])
+        ranking = [chosen[index] for index in order]
+        yield Ranked(each.share, ranking, [losses[index] for index in order])

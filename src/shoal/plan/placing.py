@@ -1,4 +1,4 @@
-"""Placing: the devices are given, and which services share which of them is sought."""
+"""Placing (``shoal place``): search of the best placement of services on given devices, by simulation."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,69 +16,61 @@ from shoal.place.search import search_screened
 from shoal.plan.confidence import Interval, mean_interval
 from shoal.plan.demand import Demand, PlacedTrial, Policies, simulate_placed
 from shoal.plan.fleet import Fleet
-from shoal.plan.goals import Wanted
+from shoal.plan.goals import PlanningOptions
 from shoal.plan.outcomes import Outcomes
 from shoal.plan.trial import Part, split
-from shoal.plan.tune import LEAST_REQUESTS, Progress
+from shoal.plan.tune import MIN_REQUESTS, Progress
 from shoal.simulate.parallel import Workers
 
 DISPATCH = "max-min"
-"""Between engines, where nothing else is written: the servers' default."""
+"""The servers' default dispatch policy."""
 FOUND = "placed"
-"""What a search found."""
+"""Name of the placement that the search found."""
 EVERYWHERE = "all on each"
-"""Every service on every device: what a server does where nothing is written."""
-APART = "each apart"
-"""Every service on devices of its own: nothing is shared."""
+"""Name of the placement of every service on every device, the servers' default."""
+SEPARATE = "each apart"
+"""Name of the placement of every service on devices of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A placement to be judged."""
+    """A named placement with its policies."""
 
     name: str
-    """What it is called."""
     placement: Placement
-    """Which services share which devices."""
     policies: Policies
-    """How they are served."""
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """A placement on the part that the search has not seen."""
+class HeldOutPlacement:
+    """A placement on the held-out, later requests."""
 
     candidate: Candidate
-    """The placement."""
     outcomes: Outcomes
-    """Of the requests of that part."""
     attainment: Interval
-    """Share of its requests that met their goals."""
+    """Share of the requests that met their goals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
-    """What placing came to."""
+class PlacingResult:
+    """The placement that was found, and others for comparison."""
 
     searched: Part
-    """The requests that were placed for."""
+    """The requests of the search."""
     held_out: Part
-    """The later ones."""
-    found: Judged
-    """What the search found."""
-    others: Sequence[Judged]
-    """What it is compared with."""
+    """The later requests."""
+    found: HeldOutPlacement
+    others: Sequence[HeldOutPlacement]
     idle: Sequence[str]
-    """Devices that it leaves without services."""
+    """Devices without services in ``found``."""
     no_room: Sequence[str]
-    """What it is not compared with, since there is no room for that."""
+    """Names of placements that are not compared, since they do not fit into memory."""
 
 
 class Placer:
     """Finds the best placement on a fleet, for a part of the workload.
 
-    attainment: share of the requests of every service that are to meet their goals, before more of one
-    service count for another.
+    attainment: required attainment of every service; only above it may one service gain at another's cost.
     """
 
     def __init__(self, demand: Demand, part: Part, attainment: float, workers: Workers[Demand]) -> None:
@@ -89,7 +81,7 @@ class Placer:
         self._screen = GroupwiseEvaluator(demand.screen(self._traffic))
 
     def place(self, fleet: Fleet, progress: Progress) -> Placement:
-        """The best that is found; one without services where some have no room on any device."""
+        """The best placement found; an empty one if a service does not fit on any device."""
         problem = self._problem(fleet)
         try:
             problem.memory.require(problem.cluster)
@@ -97,8 +89,8 @@ class Placer:
             return Placement(())
         return search_screened(problem, self._screen, self._evaluator, progress).placement
 
-    def apart(self, fleet: Fleet) -> Placement | None:
-        """Every service on devices of its own, about as many each; None: there are too few."""
+    def separate(self, fleet: Fleet) -> Placement | None:
+        """Every service on devices of its own, about equally many; None if there are too few devices."""
         problem = self._problem(fleet)
         own: dict[str, list[Device]] = {name: [] for name in problem.rates}
         for device in problem.cluster.devices:
@@ -110,7 +102,7 @@ class Placer:
         return Placement.sharing([([device], [name]) for name, devices in own.items() for device in devices])
 
     def everywhere(self, fleet: Fleet) -> Placement | None:
-        """Every service on every device; None: there is no room for that."""
+        """Every service on every device; None if they do not fit."""
         problem = self._problem(fleet)
         devices, names = problem.cluster.devices, list(problem.rates)
         if not all(problem.fits(names, [device]) for device in devices):
@@ -129,56 +121,58 @@ class Placer:
 
 
 class _Groups:
-    """A ``GroupModel`` that simulates in other processes."""
+    """A ``GroupModel`` that simulates groups in worker processes."""
 
     def __init__(self, demand: Demand, part: Part, workers: Workers[Demand]) -> None:
         self._part, self._workers = part, workers
         self.requests = {name: len(own) for name, own in demand.traffic(part).requests.items()}
-        """Requests of each service."""
+        """Number of requests of each service."""
 
     def serve(self, shapes: Sequence[GroupShape]) -> Sequence[Mapping[str, ServiceEstimate]]:
-        """Simulate each."""
         return self._workers.at_each(_serve_group, [(self._part, shape) for shape in shapes])
 
 
-def _serve_group(demand: Demand, wanted: tuple[Part, GroupShape]) -> Mapping[str, ServiceEstimate]:
-    part, shape = wanted
+def _serve_group(demand: Demand, task: tuple[Part, GroupShape]) -> Mapping[str, ServiceEstimate]:
+    part, shape = task
     return demand.traffic(part).serve(shape)
 
 
 def place(
-    demand: Demand, wanted: Wanted, written: Sequence[Candidate] = (), progress: Progress | None = None
-) -> Placed:
+    demand: Demand,
+    options: PlanningOptions,
+    others: Sequence[Candidate] = (),
+    progress: Progress | None = None,
+) -> PlacingResult:
     """Search the best placement on all devices of the catalogue, and simulate it on later requests.
 
-    written: placements that are simulated beside it. Raises ConfigError for too few requests, and where a
-    service has no room on any device.
+    others: placements to compare it with. Raises ConfigError for too few requests, and for a service that
+    does not fit on any device.
     """
-    searched, held_out = split_for_search(demand, wanted.share)
-    tell = progress or (lambda what, done, total: None)
+    searched, held_out = split_for_search(demand, options.share)
+    report = progress or (lambda what, done, total: None)
     fleet = whole_fleet(demand)
     demand.engines.memory.require(demand.cluster(fleet))
     policies = Policies(demand.engines.scheduler, DISPATCH)
-    with Workers(demand, wanted.processes) as workers:
-        placer = Placer(demand, searched, wanted.attainment, workers)
-        found = placer.place(fleet, lambda step, done, total: tell("search", done, total))
-        usual = {FOUND: found, EVERYWHERE: placer.everywhere(fleet), APART: placer.apart(fleet)}
-        candidates = [Candidate(name, each, policies) for name, each in usual.items() if each is not None]
-        candidates += written
+    with Workers(demand, options.processes) as workers:
+        placer = Placer(demand, searched, options.attainment, workers)
+        found = placer.place(fleet, lambda step, done, total: report("search", done, total))
+        standard = {FOUND: found, EVERYWHERE: placer.everywhere(fleet), SEPARATE: placer.separate(fleet)}
+        candidates = [Candidate(name, each, policies) for name, each in standard.items() if each is not None]
+        candidates += others
         trials = [PlacedTrial(each.placement, each.policies, held_out) for each in candidates]
-        outcomes = workers.at_each(simulate_placed, trials, partial(tell, "held-out part"))
-    judged = [
-        Judged(each, those, mean_interval(those.met, np.random.default_rng(wanted.seed)))
+        outcomes = workers.at_each(simulate_placed, trials, partial(report, "held-out part"))
+    results = [
+        HeldOutPlacement(each, those, mean_interval(those.met, np.random.default_rng(options.seed)))
         for each, those in zip(candidates, outcomes, strict=True)
     ]
     used = {device.name for group in found.groups if group.shares for device in group.devices}
-    return Placed(
+    return PlacingResult(
         searched=searched,
         held_out=held_out,
-        found=judged[0],
-        others=judged[1:],
+        found=results[0],
+        others=results[1:],
         idle=[device.name for device in demand.cluster(fleet).devices if device.name not in used],
-        no_room=[name for name, each in usual.items() if each is None],
+        no_room=[name for name, each in standard.items() if each is None],
     )
 
 
@@ -188,11 +182,11 @@ def whole_fleet(demand: Demand) -> Fleet:
 
 
 def split_for_search(demand: Demand, share: float) -> tuple[Part, Part]:
-    """The part of a workload to search on, and the later one.
+    """The part of the workload to search on, and the held-out, later part.
 
-    Raises ConfigError for too few requests, and for a service without any in the part to search on.
+    Raises ConfigError for too few requests, and for a service without requests in the part to search on.
     """
-    least = 2 * LEAST_REQUESTS
+    least = 2 * MIN_REQUESTS
     if len(demand.requests) < least:
         raise ConfigError(f"planning needs at least {least} requests, got {len(demand.requests)}")
     searched, held_out = split(len(demand.requests), share)

@@ -1,4 +1,4 @@
-"""Trials: a scenario's requests, or a part of them, served with another scheduler."""
+"""Trials: simulate a part of a scenario's requests with another scheduler; search and held-out parts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,26 +9,23 @@ from shoal.plan.outcomes import Outcomes, outcomes
 from shoal.schedule import SchedulerOptions
 
 _SAMPLE_S = 3600.0
-"""Nobody reads the samples of a trial."""
+"""Long, because samples of trials are not used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Consecutive requests of a workload."""
+    """Consecutive requests of a workload, from ``start`` to before ``stop``."""
 
     start: int
-    """Number of the first."""
     stop: int
-    """Number of the first that is not in it."""
 
     def __len__(self) -> int:
-        """How many they are."""
         return self.stop - self.start
 
     def with_earlier(self, requests: Sequence[Request]) -> Sequence[Request]:
-        """Those to simulate: the part behind all ``requests`` before it, the first of all at 0.
+        """The part and all ``requests`` before it, with the first arrival at 0.
 
-        An engine that begins empty serves its first requests better than all later ones.
+        Simulating only the part would begin with idle engines, which serve their first requests better.
         """
         first_ns = requests[0].arrival_ns
         return [
@@ -36,31 +33,29 @@ class Part:
         ]
 
     def first(self, share: float) -> "Part":
-        """The earliest of them, at least one."""
+        """The earliest requests of the part, at least one."""
         return Part(self.start, self.start + max(1, round(share * len(self))))
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What is to be tried."""
+    """A scheduler to simulate on a part of the workload."""
 
     scheduler: SchedulerOptions
-    """Of every engine."""
     part: Part
-    """Which requests arrive."""
 
 
 def split(requests: int, share: float) -> tuple[Part, Part]:
-    """The part of so many requests to search on, and the later part, held out; each has at least one.
+    """Split ``requests`` into the part to search on and the held-out, later part; neither is empty.
 
-    share: of the first, above 0 and below 1.
+    share: of the first part, above 0 and below 1.
     """
     middle = min(max(1, round(share * requests)), requests - 1)
     return Part(0, middle), Part(middle, requests)
 
 
 def simulate(prepared: PreparedRun, trial: Trial) -> Outcomes:
-    """Simulate the trial; what is not in it is as the scenario says."""
+    """Simulate the scenario with the trial's scheduler; the outcomes are of the trial's part."""
     requests = trial.part.with_earlier(prepared.requests)
     run = replace(
         prepared,

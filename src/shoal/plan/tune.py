@@ -1,4 +1,4 @@
-"""Tuning: hardware and workload are given, the scheduler is sought."""
+"""Tuning (``shoal tune``): search of the best scheduler for given hardware and workload, by simulation."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,37 +11,35 @@ from shoal.config.scenario_run import PreparedRun
 from shoal.core import ConfigError
 from shoal.plan.candidates import scheduler_candidates
 from shoal.plan.confidence import Interval, mean_interval
-from shoal.plan.halving import Ranked, rounds_of, successive_halving
+from shoal.plan.halving import Ranked, plan_rounds, successive_halving
 from shoal.plan.outcomes import Outcomes
 from shoal.plan.trial import Part, Trial, simulate, split
 from shoal.schedule import SchedulerOptions
 from shoal.simulate.parallel import Workers
 
 Progress = Callable[[str, int, int | None], None]
-"""Told what is being done, how much of it, and of how much."""
-LEAST_REQUESTS = 200
-"""Requests that the first round has at least: fewer say little about who is best."""
+"""Callback with the task, amount done, and total."""
+MIN_REQUESTS = 200
+"""Requests of the first round, at least: fewer do not rank schedulers reliably."""
 _SHOWN = 3
-_DECIDING = 0.25
-"""Share of the part that is not held out, its latest requests, on which it is decided whether to change."""
+_DECISION_SHARE = 0.25
+"""Share of the requests that are not held out, the latest, on which the best is compared with the default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """How far to look."""
+    """Extent of the search; raises ConfigError for numbers out of range."""
 
     trials: int = 81
     """Schedulers in the first round."""
     share: float = 0.6
-    """Of the workload that is searched on, and on which it is decided whether to change; the rest is held
-    out."""
+    """Share of the workload for search and decision; the rest is held out."""
     seed: int = 0
-    """Keys the schedulers that are drawn, and the resampling of requests."""
+    """Seed of random schedulers and of the bootstrap."""
     processes: int | None = None
-    """That simulate; None: one for each core."""
+    """Processes that simulate; None: one for each core."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers without meaning; raises ConfigError."""
         if self.trials < 2:
             raise ConfigError(f"a search needs at least 2 trials, got {self.trials}")
         if not 0 < self.share < 1:
@@ -52,42 +50,39 @@ class Search:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldOut:
-    """A scheduler on the part that the search has not seen."""
+class HeldOutScheduler:
+    """A scheduler on the held-out, later requests."""
 
     scheduler: SchedulerOptions
-    """The scheduler."""
     outcomes: Outcomes
-    """Of the requests of that part."""
     attainment: Interval
-    """Share of goals met."""
+    """Share of the requests that met their goals."""
     gain: Interval
-    """How much better than the default's, request by request: its attainment, or where there are no goals its
-    latency, as a share of the default's mean."""
+    """Improvement over the default, paired by request: of attainment or, without goals, of latency as a share
+    of the default's mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tuned:
-    """What a search found."""
+class TuningResult:
+    """The result of a search."""
 
     rounds: Sequence[Ranked[SchedulerOptions]]
-    """Its rounds."""
     searched: Part
-    """What was searched on."""
+    """The requests of the rounds."""
     decided: Part
-    """What comes behind it, on which the best of the last round was compared with the default."""
+    """Later requests, on which the best of the last round was compared with the default."""
     held_out: Part
-    """What comes last."""
+    """The latest requests."""
     best: SchedulerOptions
-    """The scheduler to take: the default, unless the best of the last round surely beat it there."""
+    """The default, unless the best of the last round was better on ``decided`` with confidence."""
     gain: Interval
-    """How much smaller than the default's is the loss of the best of the last round, where it is decided."""
-    table: Sequence[HeldOut]
-    """The default first, then the best ones, as the last round ranked them."""
+    """Decrease of the loss from the default to the best of the last round, on ``decided``."""
+    table: Sequence[HeldOutScheduler]
+    """The default, then the best schedulers of the last round, in its order."""
 
 
 class Stopped(KeyboardInterrupt):
-    """A search was interrupted; these are the rounds that were over, and what was searched on."""
+    """A search was interrupted; has the finished rounds and the requests of the search."""
 
     def __init__(self, rounds: Sequence[Ranked[SchedulerOptions]], searched: Part) -> None:
         super().__init__()
@@ -95,21 +90,21 @@ class Stopped(KeyboardInterrupt):
         self.searched = searched
 
 
-def tune(prepared: PreparedRun, search: Search, progress: Progress | None = None) -> Tuned:
+def tune(prepared: PreparedRun, search: Search, progress: Progress | None = None) -> TuningResult:
     """Search a scheduler for the scenario by successive halving over growing parts of its workload.
 
-    The default is the scenario's own scheduler, and takes part in every round. Raises ConfigError for a
-    workload that is too small to be split, and Stopped where Ctrl-C ends it.
+    The default is the scenario's own scheduler; it is in every round. Raises ConfigError for a workload that
+    is too small to be split, and Stopped on Ctrl-C.
     """
-    if len(prepared.requests) < 2 * LEAST_REQUESTS:
+    if len(prepared.requests) < 2 * MIN_REQUESTS:
         raise ConfigError(
-            f"tuning needs at least {2 * LEAST_REQUESTS} requests, got {len(prepared.requests)}: some to "
+            f"tuning needs at least {2 * MIN_REQUESTS} requests, got {len(prepared.requests)}: some to "
             "search on, and some to report on"
         )
-    tell = progress or (lambda what, done, total: None)
-    looked_at, held_out = split(len(prepared.requests), search.share)
-    searched = looked_at.first(1 - _DECIDING)
-    decided = Part(searched.stop, looked_at.stop)
+    report = progress or (lambda what, done, total: None)
+    not_held_out, held_out = split(len(prepared.requests), search.share)
+    searched = not_held_out.first(1 - _DECISION_SHARE)
+    decided = Part(searched.stop, not_held_out.stop)
     default = prepared.scenario.scheduler
     candidates = scheduler_candidates(default, search.trials, search.seed)
     ranked: list[Ranked[SchedulerOptions]] = []
@@ -118,23 +113,23 @@ def tune(prepared: PreparedRun, search: Search, progress: Progress | None = None
         def evaluate(schedulers: Sequence[SchedulerOptions], share: float) -> Sequence[float]:
             part = searched.first(share)
             what = f"{len(schedulers)} schedulers on {len(part):,} requests"
-            found = _simulate(workers, schedulers, part, partial(tell, what))
+            found = _simulate(workers, schedulers, part, partial(report, what))
             return [each.loss for each in found]
 
         try:
-            rounds = rounds_of(len(candidates), LEAST_REQUESTS / len(searched))
+            rounds = plan_rounds(len(candidates), MIN_REQUESTS / len(searched))
             for outcome in successive_halving(candidates, rounds, evaluate, always=[default]):
                 ranked.append(outcome)
             best = ranked[-1].candidates[0]
-            # Who was best of many was lucky, too: only requests that it was not chosen by tell how good.
-            compared = _simulate(workers, [default, best], decided, partial(tell, "decision"))
+            # The best of many was partly lucky: only requests outside of the search show how good it is.
+            compared = _simulate(workers, [default, best], decided, partial(report, "decision"))
             shown = [default, *(each for each in ranked[-1].candidates if each != default)][: _SHOWN + 1]
-            later = _simulate(workers, shown, held_out, partial(tell, "held-out part"))
+            later = _simulate(workers, shown, held_out, partial(report, "held-out part"))
         except KeyboardInterrupt as interrupt:
             raise Stopped(ranked, searched) from interrupt
     losses = [each.losses for each in compared]
     gain = mean_interval(losses[0] - losses[1], np.random.default_rng(search.seed))
-    return Tuned(
+    return TuningResult(
         rounds=ranked,
         searched=searched,
         decided=decided,
@@ -142,7 +137,7 @@ def tune(prepared: PreparedRun, search: Search, progress: Progress | None = None
         best=best if gain.low > 0 else default,
         gain=gain,
         table=[
-            _held_out(scheduler, found, later[0], search.seed)
+            _evaluate_held_out(scheduler, found, later[0], search.seed)
             for scheduler, found in zip(shown, later, strict=True)
         ],
     )
@@ -152,18 +147,20 @@ def _simulate(
     workers: Workers[PreparedRun],
     schedulers: Sequence[SchedulerOptions],
     part: Part,
-    tell: Callable[[int, int], None],
+    report: Callable[[int, int], None],
 ) -> list[Outcomes]:
-    return workers.at_each(simulate, [Trial(scheduler, part) for scheduler in schedulers], tell)
+    return workers.at_each(simulate, [Trial(scheduler, part) for scheduler in schedulers], report)
 
 
-def _held_out(scheduler: SchedulerOptions, found: Outcomes, default: Outcomes, seed: int) -> HeldOut:
+def _evaluate_held_out(
+    scheduler: SchedulerOptions, found: Outcomes, default: Outcomes, seed: int
+) -> HeldOutScheduler:
     if math.isnan(default.attainment):
         scale = float(np.nanmean(default.latency))
         gains = (default.latency - found.latency) / scale
     else:
         gains = found.met - default.met
-    return HeldOut(
+    return HeldOutScheduler(
         scheduler=scheduler,
         outcomes=found,
         attainment=mean_interval(found.met, np.random.default_rng(seed)),
