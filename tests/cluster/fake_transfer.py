@@ -24,7 +24,7 @@ class FakeTransfer:
         self._arrived: deque[Arrived] = deque()
         self._sent: deque[tuple[str, Arrived]] = deque()
 
-    def has_news(self) -> bool:
+    def can_receive(self) -> bool:
         return bool(self._arrived)
 
     def receive(self) -> Arrived | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from end_to_end_builders import make_request
-from engine_pairs import Answer, Client, Host, Move, hosts
+from engine_pairs import Answer, Client, EngineHost, Migration, hosts
 from execute_builders import make_model, make_prompt, tiny_config
 
 from at_hand import DEVICE, on_cpu
@@ -90,7 +90,7 @@ def check_same(answers: dict[str, Answer], expected: dict[str, Answer]) -> None:
 
 
 def move_all(
-    source: Host, destination: Host, moves: Sequence[Move], others: Sequence[Request] = ()
+    source: EngineHost, destination: EngineHost, moves: Sequence[Migration], others: Sequence[Request] = ()
 ) -> dict[str, Answer]:
     """Submit requests with ``others`` to the source, move some, and wait for the ends of all."""
     client = Client(source, destination, moves)
@@ -110,7 +110,7 @@ def test_requests_move_after_every_token(live: bool, depth: int, layout: str, tw
     stopped_at = set()
     with hosts(*two_engines(**options)) as (source, destination):
         for at in range(1, OUTPUT):
-            moves = [Move(request, at, live) for request in requests[:2]]
+            moves = [Migration(request, at, live) for request in requests[:2]]
             check_same(move_all(source, destination, moves, requests[2:]), expected)
             for move in moves:
                 # The last ones end before they are stopped.
@@ -135,7 +135,7 @@ def test_int8_kv_of_two_services_moves_within_prompts_and_answers(layout: str, t
     expected = undisturbed(two_engines, requests, **options)
     with hosts(*two_engines(**options)) as (source, destination):
         for at, turns in ((0, 2), (0, 5), (4, 0)):
-            moves = [Move(request, at, live=False, after_turns=turns) for request in requests]
+            moves = [Migration(request, at, live=False, after_turns=turns) for request in requests]
             check_same(move_all(source, destination, moves), expected)
             assert sum(move.state == "done" for move in moves) >= 2
 
@@ -147,7 +147,7 @@ def test_log_probabilities_of_a_prompt_are_told_once(turns: int, two_engines: En
     expected = undisturbed(two_engines, [request], **options)
     assert len(expected["r"].prompt_logprobs) == 49
     with hosts(*two_engines(**options)) as (source, destination):
-        moves = [Move(request, 0, live=False, after_turns=turns)]
+        moves = [Migration(request, 0, live=False, after_turns=turns)]
         check_same(move_all(source, destination, moves), expected)
         assert moves[0].stopped is not None
         assert 0 < moves[0].stopped.computed < 50
@@ -164,7 +164,7 @@ def test_prefixes_that_both_engines_know_move_and_are_found_behind_it(
     with hosts(*two_engines(**options)) as (source, destination):
         check_same(move_all(source, destination, [], [request]), expected)
         check_same(move_all(destination, source, [], [request]), expected)
-        moves = [Move(request, 4)]
+        moves = [Migration(request, 4)]
         check_same(move_all(source, destination, moves), expected)
         assert moves[0].state == "done"
         check_same(move_all(destination, source, [], [again]), expected)

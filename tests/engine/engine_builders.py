@@ -51,7 +51,7 @@ class ByteTokenizer:
 def next_token(
     known: Sequence[int], outputs: int, sampling: SamplingParams, seed: int, eos_every: int
 ) -> int:
-    """The fake model: a letter, or now and then the end, as a function of the known tokens."""
+    """The fake model: a letter, or sometimes end of sequence, as a function of the known tokens."""
     keys = [len(known), *known[-4:]]
     draw = derive_seed(0 if sampling.greedy else seed, *keys)
     if eos_every and outputs >= sampling.min_tokens and draw % eos_every == 0:
@@ -62,7 +62,7 @@ def next_token(
 def expected_tokens(
     request: Request, limit: int, eos_every: int = 0, stop: Callable[[list[int]], bool] | None = None
 ) -> list[int]:
-    """What the fake model says to a request served alone."""
+    """Output of the fake model for a request that runs alone."""
     assert isinstance(request.prompt, Sequence)
     known = list(request.prompt)
     output: list[int] = []
@@ -153,8 +153,8 @@ class FakeExecutor:
             self.memory[service, block] = {slot: token for slot, token in own if token >= 0}
 
     def lay_out(self, layout: PoolLayout) -> None:
-        """Blocks of services that stay keep their tokens where they keep their places."""
-        if not keeps_blocks(self.layout, layout):
+        """Blocks keep their tokens if they keep their positions."""
+        if not can_stay(self.layout, layout):
             self.memory.clear()
             self.owner.clear()
         self.layout = layout
@@ -201,7 +201,7 @@ FAKE_WEIGHT_BYTES = 1000
 
 
 class FakeServices:
-    """Services of a fake executor that come and go; ``loading`` holds them up."""
+    """Adds and removes services of a fake executor; ``loading`` delays them."""
 
     def __init__(self, executor: FakeExecutor) -> None:
         self.executor = executor
@@ -334,7 +334,7 @@ def make_request(
 
 
 def run_all(engine: Engine) -> dict[str, list]:
-    """Step until nothing is left to do; the events by request, whose positions fit."""
+    """Step until the engine is not busy; events by request, with their positions checked."""
     events: dict[str, list] = {}
     while engine.busy:
         for event in engine.step():

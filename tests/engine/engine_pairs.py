@@ -1,4 +1,4 @@
-"""Engines in this process between which requests move, and a client that gives the orders."""
+"""Pairs of engines in this process with migrations between them, and a client that sends the commands."""
 
 import time
 from collections import deque
@@ -36,7 +36,7 @@ class Link:
 
     def __init__(self) -> None:
         self.frames: deque[bytes] = deque()
-        self.told: deque[wire.FromEngine] = deque()
+        self.received: deque[wire.FromEngine] = deque()
         self.lost = False
 
     def receive(self) -> bytes | None:
@@ -46,29 +46,29 @@ class Link:
         lost, self.lost = self.lost, False
         return lost
 
-    def has_news(self) -> bool:
+    def has_messages(self) -> bool:
         return bool(self.frames) or self.lost
 
     def send(self, frame: bytes) -> None:
-        self.told.append(wire.decode_from_engine(frame))
+        self.received.append(wire.decode_from_engine(frame))
 
     def wait(self, timeout_ms: int | None) -> None:
         time.sleep(0.0005)
 
 
-NOTHING_TOLD = EngineInfo(
+EMPTY_INFO = EngineInfo(
     services={}, device="cpu", threads=1, block_size=1, merged_blocks=1, kv_bytes=0, weight_bytes=0
 )
 
 
-class Host:
-    """An engine with its sockets; ``turn`` lets it work."""
+class EngineHost:
+    """An engine with its sockets; ``turn`` runs its server once."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.link = Link()
         self.transfer = Transfer("tcp://127.0.0.1:*")
-        services = Services(engine, NOTHING_TOLD, lambda info: None)
+        services = Services(engine, EMPTY_INFO, lambda info: None)
         self.server = EngineServer(engine, self.link, self.transfer, services)  # type: ignore[arg-type]
 
     def send(self, message: wire.ToEngine) -> None:
@@ -80,12 +80,12 @@ class Host:
 
     def turn(self) -> list[wire.FromEngine]:
         self.server.serve_once()
-        self.check_books()
-        told = list(self.link.told)
-        self.link.told.clear()
-        return told
+        self.check_blocks()
+        received = list(self.link.received)
+        self.link.received.clear()
+        return received
 
-    def check_books(self) -> None:
+    def check_blocks(self) -> None:
         scheduler = self.engine._scheduler
         self.engine._pool.check_integrity()
         if not self.engine._in_flight:
@@ -99,7 +99,7 @@ class Host:
 
     @property
     def is_free(self) -> bool:
-        """Whether nothing is left of any request."""
+        """Whether the engine has no request and no blocks in use."""
         engine = self.engine
         pool = engine._pool
         return (
@@ -114,8 +114,8 @@ class Host:
 
 
 @contextmanager
-def hosts(*engines: Engine) -> Iterator[list[Host]]:
-    made = [Host(engine) for engine in engines]
+def hosts(*engines: Engine) -> Iterator[list[EngineHost]]:
+    made = [EngineHost(engine) for engine in engines]
     try:
         yield made
     finally:
@@ -125,7 +125,7 @@ def hosts(*engines: Engine) -> Iterator[list[Host]]:
 
 @dataclass
 class Answer:
-    """What was told of one request, whatever its ids."""
+    """The output of one request, under all of its ids."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -133,7 +133,7 @@ class Answer:
     finish: FinishReason | None = None
 
     def add(self, event: TokenEvent) -> None:
-        assert self.finish is None, "told something behind its end"
+        assert self.finish is None, "an event after the last one"
         assert event.position == len(self.tokens)
         self.tokens += event.tokens
         self.logprobs += event.logprobs or ()
@@ -142,17 +142,17 @@ class Answer:
 
 
 @dataclass
-class Move:
-    """A migration that a test wants, and how far it is."""
+class Migration:
+    """A migration of a test, and its state."""
 
     request: Request
     at: int
-    """Output tokens after which it is exported; room is reserved from the beginning."""
+    """Output tokens after which it is exported; blocks are reserved from the start."""
     live: bool = True
     after_turns: int = 0
-    """So many turns with that many tokens before that."""
+    """Turns between that and the export."""
     to: str = ""
-    """Where KV is sent, if not to the destination."""
+    """Address for KV, if not the destination's."""
     state: str = "waiting"
     stopped: Stopped | None = None
     why: str = ""
@@ -166,39 +166,43 @@ class Move:
         return f"{self.request.id}#2"
 
 
-Handler = Callable[["Client", Move, migration_wire.FromEngine], bool]
+Handler = Callable[["Client", Migration, migration_wire.FromEngine], bool]
 
 
 class Client:
-    """Orders migrations from the first host to the second, and follows the requests.
+    """Migrates requests from the first host to the second, and checks their events.
 
-    intercept: sees what is told of migrations before it is acted on; True: the client does not act.
+    intercept: called with each reply before the client acts on it; True: the client does not act.
     """
 
     def __init__(
-        self, source: Host, destination: Host, moves: Sequence[Move], intercept: Handler | None = None
+        self,
+        source: EngineHost,
+        destination: EngineHost,
+        migrations: Sequence[Migration],
+        intercept: Handler | None = None,
     ) -> None:
         self.source, self.destination = source, destination
-        self.moves = {move.id: move for move in moves}
+        self.migrations = {migration.id: migration for migration in migrations}
         self.answers: dict[str, Answer] = {}
-        self.owners: dict[str, tuple[Host, str]] = {}
+        self.owners: dict[str, tuple[EngineHost, str]] = {}
         self.intercept = intercept
         self.until = time.monotonic() + TIMEOUT_S
         self.log: list[migration_wire.FromEngine] = []
 
-    def submit(self, host: Host, *requests: Request) -> None:
+    def submit(self, host: EngineHost, *requests: Request) -> None:
         for request in requests:
             self.answers[request.id] = Answer()
             self.owners[request.id] = (host, request.id)
             host.submit(request)
 
     def run(self) -> None:
-        """Until all requests have ended, and nothing is left of them."""
+        """Run until all requests have ended, and no blocks are in use."""
         while any(answer.finish is None for answer in self.answers.values()) or not self.idle:
             self.turn()
 
     def run_requests(self) -> None:
-        """Until all requests have ended."""
+        """Run until all requests have ended."""
         while any(answer.finish is None for answer in self.answers.values()):
             self.turn()
 
@@ -207,89 +211,92 @@ class Client:
         return self.source.is_free and self.destination.is_free
 
     def turn(self) -> None:
-        assert time.monotonic() < self.until, ("stuck", self.log, self.answers, self.moves)
+        assert time.monotonic() < self.until, ("stuck", self.log, self.answers, self.migrations)
         for host in (self.source, self.destination):
             for message in host.turn():
-                self._hear(host, message)
-            for move in self.moves.values():
-                self._order_if_due(move)
+                self._handle(host, message)
+            for migration in self.migrations.values():
+                self._export_if_due(migration)
 
-    def _order_if_due(self, move: Move) -> None:
-        answer = self.answers.get(move.request.id)
+    def _export_if_due(self, migration: Migration) -> None:
+        answer = self.answers.get(migration.request.id)
         if answer is None or answer.finish is not None:
             return
-        if move.state == "waiting":
-            move.state = "reserving"
-            tokens = len(move.request.prompt)
-            self.destination.send(Reserve(move.id, move.request.service, tokens))
-        elif move.state == "reserved" and len(answer.tokens) >= move.at:
-            if move.after_turns:
-                move.after_turns -= 1
+        if migration.state == "waiting":
+            migration.state = "reserving"
+            tokens = len(migration.request.prompt)
+            self.destination.send(Reserve(migration.id, migration.request.service, tokens))
+        elif migration.state == "reserved" and len(answer.tokens) >= migration.at:
+            if migration.after_turns:
+                migration.after_turns -= 1
                 return
-            move.state = "copying"
-            to = move.to or self.destination.transfer.endpoint
-            self.source.send(Export(move.id, move.request.id, to, move.live))
+            migration.state = "copying"
+            to = migration.to or self.destination.transfer.endpoint
+            self.source.send(Export(migration.id, migration.request.id, to, migration.live))
 
-    def _hear(self, host: Host, message: wire.FromEngine) -> None:
+    def _handle(self, host: EngineHost, message: wire.FromEngine) -> None:
         if isinstance(message, wire.Stepped):
             for event in message.events:
-                self._follow(host, event)
+                self._add_event(host, event)
             return
         assert not isinstance(message, wire.Refused), message
         self.log.append(message)  # type: ignore[arg-type]
-        move = self.moves.get(message.migration)  # type: ignore[union-attr]
-        if move is None:
+        migration = self.migrations.get(message.migration)  # type: ignore[union-attr]
+        if migration is None:
             return
-        if self.intercept is None or not self.intercept(self, move, message):  # type: ignore[arg-type]
-            self.act(move, message)  # type: ignore[arg-type]
+        if self.intercept is None or not self.intercept(self, migration, message):  # type: ignore[arg-type]
+            self.respond(migration, message)  # type: ignore[arg-type]
 
-    def _follow(self, host: Host, event: TokenEvent) -> None:
+    def _add_event(self, host: EngineHost, event: TokenEvent) -> None:
         name = event.request_id.partition("#")[0]
-        assert self.owners[name] == (host, event.request_id), "told by somebody who does not own it"
+        assert self.owners[name] == (host, event.request_id), "an event from the wrong engine"
         answer = self.answers[name]
         answer.add(event)
-        for move in self.moves.values():
-            if move.request.id != name:
+        for migration in self.migrations.values():
+            if migration.request.id != name:
                 continue
-            if move.state == "committing":
-                move.state = "done"
-                self.source.send(Release(move.id))
-            if answer.finish is not None and move.state not in ("done", "waiting", "over"):
-                self.source.send(Release(move.id))
-                self.destination.send(Drop(move.id))
+            if migration.state == "committing":
+                migration.state = "done"
+                self.source.send(Release(migration.id))
+            if answer.finish is not None and migration.state not in ("done", "waiting", "over"):
+                self.source.send(Release(migration.id))
+                self.destination.send(Drop(migration.id))
 
-    def act(self, move: Move, message: migration_wire.FromEngine) -> None:
+    def respond(self, migration: Migration, message: migration_wire.FromEngine) -> None:
         match message:
             case Reserved():
-                if move.state == "reserving":
-                    move.state = "reserved"
+                if migration.state == "reserving":
+                    migration.state = "reserved"
             case Declined(_, why):
-                move.state, move.why = "over", why
+                migration.state, migration.why = "over", why
             case NotExported(_, why):
-                move.state, move.why = "over", why
-                self.destination.send(Drop(move.id))
+                migration.state, migration.why = "over", why
+                self.destination.send(Drop(migration.id))
             case Stopped():
-                move.stopped = message
-                assert message.output_tokens == len(self.answers[move.request.id].tokens)
-                self.commit(move)
+                migration.stopped = message
+                assert message.output_tokens == len(self.answers[migration.request.id].tokens)
+                self.commit(migration)
             case Failed(_, why):
-                move.state, move.why = "over", why
-                self.abort(move, f"{move.request.id}#3")
+                migration.state, migration.why = "over", why
+                self.abort(migration, f"{migration.request.id}#3")
 
-    def commit(self, move: Move) -> None:
-        move.state = "committing"
-        self.owners[move.request.id] = (self.destination, move.new_id)
-        self.destination.send(self.commit_order(move))
+    def commit(self, migration: Migration) -> None:
+        migration.state = "committing"
+        self.owners[migration.request.id] = (self.destination, migration.new_id)
+        self.destination.send(self.commit_message(migration))
 
-    def commit_order(self, move: Move) -> Commit:
-        assert move.stopped is not None
-        tokens = tuple(self.answers[move.request.id].tokens)
+    def commit_message(self, migration: Migration) -> Commit:
+        assert migration.stopped is not None
+        tokens = tuple(self.answers[migration.request.id].tokens)
         request = replace(
-            move.request, id=move.new_id, output_tokens=tokens, resume_state=move.stopped.resume_state
+            migration.request,
+            id=migration.new_id,
+            output_tokens=tokens,
+            resume_state=migration.stopped.resume_state,
         )
-        return Commit(move.id, request, move.stopped.computed)
+        return Commit(migration.id, request, migration.stopped.computed)
 
-    def abort(self, move: Move, request_id: str | None = None) -> None:
-        """The request goes on at the source."""
-        self.source.send(Abort(move.id, request_id))
-        self.owners[move.request.id] = (self.source, request_id or move.request.id)
+    def abort(self, migration: Migration, request_id: str | None = None) -> None:
+        """Abort, and resume the request at the source."""
+        self.source.send(Abort(migration.id, request_id))
+        self.owners[migration.request.id] = (self.source, request_id or migration.request.id)

@@ -50,7 +50,7 @@ def options(**fields) -> EngineOptions:
 
 
 @pytest.mark.parametrize(("layout", "depth"), [("merged", 1), ("merged", 2), ("split", 1)])
-def test_a_built_engine_says_what_the_model_says(tiny_llama, layout, depth):
+def test_info_of_a_built_engine_matches_the_model(tiny_llama, layout, depth):
     import torch
 
     folder, model = tiny_llama
@@ -84,7 +84,7 @@ def test_a_built_engine_says_what_the_model_says(tiny_llama, layout, depth):
     assert (info.threads, info.device, info.block_size) == (1, "cpu", 4)
 
 
-def test_memory_too_small_for_a_block_is_refused(tiny_llama):
+def test_a_pool_smaller_than_a_block_is_rejected(tiny_llama):
     folder, _ = tiny_llama
     small = options(kv_cache=KVCacheOptions(memory_bytes=100))
     with pytest.raises(ConfigError, match="memory"):
@@ -113,13 +113,13 @@ def test_int8_kv_leaves_room_for_more_tokens(tiny_llama):
         ("int8", "cuda:0", "for CPUs only.*auto"),
     ],
 )
-def test_kv_dtypes_that_do_not_exist_here_are_refused(dtype, device, message):
+def test_unsupported_kv_dtypes_are_rejected(dtype, device, message):
     with pytest.raises(ConfigError, match=message):
         options(kv_cache=KVCacheOptions(dtype=dtype), device=device)
 
 
 @pytest.mark.parametrize("field", ["memory", "swap"])
-def test_memory_beyond_what_is_free_is_refused(tiny_llama, field):
+def test_more_memory_than_is_free_is_rejected(tiny_llama, field):
     folder, _ = tiny_llama
     sizes = {"memory_bytes": MEMORY} | {f"{field}_bytes": 2**50}
     large = options(kv_cache=KVCacheOptions(**sizes), scheduler=SchedulerOptions(preemption_mode="swap"))
@@ -131,15 +131,13 @@ def test_memory_beyond_what_is_free_is_refused(tiny_llama, field):
     ("device", "pool_gib", "free_gib", "expected_gib"),
     [("cpu", 2, 64, 8), ("cpu", 40, 64, 16), ("cuda:0", 40, 64, 4), ("cuda", 2, 8, 2), ("cuda", 0.5, 64, 2)],
 )
-def test_host_memory_for_swapped_kv_where_none_is_written(
-    monkeypatch, device, pool_gib, free_gib, expected_gib
-):
+def test_default_host_memory_for_swapped_kv(monkeypatch, device, pool_gib, free_gib, expected_gib):
     monkeypatch.setattr(build, "free_memory_bytes", lambda: free_gib * GIB)
     assert default_swap_bytes(device, int(pool_gib * GIB)) == expected_gib * GIB
 
 
 @pytest.mark.parametrize("free", [MEMORY, 100 * MEMORY])
-def test_engines_that_share_a_device_share_the_default_of_one(tiny_llama, monkeypatch, free):
+def test_engines_on_one_device_share_the_default_pool_memory(tiny_llama, monkeypatch, free):
     from shoal.execute.model import loading
 
     folder, _ = tiny_llama
@@ -154,7 +152,7 @@ def test_engines_that_share_a_device_share_the_default_of_one(tiny_llama, monkey
     assert 0.8 * alone < 2 * half <= alone
 
 
-def test_engines_that_share_a_device_share_its_memory_for_swapped_kv(monkeypatch):
+def test_engines_on_one_device_share_the_default_swap_memory(monkeypatch):
     monkeypatch.setattr(build, "free_memory_bytes", lambda: 64 * GIB)
     assert default_swap_bytes("cpu", 40 * GIB, share=0.5) == 8 * GIB
 
@@ -169,7 +167,7 @@ def test_the_engine_computes_on_every_core_it_may_use():
     assert default_threads() == len(os.sched_getaffinity(0))
 
 
-def test_weights_without_meaning_are_refused():
+def test_invalid_weights_are_rejected():
     service = Service(name="s", model="tiny", weights_seed=3)
     with pytest.raises(ConfigError, match=r"service s: weights_seed is of random weights only"):
         options(services=(service,))
@@ -179,6 +177,6 @@ def test_weights_without_meaning_are_refused():
 
 
 @pytest.mark.parametrize("wrong", [{"threads": 0}, {"max_queue": 0}, {"memory_share": 0}])
-def test_options_without_meaning_are_refused(wrong):
+def test_invalid_options_are_rejected(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         options(**wrong)

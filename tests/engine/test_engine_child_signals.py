@@ -1,4 +1,4 @@
-"""What processes that the engine room starts do about signals, and what they leave behind."""
+"""Signals of child processes, and their exit status."""
 
 import asyncio
 import signal
@@ -7,7 +7,7 @@ import subprocess
 from shoal.engine.process.child_signals import interrupts_held_back, kill_child
 
 
-def test_interrupts_come_through_again_afterwards():
+def test_interrupts_are_delivered_again_afterwards():
     first, second = interrupts_held_back(), interrupts_held_back()
     first.__enter__()
     second.__enter__()
@@ -17,8 +17,8 @@ def test_interrupts_come_through_again_afterwards():
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
-def test_a_killed_process_tells_its_own_exit_status():
-    """Also one that is killed again while asyncio is about to take its exit status."""
+def test_a_killed_process_has_its_own_exit_status():
+    """Also after a second kill while asyncio is about to read the exit status."""
 
     async def kill_some() -> list[int]:
         started = [await asyncio.create_subprocess_exec("cat", stdin=subprocess.PIPE) for _ in range(20)]

@@ -1,4 +1,4 @@
-"""One client at a time: its requests live as long as its connection."""
+"""The engine has one client at a time, whose requests end with its connection."""
 
 import asyncio
 import threading
@@ -18,7 +18,7 @@ TIMEOUT_S = 30
 
 
 class Client:
-    """A channel, and what came over it."""
+    """A connection, and the messages received over it."""
 
     def __init__(self, endpoint, session="s"):
         self.messages = []
@@ -50,7 +50,7 @@ class Client:
 
 
 class Link(ClientLink):
-    """One whose server can be ended."""
+    """A link whose server can be ended."""
 
     over = False
 
@@ -106,7 +106,7 @@ def free(made):
 
 
 @pytest.mark.parametrize("step_ms", [0, 5])
-def test_the_requests_of_a_client_that_is_gone_are_cancelled(bind, step_ms):
+def test_requests_of_a_disconnected_client_are_cancelled(bind, step_ms):
     async def scenario():
         async with engine(bind, f"fake?context=4000&step_ms={step_ms}") as (made, endpoint):
             client = Client(endpoint)
@@ -119,8 +119,8 @@ def test_the_requests_of_a_client_that_is_gone_are_cancelled(bind, step_ms):
     asyncio.run(scenario())
 
 
-def test_an_engine_that_waits_notices_that_its_client_is_gone(bind):
-    """The only request does not fit beside what another engine's owner took, so nothing is computed."""
+def test_an_idle_engine_detects_a_disconnected_client(bind):
+    """The only request does not fit beside allocated blocks, so no step runs."""
 
     async def scenario():
         async with engine(bind, blocks=20) as (made, endpoint):
@@ -136,7 +136,7 @@ def test_an_engine_that_waits_notices_that_its_client_is_gone(bind):
     asyncio.run(scenario())
 
 
-def test_another_client_takes_the_place_of_the_one_there_was(bind):
+def test_a_new_client_replaces_the_old_one(bind):
     async def scenario():
         async with engine(bind, "fake?context=4000&step_ms=2") as (made, endpoint):
             first = Client(endpoint, "first")
@@ -150,7 +150,7 @@ def test_another_client_takes_the_place_of_the_one_there_was(bind):
             first.submit("first-2-0#1")
             await first.until(lambda messages: messages.count(wire.Forgotten()) == 2)
             assert not first.events("first-2-0#1")
-            # The end of the connection of one who is not the client changes nothing.
+            # A disconnect of a peer that is not the client changes nothing.
             second.submit("second-2-0#1", max_tokens=100)
             first.channel.close()
             await second.until(lambda _: second.events("second-2-0#1"))
@@ -161,7 +161,7 @@ def test_another_client_takes_the_place_of_the_one_there_was(bind):
     asyncio.run(scenario())
 
 
-def test_who_speaks_another_protocol_is_no_client(bind, monkeypatch):
+def test_a_peer_with_another_protocol_is_not_the_client(bind, monkeypatch):
     async def scenario():
         async with engine(bind) as (made, endpoint):
             monkeypatch.setattr(wire, "PROTOCOL", wire.PROTOCOL + 1)
@@ -175,7 +175,7 @@ def test_who_speaks_another_protocol_is_no_client(bind, monkeypatch):
     asyncio.run(scenario())
 
 
-def test_a_client_that_is_gone_while_others_are_connected_is_noticed(bind):
+def test_a_disconnect_is_detected_while_other_peers_are_connected(bind):
     async def scenario():
         async with engine(bind, "fake?context=4000&step_ms=1") as (made, endpoint):
             other = Client(endpoint)
@@ -190,7 +190,7 @@ def test_a_client_that_is_gone_while_others_are_connected_is_noticed(bind):
     asyncio.run(scenario())
 
 
-def test_clients_come_and_go(bind):
+def test_clients_connect_and_disconnect(bind):
     async def scenario():
         async with engine(bind, "fake?context=4000&step_ms=1") as (made, endpoint):
             for number in range(30):
@@ -206,7 +206,7 @@ def test_clients_come_and_go(bind):
     asyncio.run(scenario())
 
 
-def test_a_channel_reads_on_after_an_error_and_while_it_sends(bind):
+def test_a_connection_keeps_reading_after_an_error_and_while_it_sends(bind):
     async def scenario():
         errors = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))

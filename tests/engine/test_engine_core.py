@@ -49,7 +49,7 @@ def test_outputs_do_not_depend_on_batch_depth_or_preemptions(depth, blocks):
     engine.fake_pool.check_integrity()
 
 
-def test_an_engine_without_requests_waits():
+def test_an_engine_without_requests_is_idle():
     engine, _ = make_engine()
     assert engine.step() == []
     assert engine.idle
@@ -60,8 +60,8 @@ def test_an_engine_without_requests_waits():
     assert engine.unfinished == 0
 
 
-def test_an_engine_does_not_wait_after_a_step_that_made_room():
-    """With depth 2 who needs memory waits for the plans in flight, and goes on when they are over."""
+def test_an_engine_is_not_idle_after_a_step_that_freed_memory():
+    """With depth 2 a request that needs memory waits for the plans in flight."""
     engine, _ = make_engine(blocks=12, scheduler={"depth": 2})
     for number in range(6):
         engine.submit(make_request(f"r{number}", prompt=6, max_tokens=20))
@@ -84,7 +84,7 @@ def test_cancelling_a_waiting_request_ends_it_at_the_next_step():
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_request_that_waits_too_long_is_refused_with_an_event(depth):
+def test_a_request_past_its_slo_is_rejected_with_an_event(depth):
     scheduler = {"depth": depth, "max_running": 1, "on_hopeless": "refuse"}
     engine, _ = make_engine("fake?step_ms=10", scheduler=scheduler)
     engine.submit(make_request("runs", max_tokens=40))
@@ -168,7 +168,7 @@ def test_an_error_of_the_executor_ends_the_engine():
         engine.step()
 
 
-def test_a_request_that_can_never_fit_is_refused():
+def test_a_request_that_can_never_fit_is_rejected():
     engine, info = make_engine(blocks=8)
     room = info.services["a"].max_total_tokens
     engine.submit(make_request("fits", prompt=room - 4, max_tokens=4))
@@ -177,7 +177,7 @@ def test_a_request_that_can_never_fit_is_refused():
     assert list(run_all(engine)) == ["fits"]
 
 
-def test_stats_count_what_happened():
+def test_stats_count_requests_and_tokens():
     engine, _ = make_engine("fake", "fake")
     engine.submit(make_request("one", prompt=5, max_tokens=3))
     engine.submit(make_request("two", prompt=6, max_tokens=4, service="b"))
@@ -200,7 +200,7 @@ def test_stats_count_what_happened():
     assert stats.pool.total_bytes > 0
 
 
-def test_stats_tell_the_traffic_of_each_service():
+def test_stats_have_the_traffic_of_each_service():
     engine, _ = make_engine("fake", "fake")
     for id, prompt, tokens in (("one", 4, 2), ("two", 8, 6)):
         engine.submit(make_request(id, prompt=prompt, max_tokens=tokens, ignore_eos=True))
@@ -215,7 +215,7 @@ def test_stats_tell_the_traffic_of_each_service():
     assert quiet.traffic.prompt_tokens is quiet.traffic.latency_s is quiet.traffic.attainment is None
 
 
-def test_stats_tell_how_well_lengths_are_learned():
+def test_stats_have_the_accuracy_of_predicted_lengths():
     engine, _ = make_engine("fake?context=200", scheduler={"lengths": "learned"})
     assert engine.stats().services["a"].observed.accuracy == Accuracy(hits=0, majority=0, samples=0)
     for number in range(40):
@@ -232,7 +232,7 @@ def test_closing_closes_the_executor():
     assert engine.fake_executor.closed
 
 
-def test_slots_not_yet_filled_are_told_in_tokens_and_bytes():
+def test_unfilled_slots_are_counted_in_tokens_and_bytes():
     engine, info = make_engine("fake", "fake", blocks=10)
     assert {service.kv_tokens for service in info.services.values()} == {10 * 4}
     engine.submit(make_request(prompt=[97] * 5))

@@ -1,4 +1,4 @@
-"""The journal of requests that are being computed: what its owner reads after a death."""
+"""The crash journal: what the owner reads after a crash."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypothesis_profiles import examples
-from shoal.engine.process.crash_journal import Journal, make_journal, read_journal
+from shoal.engine.process.crash_journal import Journal, create_journal, read_journal
 
 PLANS = st.lists(st.lists(st.text(max_size=9), max_size=5), max_size=8)
 
@@ -23,8 +23,8 @@ def path(tmp_path_factory):
 
 
 @given(PLANS)
-def test_the_requests_of_the_last_two_plans_are_read_until_they_are_over(path, plans):
-    make_journal(path)
+def test_requests_of_plans_in_flight_are_read_back(path, plans):
+    create_journal(path)
     journal = Journal(path)
     for number, ids in enumerate(plans):
         journal.begin(number, ids)
@@ -38,7 +38,7 @@ def test_the_requests_of_the_last_two_plans_are_read_until_they_are_over(path, p
 @given(PLANS.filter(len), st.data())
 @settings(max_examples=examples(200))
 def test_a_damaged_journal_reads_as_less(path, plans, data):
-    make_journal(path)
+    create_journal(path)
     journal = Journal(path)
     for number, ids in enumerate(plans):
         journal.begin(number, ids)
@@ -52,7 +52,7 @@ def test_a_damaged_journal_reads_as_less(path, plans, data):
     assert set(read_journal(path)) <= known
 
 
-def test_a_journal_that_is_missing_or_nonsense_reads_as_empty(tmp_path):
+def test_a_missing_or_invalid_journal_reads_as_empty(tmp_path):
     assert read_journal(tmp_path / "none") == ()
     (tmp_path / "nonsense").write_bytes(os.urandom(1 << 19))
     assert read_journal(tmp_path / "nonsense") == ()
@@ -60,15 +60,15 @@ def test_a_journal_that_is_missing_or_nonsense_reads_as_empty(tmp_path):
 
 
 def test_too_many_requests_leave_a_plan_without_suspects(tmp_path):
-    make_journal(tmp_path / "journal")
+    create_journal(tmp_path / "journal")
     journal = Journal(tmp_path / "journal")
     journal.begin(0, ["request"])
     journal.begin(2, ["x" * 99] * 5000)
     assert read_journal(tmp_path / "journal") == ()
 
 
-def test_what_is_noted_outlives_a_process_that_is_killed(tmp_path):
-    make_journal(tmp_path / "journal")
+def test_a_journal_survives_a_killed_process(tmp_path):
+    create_journal(tmp_path / "journal")
     script = textwrap.dedent(
         """
         import os, signal, sys
@@ -86,7 +86,7 @@ def test_what_is_noted_outlives_a_process_that_is_killed(tmp_path):
 
 
 class _Watching(FakeExecutor):
-    """Notes what the observer knows while each plan is computed."""
+    """Records the observer's state while each plan is computed."""
 
     def collect(self):
         self.seen.append({request for ids in self.observer.plans.values() for request in ids})
@@ -106,7 +106,7 @@ class _Observer:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_an_engine_tells_of_every_plan_before_it_is_computed(depth):
+def test_the_observer_is_called_before_every_plan(depth):
     engine, _ = make_engine(blocks=200, scheduler={"depth": depth})
     engine.observer = engine.fake_executor.observer = _Observer()
     engine.fake_executor.seen = []
@@ -119,7 +119,7 @@ def test_an_engine_tells_of_every_plan_before_it_is_computed(depth):
     assert {"x", "y", "z"} in engine.fake_executor.seen
 
 
-def test_the_requests_of_a_plan_that_ends_the_engine_stay_noted():
+def test_a_plan_that_ends_the_engine_stays_in_the_journal():
     engine, _ = make_engine()
     engine.observer = _Observer()
     engine.submit(make_request("poison", [1, 299]))

@@ -1,4 +1,4 @@
-"""Steps that fail in an engine: what it does with them, and what it says."""
+"""Failed steps: rollback, retries, and errors of requests."""
 
 import logging
 from collections.abc import Callable
@@ -18,7 +18,7 @@ POISON = 98
 
 
 class FailingExecutor(FakeExecutor):
-    """Fails with some plans, after it has computed a token of each row."""
+    """Fails for some plans, after computing a token of each row."""
 
     def __init__(self, layout, fails: Callable[[StepPlan, list[list[int]]], bool]) -> None:
         super().__init__(layout)
@@ -43,7 +43,7 @@ class FailingExecutor(FakeExecutor):
 
 
 class RunsOn(FailingExecutor):
-    """Runs plans behind a failed one, which it must not."""
+    """Wrongly runs the plans after a failed one."""
 
     def _iterate(self, plan):
         self._failed = False
@@ -65,7 +65,7 @@ SCHEDULERS = [{"depth": 1}, {"depth": 2}, {"max_iterations": 4}]
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS, ids=str)
 @pytest.mark.parametrize("blocks", [24, 400])
-def test_who_fails_alone_ends_with_an_error_and_the_others_as_always(scheduler, blocks, caplog):
+def test_a_request_that_fails_alone_ends_with_an_error_and_the_rest_complete(scheduler, blocks, caplog):
     caplog.set_level(logging.WARNING)
     engine = failing_engine(poisoned, "fake", "fake", blocks=blocks, scheduler=scheduler)
     requests = [make_request(f"r{i}", prompt=2 + i, service="ab"[i % 2], max_tokens=12) for i in range(10)]
@@ -122,7 +122,7 @@ def test_an_executor_that_runs_on_after_a_failure_ends_the_engine():
         engine.submit(make_request("again"))
 
 
-def test_a_step_that_fails_while_it_is_measured_ends_the_measurement():
+def test_a_failed_step_ends_a_profile():
     engine = failing_engine(poisoned, wrap=RowsRecorder)
     engine.submit(make_request(prompt=[POISON]))
     with pytest.raises(RuntimeError, match="failed while it was measured: MemoryError"):

@@ -18,7 +18,7 @@ MODEL = GrammarModel("folder", 256, (0,))
 
 
 class Worker:
-    """Compiles when the test says so; grammars that begin with "slow" or "bad"."""
+    """A fake compiler; grammars that begin with "slow" wait for the test, those with "bad" fail."""
 
     def __init__(self, grammar, *_):
         self.grammar = grammar
@@ -47,7 +47,7 @@ def engine(monkeypatch):
 
 
 def call(source, *, tokens=4, n=1, output=None):
-    """A call whose output must follow a grammar; output: it was begun by another engine."""
+    """A call with a grammar; output: made by another engine before."""
     grammar = None if source is None else Grammar(GrammarKind.REGEX, source)
     sampling = SamplingParams(max_tokens=tokens, n=n, grammar=grammar)
     requests = expand_choices(f"call-{source}", "a", [97] * 8, sampling, 0)
@@ -67,11 +67,11 @@ def ends(link):
 
 
 def places(engine):
-    """How many grammars somebody needs."""
+    """Number of leased grammars."""
     return sum(worker.num_leases > 0 for worker in engine._grammars.pool._workers.values())
 
 
-def test_all_that_are_accepted_answer_and_later_ones_are_told_to_come_again(engine):
+def test_accepted_calls_complete_and_further_ones_get_queue_full(engine):
     link = Frames(*(call(f"g{number}") for number in range(122)))
     serve(engine, engine.info, link)
     accepted = [message.request_id for message in said(link, wire.Accepted)]
@@ -83,8 +83,8 @@ def test_all_that_are_accepted_answer_and_later_ones_are_told_to_come_again(engi
     assert places(engine) == 0
 
 
-def test_who_waits_for_a_turn_keeps_the_place(engine):
-    """Far more wait than run, while as many come again."""
+def test_a_waiting_request_keeps_its_place(engine):
+    """Many more requests wait than run, and as many more arrive."""
     first = [call(f"g{number}", tokens=30) for number in range(62)]
 
     class Later(Frames):
@@ -106,7 +106,7 @@ def test_who_waits_for_a_turn_keeps_the_place(engine):
     assert said(link, wire.Refused)
 
 
-def test_steps_go_on_while_a_grammar_is_made_ready(engine):
+def test_steps_go_on_while_a_grammar_is_compiled(engine):
     slow, plain = call("slow"), call(None, tokens=20)
     link = Frames(slow, plain)
     serve(engine, engine.info, link)
@@ -115,7 +115,7 @@ def test_steps_go_on_while_a_grammar_is_made_ready(engine):
     assert places(engine) == 1
 
 
-def test_a_grammar_that_cannot_be_used_is_refused(engine):
+def test_an_invalid_grammar_is_rejected(engine):
     link = Frames(call("bad"))
     serve(engine, engine.info, link)
     [refused] = said(link, wire.Refused)
@@ -123,7 +123,7 @@ def test_a_grammar_that_cannot_be_used_is_refused(engine):
     assert places(engine) == 0
 
 
-def test_a_call_that_is_cancelled_while_its_grammar_is_made_ready_gives_up_the_place(engine):
+def test_a_call_cancelled_during_compilation_releases_its_place(engine):
     slow = call("slow", n=3)
     link = Frames(slow, wire.Cancel([choice.id for choice in slow.choices]))
     serve(engine, engine.info, link)
@@ -142,7 +142,7 @@ def test_choices_hold_one_place_until_the_last_has_ended(engine):
     assert places(engine) == 0
 
 
-def test_a_request_that_is_refused_takes_no_place_and_none_of_another(engine):
+def test_a_rejected_request_takes_no_place(engine):
     [request] = call("g").to_requests()
     engine.submit(request)
     with pytest.raises(InvalidRequest, match="in use"):
@@ -150,7 +150,7 @@ def test_a_request_that_is_refused_takes_no_place_and_none_of_another(engine):
     assert places(engine) == 1
 
 
-def test_a_call_that_was_begun_elsewhere_waits_for_a_place(engine, monkeypatch):
+def test_a_resumed_call_waits_for_a_place(engine, monkeypatch):
     monkeypatch.setattr(grammar_pool, "MAX_PROCESSES", 1)
     resumed = call("g1", output=(5, 6))
     link = Frames(call("g0", tokens=9), resumed, call("g2"))

@@ -1,4 +1,4 @@
-"""When a step counts as hung: by its CPU time, and where a GPU computes by its time."""
+"""Detection of hung steps: by CPU time, on a GPU by wall time."""
 
 import pytest
 
@@ -46,7 +46,7 @@ def test_a_step_is_compared_with_those_of_its_service_and_its_size():
         watch.end()
 
 
-def test_the_oldest_of_two_plans_is_timed_from_the_end_of_the_one_before():
+def test_a_plan_is_timed_from_the_end_of_the_plan_before():
     clock = Clock()
     watch = StepTimer(clock)
     watch.begin(plan(0, 1))
@@ -64,31 +64,31 @@ def test_the_oldest_of_two_plans_is_timed_from_the_end_of_the_one_before():
         watch.end()
 
 
-def looks(judge, step, seconds, share, every_s=1.0):
-    """What is said at the looks at a step that uses a share of a core: when for the first time, and what."""
+def first_report(detector, step, seconds, share, every_s=1.0):
+    """When a step that uses a share of a core is first reported as hung, and the message."""
     for second in range(int(seconds / every_s)):
-        if why := judge.look(step, every_s, share * every_s):
+        if why := detector.observe(step, every_s, share * every_s):
             return (second + 1) * every_s, why
     return None
 
 
 @pytest.mark.parametrize("threads", [1, 2, 64])
 @pytest.mark.parametrize("share", [0.01, 0.2, 1.0])
-def test_a_step_on_a_busy_machine_is_left_alone(threads, share):
-    """It computes for 20 s on its threads, and gets a share of what it would take."""
-    judge = HangDetector(30, threads, most_s=2)
+def test_a_slow_step_on_a_busy_machine_is_not_hung(threads, share):
+    """It needs 20 s of CPU time on its threads, and gets a share of a core."""
+    detector = HangDetector(30, threads, max_s=2)
     step = PresentStep(1, "a", 20.0)
-    assert judge.look(step, 1, 1) == ""
-    assert looks(judge, step, 20 / share, share * threads) is None
+    assert detector.observe(step, 1, 1) == ""
+    assert first_report(detector, step, 20 / share, share * threads) is None
 
 
-def test_a_step_that_uses_no_cpu_time_stands_still():
-    judge = HangDetector(30, 2, most_s=2)
+def test_a_step_without_cpu_time_is_stalled():
+    detector = HangDetector(30, 2, max_s=2)
     for plan_number, usual_s in enumerate((None, 0.01, 500.0)):
         step = PresentStep(plan_number, "chat", usual_s)
-        assert judge.look(step, 1, 1) == ""
-        assert looks(judge, step, 5, 1.0) is None
-        seconds, why = looks(judge, step, 100, 0.0002)
+        assert detector.observe(step, 1, 1) == ""
+        assert first_report(detector, step, 5, 1.0) is None
+        seconds, why = first_report(detector, step, 100, 0.0002)
         assert seconds == 31
         assert why == (
             "a step of chat stands still: it used 0.006 s of CPU time in 31.0 s"
@@ -97,7 +97,7 @@ def test_a_step_that_uses_no_cpu_time_stands_still():
 
 
 @pytest.mark.parametrize(
-    ("usual_s", "most_s", "says"),
+    ("usual_s", "max_s", "says"),
     [
         (None, 600, "it is the first of its size, which may take 20 times cluster.step_timeout (30 s)"),
         (
@@ -108,35 +108,35 @@ def test_a_step_that_uses_no_cpu_time_stands_still():
         (4.0, 80, "steps of its size take 4 s"),
     ],
 )
-def test_a_step_that_computes_for_ever_is_noticed_by_its_cpu_time(usual_s, most_s, says):
+def test_an_endless_step_is_detected_by_its_cpu_time(usual_s, max_s, says):
     step = PresentStep(1, "a", usual_s)
     for share in (0.25, 2.0):
-        judge = HangDetector(30, 2, most_s=2)
-        assert judge.look(step, 1, 1) == ""
-        seconds, why = looks(judge, step, 10_000, share)
-        assert seconds == most_s * 2 / share + 1
+        detector = HangDetector(30, 2, max_s=2)
+        assert detector.observe(step, 1, 1) == ""
+        seconds, why = first_report(detector, step, 10_000, share)
+        assert seconds == max_s * 2 / share + 1
         assert "a step of a does not end" in why
         assert "of CPU time on each of 2 threads" in why
         assert says in why
 
 
-def test_on_a_gpu_only_time_counts():
+def test_on_a_gpu_only_wall_time_counts():
     for share in (0.0, 1.0):
-        judge = HangDetector(30, None, most_s=2)
-        assert judge.look(PresentStep(1, "a", 4.0), 1, share) == ""
-        seconds, why = looks(judge, PresentStep(1, "a", 4.0), 1000, share)
+        detector = HangDetector(30, None, max_s=2)
+        assert detector.observe(PresentStep(1, "a", 4.0), 1, share) == ""
+        seconds, why = first_report(detector, PresentStep(1, "a", 4.0), 1000, share)
         assert seconds == 81
         assert "CPU" not in why
-        assert judge.look(PresentStep(2, "a", None), 1, share) == ""
-        assert looks(judge, PresentStep(2, "a", None), 600, share) is None
+        assert detector.observe(PresentStep(2, "a", None), 1, share) == ""
+        assert first_report(detector, PresentStep(2, "a", None), 600, share) is None
 
 
-def test_a_process_that_slept_has_seen_nothing():
-    judge = HangDetector(30, 1, most_s=2)
+def test_no_step_is_hung_after_the_process_slept():
+    detector = HangDetector(30, 1, max_s=2)
     step = PresentStep(7, "a", 1.0)
-    assert judge.look(None, 100, 0) == ""
-    assert judge.look(step, 100, 0) == ""
-    assert all(judge.look(step, 1000, 0) == "" for _ in range(15))
-    assert judge.look(step, 1, 0) != ""
-    assert judge.look(PresentStep(8, "a", 1.0), 1, 0) == ""
-    assert judge.look(PresentStep(8, "a", 1.0), 1, 0) == ""
+    assert detector.observe(None, 100, 0) == ""
+    assert detector.observe(step, 100, 0) == ""
+    assert all(detector.observe(step, 1000, 0) == "" for _ in range(15))
+    assert detector.observe(step, 1, 0) != ""
+    assert detector.observe(PresentStep(8, "a", 1.0), 1, 0) == ""
+    assert detector.observe(PresentStep(8, "a", 1.0), 1, 0) == ""

@@ -1,4 +1,4 @@
-"""Several decode steps under one decision: what comes out is what single steps make."""
+"""Plans of several iterations produce the same output as single steps."""
 
 import random
 
@@ -17,7 +17,7 @@ def tokens_of(events: list) -> list[int]:
 
 
 def watch_plans(engine) -> list[StepPlan]:
-    """All plans that the engine makes from now on."""
+    """The list of all further plans of the engine."""
     plans: list[StepPlan] = []
     submit = engine.fake_executor.submit
 
@@ -29,7 +29,7 @@ def watch_plans(engine) -> list[StepPlan]:
     return plans
 
 
-def test_numbers_without_meaning_are_refused():
+def test_invalid_numbers_of_iterations_are_rejected():
     with pytest.raises(ConfigError, match="max_iterations must be at least 1"):
         SchedulerOptions(max_iterations=0)
     with pytest.raises(ConfigError, match=r"max_iterations 4 needs depth 1.*set depth to 1"):
@@ -133,7 +133,7 @@ def test_interrupted_steps_are_not_counted():
     assert [(plan.number, plan.iterations) for plan in plans] == [(0, 1), (1, 8), (4, 8)]
 
 
-def test_a_request_that_gets_no_token_keeps_those_before():
+def test_a_request_without_a_new_token_keeps_its_tokens():
     engine, _ = make_engine(scheduler={"max_iterations": 4})
     engine.submit(make_request("a", max_tokens=20))
     engine.submit(make_request("bb", max_tokens=20))
@@ -146,8 +146,8 @@ def test_a_request_that_gets_no_token_keeps_those_before():
     assert (lost.tokens, lost.finish) == ((97,), FinishReason.ERROR)
 
 
-def test_a_plan_without_rows_is_taken():
-    """The contract has them: copies alone, or sequences that leave an idle engine."""
+def test_a_plan_without_rows_is_accepted():
+    """Such plans have only copies, or sequences that leave."""
     engine, _ = make_engine()
     scheduler, executor = engine._scheduler, engine.fake_executor
     engine.submit(make_request(max_tokens=2))
@@ -165,7 +165,7 @@ def test_a_plan_without_rows_is_taken():
     assert scheduler.in_flight == 0
 
 
-def test_the_end_of_a_sequence_is_no_text():
+def test_an_end_of_sequence_token_has_no_text():
     engine, _ = make_engine("fake?eos_every=5", scheduler={"max_iterations": 8})
     engine.submit(make_request(max_tokens=100))
     [*_, last] = run_all(engine)["r"]

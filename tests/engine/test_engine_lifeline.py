@@ -13,7 +13,7 @@ from shoal.engine.process import lifeline
 
 
 @given(st.lists(st.binary(max_size=9), max_size=6), st.data())
-def test_frames_come_out_whole_however_they_come_in(payloads, data):
+def test_frames_are_reassembled_from_any_chunks(payloads, data):
     stream = b"".join(lifeline.LENGTH.pack(len(payload)) + payload for payload in payloads)
     frames, got = lifeline.Frames(), []
     while stream:
@@ -47,13 +47,13 @@ def test_messages_arrive_as_they_were_sent():
 
 
 @pytest.mark.parametrize("error", [ConfigError, ModelUnavailable, ModelUnsupported])
-def test_errors_that_a_person_can_act_on_keep_their_class(error):
+def test_actionable_errors_keep_their_class(error):
     failed = lifeline.describe_failure(error("do this"))
     again = lifeline.failure_to_error(failed, "loading")
     assert (type(again), str(again)) == (error, "do this")
 
 
-def test_other_errors_are_told_in_words():
+def test_other_errors_become_engine_died():
     again = lifeline.failure_to_error(lifeline.describe_failure(MemoryError()), "running")
     assert isinstance(again, EngineDied)
     assert str(again) == "the engine failed while running: MemoryError: MemoryError"

@@ -1,4 +1,4 @@
-"""The loop of the engine process, on a link that is a list."""
+"""The main loop of the engine process, with a list as its link."""
 
 from contextlib import closing
 
@@ -13,11 +13,11 @@ from shoal.frontend.choice_requests import expand_choices
 
 
 class Over(Exception):
-    """Nothing is left to do."""
+    """Raised when all messages are handled."""
 
 
 class Frames:
-    """A link whose client has sent all that it will send; then the server ends."""
+    """A link with a fixed list of messages; after the last one the server ends."""
 
     from_client = True
 
@@ -31,7 +31,7 @@ class Frames:
     def lost_client(self):
         return False
 
-    def has_news(self):
+    def has_messages(self):
         return bool(self.frames)
 
     def send(self, frame):
@@ -42,12 +42,12 @@ class Frames:
         raise Over
 
 
-class Newcomer(Frames):
-    """A link on which the first message is of somebody who is not the client yet."""
+class StrangerFirst(Frames):
+    """A link whose sender is not the client before its first message."""
 
     from_client = False
 
-    def welcome(self):
+    def accept_sender(self):
         self.from_client = True
 
 
@@ -80,17 +80,17 @@ def call(number, prompt=8, n=1):
     return wire.Submit.from_requests(expand_choices(f"call-{number}", "a", [97] * prompt, sampling, 0))
 
 
-def test_steps_go_on_while_many_submissions_arrive():
+def test_steps_go_on_while_many_calls_arrive():
     assert submitted_before_each_step(*map(call, range(100)), blocks=400) == [32, 64, 96, 100]
 
 
-def test_calls_of_many_choices_or_with_long_prompts_are_taken_few_at_a_time():
+def test_few_large_calls_are_submitted_per_step():
     assert submitted_before_each_step(*(call(number, n=20) for number in range(6))) == [2, 4, 6]
     long = [call(number, prompt=20_000) for number in range(4)]
     assert submitted_before_each_step(*long, model="fake?context=50000", blocks=12_000) == [2, 4]
 
 
-def test_cancels_and_questions_do_not_wait_behind_submissions():
+def test_cancels_and_stats_do_not_wait_for_submissions():
     calls = [call(number, n=8) for number in range(200)]
     cancels = [wire.Cancel([choice.id for choice in message.choices]) for message in calls]
     assert submitted_before_each_step(*calls, *cancels) == []
@@ -110,11 +110,11 @@ def test_a_call_that_can_never_be_served_leaves_nothing_behind():
 
 
 @pytest.mark.parametrize(("ahead_s", "shifted_s"), [(0, 0), (-0.9, 0), (0.9, 0), (5000, 5000), (-3, -3)])
-def test_arrivals_on_the_clock_of_another_host_are_told_on_this_one(monkeypatch, ahead_s, shifted_s):
+def test_arrival_times_are_converted_from_another_hosts_clock(monkeypatch, ahead_s, shifted_s):
     engine, info = make_engine()
     monkeypatch.setattr(engine, "now_ns", lambda: 10**13)
     arrivals = []
     monkeypatch.setattr(engine, "submit", lambda *requests: arrivals.extend(r.arrival_ns for r in requests))
     hello = wire.Hello(wire.PROTOCOL, "session", 10**13 - int(ahead_s * 1e9))
-    serve(engine, info, Newcomer(hello, call(1, n=2)))
+    serve(engine, info, StrangerFirst(hello, call(1, n=2)))
     assert arrivals == [shifted_s * 10**9] * 2

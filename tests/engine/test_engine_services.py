@@ -1,4 +1,4 @@
-"""Services that come and go in an engine without a model, by itself and behind a socket."""
+"""Adding and removing services of an engine without a model, directly and through its server."""
 
 import threading
 from contextlib import closing
@@ -34,7 +34,7 @@ def add(engine, name, model="fake"):
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("model", ["fake", "large"])
-def test_a_service_enters_between_two_steps(model, depth):
+def test_a_service_is_added_between_two_steps(model, depth):
     engine, _ = make_engine(blocks=640, scheduler={"depth": depth})
     loading = engine.fake_services.loading
     loading.clear()
@@ -64,7 +64,7 @@ def test_a_service_enters_between_two_steps(model, depth):
     engine.fake_pool.check_integrity({})
 
 
-def test_an_idle_engine_notices_what_has_loaded():
+def test_an_idle_engine_adds_a_loaded_service():
     engine, _ = make_engine()
     engine.step()
     assert engine.idle
@@ -76,7 +76,7 @@ def test_an_idle_engine_notices_what_has_loaded():
     assert set(engine.stats().services) == {"a", "b"}
 
 
-def test_a_run_of_many_iterations_ends_for_a_service_that_waits_to_enter():
+def test_a_plan_of_many_iterations_ends_early_for_a_loaded_service():
     engine, _ = make_engine("fake?step_ms=2", scheduler={"max_iterations": 200})
     engine.submit(make_request("r", max_tokens=200))
     engine.step()  # the prompt
@@ -89,7 +89,7 @@ def test_a_run_of_many_iterations_ends_for_a_service_that_waits_to_enter():
 
 
 @pytest.mark.parametrize("drain", [True, False])
-def test_a_service_goes_when_its_requests_have_ended(drain):
+def test_a_service_is_removed_when_its_requests_have_ended(drain):
     engine, _ = make_engine("fake", "fake", scheduler={"depth": 2, "max_running": 2})
     engine.submit(*[make_request(f"{name}{i}", service=name) for name in "ab" for i in range(3)])
     engine.step()
@@ -108,7 +108,7 @@ def test_a_service_goes_when_its_requests_have_ended(drain):
     engine.fake_pool.check_integrity({})
 
 
-def test_what_cannot_be_changed_is_said():
+def test_invalid_service_changes_are_rejected():
     engine, _ = make_engine()
     with pytest.raises(ConfigError, match="'a' is there already"):
         add(engine, "a").result()
@@ -132,7 +132,7 @@ def test_what_cannot_be_changed_is_said():
             future.result()
 
 
-def test_a_large_service_is_refused_where_one_of_its_blocks_takes_more_than_the_pool():
+def test_a_service_whose_block_exceeds_the_pool_is_rejected():
     engine, _ = make_engine(blocks=4)
     future = add(engine, "b", "large")
     settle(engine, future)
@@ -140,7 +140,7 @@ def test_a_large_service_is_refused_where_one_of_its_blocks_takes_more_than_the_
         future.result()
 
 
-def test_who_was_promised_all_of_the_pool_keeps_others_out_until_it_has_ended():
+def test_a_request_that_needs_the_whole_pool_delays_new_services():
     engine, info = make_engine("fake?context=100000", blocks=37)
     room = info.services["a"].max_total_tokens
     engine.submit(make_request("r", prompt=8, max_tokens=room - 8))
@@ -157,11 +157,11 @@ def test_who_was_promised_all_of_the_pool_keeps_others_out_until_it_has_ended():
 
 
 class Over(Exception):
-    """Nothing is left to do."""
+    """Raised when all messages are handled."""
 
 
 class Frames:
-    """A link whose client sends one message after the other, each when the last was answered."""
+    """A link whose client sends each message after the reply to the one before."""
 
     def __init__(self, *messages):
         self.messages = [wire.encode(message) for message in messages]
@@ -183,7 +183,7 @@ class Frames:
     def lost_client(self):
         return False
 
-    def has_news(self):
+    def has_messages(self):
         return self.free and bool(self.messages)
 
     def wait(self, timeout_ms):
@@ -191,7 +191,7 @@ class Frames:
             raise Over
 
 
-def test_changes_are_answered_when_they_are_done():
+def test_replies_to_changes_are_sent_when_they_are_done():
     engine, info = make_engine()
     socket = Frames(
         wire.AddService(1, Service(name="b", model="large"), "somewhere"),

@@ -1,4 +1,4 @@
-"""The measurement of an engine's speed: what it finds, and that nothing of it stays."""
+"""The speed measurement: its results, and that it leaves no state."""
 
 import time
 
@@ -10,7 +10,7 @@ from shoal.execute.protocol import StepFailed
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_service_is_measured_and_nothing_of_it_stays(depth):
+def test_a_measurement_leaves_no_state(depth):
     engine, info = make_engine("fake?step_ms=2", "fake", blocks=200, scheduler={"depth": depth})
     usage, stats = engine.fake_pool.usage(), engine.stats()
     for name, service in info.services.items():
@@ -27,7 +27,7 @@ def test_a_service_is_measured_and_nothing_of_it_stays(depth):
 
 
 @pytest.mark.parametrize("blocks", range(1, 24))
-def test_small_pools_are_measured_too(blocks):
+def test_small_pools_are_measured(blocks):
     engine, info = make_engine(blocks=blocks)
     service = info.services["a"]
     measured = engine.measure_speed(service, "a")
@@ -50,13 +50,13 @@ def test_a_service_whose_steps_fail_has_no_speed():
     assert engine.fake_pool.live_blocks("a") == 0
 
 
-def test_a_slow_service_is_measured_with_little():
+def test_a_slow_service_is_measured_in_few_steps():
     engine, info = make_engine("fake?step_ms=60")
     engine.measure_speed(info.services["a"], "a")
     assert engine.fake_executor.steps <= 4  # two of them have no rows
 
 
-def test_steps_that_compile_kernels_are_not_measured():
+def test_steps_that_compile_kernels_are_not_timed():
     engine, info = make_engine("fake?step_ms=2")
     executor, slow = engine.fake_executor, [0.3, 0.3]
     submit = executor.submit

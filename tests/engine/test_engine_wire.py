@@ -42,7 +42,7 @@ EVENTS = st.builds(
 
 
 @given(st.lists(EVENTS, max_size=5))
-def test_a_step_arrives_as_it_was_sent(events):
+def test_events_of_a_step_are_decoded_as_sent(events):
     assert wire.decode_from_engine(wire.encode(wire.Stepped(events))).events == events
 
 
@@ -62,7 +62,7 @@ def test_a_step_arrives_as_it_was_sent(events):
         ),
     ],
 )
-def test_a_call_arrives_as_it_was_sent_with_its_prompt_once(sampling):
+def test_a_call_is_decoded_as_sent_with_one_prompt(sampling):
     first = Request(
         id="x-0",
         service="a",
@@ -80,14 +80,14 @@ def test_a_call_arrives_as_it_was_sent_with_its_prompt_once(sampling):
     assert all(request.prompt is received[0].prompt for request in received)
 
 
-def test_only_the_first_choice_is_asked_for_log_probabilities_of_the_prompt():
+def test_only_the_first_choice_has_prompt_logprobs():
     sent = expand_choices("x", "a", [1, 2], SamplingParams(n=3, prompt_logprobs=2, seed=1), arrival_ns=5)
     received = wire.decode_to_engine(wire.encode(wire.Submit.from_requests(sent))).to_requests()
     assert received == sent
     assert [request.sampling.prompt_logprobs for request in received] == [2, None, None]
 
 
-def test_choices_arrive_with_the_output_that_each_has():
+def test_choices_are_decoded_with_their_outputs():
     state = ResumeState(
         max_new_tokens=9, age_ns=2**62, largest_gap_ns=3, num_cached_tokens=4, num_admissions=1
     )
@@ -108,7 +108,7 @@ def test_other_messages_to_the_engine(message):
     assert wire.decode_to_engine(wire.encode(message)) == message
 
 
-def test_stats_of_requests_and_of_learned_lengths_arrive_as_they_were_sent():
+def test_stats_are_decoded_as_sent():
     engine, _ = make_engine("fake", "fake", scheduler={"lengths": "learned"})
     engine.submit(replace(make_request("r"), slo=SLO(e2e_s=1e-9)))
     run_all(engine)

@@ -1,9 +1,9 @@
-"""One engine: scheduler, KV pool and executor put together.
+"""One engine: scheduler, KV pool and executor, assembled and driven step by step.
 
-Here belong the synchronous core, its ``process`` and wire protocol, and the ``migration`` of requests to and
-from other engines. ``schedule`` decides which request runs when, ``execute`` computes tokens, ``frontend``
-turns them into text, and ``cluster`` holds many engines. Importing this package is cheap, and importing all
-of its names does not import torch.
+This package has the synchronous core, the engine ``process`` with its wire protocol, and the ``migration`` of
+requests between engines. ``schedule`` decides which request runs when, ``execute`` computes tokens,
+``frontend`` turns them into text, and ``cluster`` manages many engines. Importing this package is cheap, and
+importing all of its names does not import torch.
 """
 
 from importlib import import_module
@@ -37,11 +37,11 @@ _MODULES = {
     "assemble_engine": "build",
     "build_engine": "build",
 }
-"""Where names are; they are imported when they are asked for."""
+"""Module of each public name, imported on first use."""
 
 
 def __getattr__(name: str) -> Any:
-    # Most of it needs numpy, which the processes that only own engines do without.
+    # Most modules need numpy, which processes that only own engines should not import.
     if name not in _MODULES:
         raise AttributeError(f"module 'shoal.engine' has no attribute {name!r}")
     return getattr(import_module(f"shoal.engine.{_MODULES[name]}"), name)

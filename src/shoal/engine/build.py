@@ -1,4 +1,4 @@
-"""Building an engine from options."""
+"""Builds an engine from ``EngineOptions``: loads models, sizes KV pool and swap space, assembles parts."""
 
 import os
 import socket
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from shoal.execute.model.loading import ModelSet
 
 _SWAP_POOLS = 4
-"""Default host memory for swapped KV, as a multiple of the pool; on a CPU it is touched only when used."""
+"""Default swap space in host memory, as a multiple of the KV pool; untouched pages take no memory."""
 
 _PINNED_SWAP_BYTES = 4 << 30
-"""Its maximum with CUDA, where all of it is pinned at the start and so taken from other programs."""
+"""Maximum of that default with CUDA, where all of it is pinned at the start."""
 
 
 def build_engine(
@@ -39,7 +39,7 @@ def build_engine(
 ) -> tuple[Engine, EngineInfo]:
     """Load the models of ``options`` and build an engine for them. Imports torch.
 
-    folders: where each service's model lies. wrap: wraps the executor, for instance to record its plans.
+    folders: each service's model folder. wrap: wraps the executor, for instance to record its plans.
     Raises ConfigError, ModelUnavailable or ModelUnsupported.
     """
     from shoal.execute.model.loading import load_models
@@ -66,9 +66,10 @@ def assemble_engine(
     threads: int,
     wrap: Callable[[Executor], Executor] = lambda executor: executor,
 ) -> tuple[Engine, EngineInfo]:
-    """Build an engine with its own pool for ``models``, which were loaded for the services of ``options``.
+    """Build an engine with its own KV pool for ``models``, loaded for the services of ``options``.
 
-    threads: the CPU threads they were loaded with. wrap: as in ``build_engine``. Raises ConfigError.
+    threads: the CPU threads that the models were loaded with. wrap: as in ``build_engine``. Raises
+    ConfigError.
     """
     from shoal.execute.torch_executor import TorchExecutor
     from shoal.execute.torch_services import TorchServices
@@ -100,7 +101,7 @@ def assemble_engine(
             described=model.described,
         )
         if options.scheduler.admission.slice_tokens is not None:
-            return described  # slices are handed out with their blocks, so that KV cannot come
+            return described  # a slice is granted with its blocks, so no KV can be imported
         weights = f"{model.dtype} {model.weights}"
         return replace(described, kv_format=kv_format(pool.layout, name, model.folder, weights))
 
@@ -133,14 +134,13 @@ def assemble_engine(
 
 
 def _kernels_of(models: "ModelSet") -> str:
-    """What computes on a GPU, as ``native_status`` says it of CPUs."""
+    """The kernels in use on a GPU; ``native_status`` is the same for CPUs."""
     if any(backend.records_decodes for backend in models.backends.values()):
         return "Triton kernels and CUDA graphs for decodes"
     return "torch only"
 
 
 def _limits(service: Service, models: "ModelSet") -> ServiceLimits:
-    """Limits of a service's model, and its goals."""
     return ServiceLimits(
         models.context_tokens[service.name],
         models.eos_token_ids[service.name],
@@ -152,7 +152,7 @@ def _limits(service: Service, models: "ModelSet") -> ServiceLimits:
 
 
 def _plan_pool(options: EngineOptions, models: "ModelSet") -> PoolLayout:
-    """The KV pool, of the size that was asked for or that the device has left."""
+    """The layout of the KV pool: of the configured size, or of what is left of the device memory."""
     memory_bytes = options.kv_cache.memory_bytes
     if memory_bytes is None:
         memory_bytes = models.default_kv_bytes(options.scheduler.max_batched_tokens, options.memory_share)
@@ -168,7 +168,7 @@ def _plan_pool(options: EngineOptions, models: "ModelSet") -> PoolLayout:
 
 
 def _host_pool(options: EngineOptions, layout: PoolLayout) -> BlockPool | None:
-    """The pool for swapped KV in host memory, if preempted requests are swapped."""
+    """The pool for swapped KV in host memory; None if preempted requests are recomputed."""
     if options.scheduler.preemption_mode != "swap":
         return None
     swap_bytes = options.kv_cache.swap_bytes
@@ -184,7 +184,7 @@ def _host_pool(options: EngineOptions, layout: PoolLayout) -> BlockPool | None:
 
 
 def default_swap_bytes(device: str, pool_bytes: int, share: float = 1.0) -> int:
-    """Host memory for swapped KV if the user gives no size; share: as in ``EngineOptions.memory_share``."""
+    """Default bytes of host memory for swapped KV. share: as in ``EngineOptions.memory_share``."""
     swap_bytes = min(_SWAP_POOLS * pool_bytes, int(free_memory_bytes() * share / 4))
     return min(swap_bytes, _PINNED_SWAP_BYTES) if device.startswith("cuda") else swap_bytes
 
@@ -192,7 +192,7 @@ def default_swap_bytes(device: str, pool_bytes: int, share: float = 1.0) -> int:
 def describe_service(
     model: str, scheduler: Scheduler, pool: BlockPool, name: str, limits: ServiceLimits, vocab_size: int
 ) -> ServiceInfo:
-    """What clients are told about a service. The longest request follows the scheduler's own rule."""
+    """Limits of a service for clients. The longest request follows the scheduler's own rule."""
     return ServiceInfo(
         model=model,
         context_tokens=limits.context_tokens,
@@ -207,6 +207,6 @@ def describe_service(
 def default_threads() -> int:
     """Every core that this process may use.
 
-    An API process beside the engine gets no core of its own: it needs a few hundredths of one.
+    None is left for the API process, which needs a few hundredths of a core.
     """
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

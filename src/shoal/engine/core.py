@@ -1,6 +1,6 @@
-"""The engine's core: a scheduler and an executor, driven one step at a time.
+"""The engine core: the step loop that drives scheduler and executor, with plans in flight.
 
-Synchronous and single-threaded. It knows no sockets and no text.
+Synchronous and single-threaded, without sockets and without text.
 """
 
 import logging
@@ -30,7 +30,7 @@ from shoal.engine.grammar_leases import GrammarLeases
 from shoal.engine.info import ServiceInfo
 from shoal.engine.migration import wire as migration_wire
 from shoal.engine.migration.engine_access import EngineAccess
-from shoal.engine.migration.handler import Migrations
+from shoal.engine.migration.handler import MigrationHandler
 from shoal.engine.migration.transfer import KVTransfer
 from shoal.engine.service_changes import ServiceChanges
 from shoal.engine.speed import measure_speed
@@ -44,25 +44,25 @@ _log = logging.getLogger(__name__)
 
 
 class PlanObserver(Protocol):
-    """Is told of plans on their way through the executor, in their order."""
+    """Callbacks before and after each plan runs in the executor, in order."""
 
     def begin(self, plan: StepPlan, request_ids: Sequence[str]) -> None:
-        """A plan of these requests is handed to the executor next."""
+        """Called before a plan of these requests is submitted to the executor."""
 
     def end(self, plan: StepPlan) -> None:
-        """The executor is done with it, and can go on."""
+        """Called when the plan is finished, or has failed in a step that can be retried."""
 
 
 class Engine:
-    """Runs requests: asks the scheduler for plans, the executor for tokens, and passes on events.
+    """Runs requests: gets plans from the scheduler and tokens from the executor, and returns events.
 
-    depth: plans in flight at most; with 2 the next plan is made while the executor computes.
-    clock: nanoseconds; the same that arrival times are taken from. grammars: those of the executor.
-    changes: by which services come and go; without them they are fixed.
+    depth: maximum plans in flight; with 2 the next plan is made while the executor computes.
+    clock: nanoseconds; arrival times are on the same clock. grammars: those of the executor.
+    changes: adds and removes services; None: the services are fixed.
 
-    A step that failed (``StepFailed``) is taken back, and its requests are tried again. Any other error of
-    the executor is raised from ``step`` and ends the engine: which KV the plans in flight have written is
-    then unknown, and it might be published to the prefix index.
+    A step that failed (``StepFailed``) is rolled back, and its requests are retried. Any other error of
+    the executor is raised from ``step`` and ends the engine: it is then unknown which KV the plans in flight
+    have written, and that KV might be published to the prefix index.
     """
 
     def __init__(
@@ -84,69 +84,70 @@ class Engine:
         self._grammars = GrammarLeases(grammars)
         self._changes = changes
         self.interrupted: Interrupted = never
-        """Whether something waits to be submitted or cancelled: steps made under one decision then end early.
-        Set by an owner who can tell; asked between two steps, so it is to be quick."""
+        """Whether a submit or cancel is pending: the iterations of a plan then end early. Set by the owner;
+        it is called between two iterations, so it must be quick."""
         self.observer: PlanObserver | None = None
-        """Who is told of plans; set by an owner who cares."""
-        self._migrations: Migrations | None = None
+        """Set by the owner; optional."""
+        self._migrations: MigrationHandler | None = None
         self._in_flight: deque[StepPlan] = deque()
         self._ended: list[TokenEvent] = []  # ends between steps, for the next step to report
         self._idle: Idle | None = None
         self._times = StepTotals()
-        self._broken: str | None = None
+        self._failure: str | None = None
 
     def measure_speed(self, service: ServiceInfo, name: str, *, compiles: bool = False) -> ServiceInfo:
-        """A service's facts with the speed of this engine, which must have no requests; takes a few steps.
+        """``service`` with its measured speed on this engine, which must have no requests; runs a few steps.
 
-        compiles: as in ``measure_speed``.
+        compiles: as in ``speed.measure_speed``.
         """
-        self._require_sound()
-        most_tokens, vocab_size = service.max_total_tokens, service.vocab_size
-        speed = measure_speed(self._executor, self._pool, name, most_tokens, vocab_size, compiles=compiles)
+        self._require_alive()
+        max_tokens, vocab_size = service.max_total_tokens, service.vocab_size
+        speed = measure_speed(self._executor, self._pool, name, max_tokens, vocab_size, compiles=compiles)
         return service if speed is None else replace(service, **speed._asdict())
 
     def with_current_capacity(self, services: Mapping[str, ServiceInfo]) -> dict[str, ServiceInfo]:
-        """Those of some services that are still there, with the room that the pool gives each now."""
-        room = {
+        """The given services without those removed meanwhile, each with the KV capacity that it has now."""
+        capacity = {
             name: self._pool.max_blocks(name) * self._pool.block_size for name in self._pool.layout.services
         }
         return {
-            name: replace(info, max_total_tokens=min(info.context_tokens, room[name]), kv_tokens=room[name])
+            name: replace(
+                info, max_total_tokens=min(info.context_tokens, capacity[name]), kv_tokens=capacity[name]
+            )
             for name, info in services.items()
-            if name in room
+            if name in capacity
         }
 
     @property
     def weight_bytes(self) -> int:
-        """Size of the weights of all services; 0 where they are fixed, and whoever built it knows."""
+        """Size of the weights of all services; 0 where the services are fixed."""
         return 0 if self._changes is None else self._changes.weight_bytes
 
     def submit(self, *requests: Request) -> None:
         """Queue requests, such as the choices of a call: all or, where an error is raised, none.
 
-        One that is resumed with its whole output ends with the next step; one whose grammar cannot be used,
-        with an error.
-        Raises InvalidRequest if one can never be served, QueueFull if there is no place for a grammar (that
-        ``prepare`` has kept none for), EngineDied after an error.
+        A resumed request whose output is complete ends with the next step. A request whose grammar cannot be
+        used ends with an error. Raises InvalidRequest if one can never be served, QueueFull if there is no
+        place for a grammar (and ``prepare`` reserved none), EngineDied after an error.
         """
-        self._require_sound()
-        with self._grammars.taken(requests):
+        self._require_alive()
+        with self._grammars.acquire(requests):
             self._ended += self._scheduler.submit_all(requests, self._clock())
         self._idle = None
 
     def prepare(self, service: str, grammar: Grammar, *, accepted: bool = False) -> GrammarLease:
-        """Keep a place for a grammar, and make it ready for requests of a service; returns at once.
+        """Reserve a place for a grammar, and compile it for requests of a service; returns at once.
 
-        The place is to be released when they were submitted, which hold it themselves. accepted: they were
-        accepted before, so they wait where there is no place. Raises QueueFull where too many others are in
-        use, InvalidRequest where this engine masks no logits.
+        Release the lease after the submit: submitted requests hold leases of their own. accepted: the
+        requests were accepted before, so the lease waits for a place instead of failing. Raises QueueFull
+        where too many grammars are in use, InvalidRequest where this engine masks no logits.
         """
         if self._grammars.pool is None:
             raise InvalidRequest("this engine chooses no tokens, so none can follow a grammar", "grammar")
         return self._grammars.pool.lease(service, grammar, accepted=accepted)
 
     def cancel(self, request_id: str, *, complete: bool = False) -> None:
-        """End a request; its last event comes with this or the next step. Unknown ids are ignored.
+        """End a request; its last event comes with the current or next step. Unknown ids are ignored.
 
         complete: a stop string ended its text, so it counts as finished.
         """
@@ -159,14 +160,14 @@ class Engine:
         self._idle = None
 
     def cancel_all(self) -> None:
-        """Cancel every request, also such as move with their KV: those have no further event."""
+        """Cancel every request. Migrating requests have no further event."""
         if self._migrations is not None:
             self._migrations.clear()
         for request_id in self._scheduler.request_ids:
             self.cancel(request_id)
 
     def detach(self, request_id: str) -> Request | None:
-        """Take a request out, with the output that was told: any engine of its service can go on with it.
+        """Remove a request, with the output returned so far: any engine of its service can resume it.
 
         It has no further event here. None: it is unknown, or about to end.
         """
@@ -178,36 +179,36 @@ class Engine:
             self._grammars.release(request_id)
         return request
 
-    def connect(self, transfer: KVTransfer, tell: Callable[[wire.FromEngine], None]) -> None:
-        """From now on requests may move to other engines, and come from such, with their KV.
+    def connect(self, transfer: KVTransfer, send: Callable[[wire.FromEngine], None]) -> None:
+        """Enable migrations to and from other engines.
 
-        tell: sends to who orders it; called by ``begin``, when all events so far were returned.
+        send: sends replies to the client; called by ``begin``, after all events so far were returned.
         """
-        self._migrations = Migrations(
-            EngineAccess(self._scheduler, self._pool, self._executor, transfer, tell, self.now_ns)
+        self._migrations = MigrationHandler(
+            EngineAccess(self._scheduler, self._pool, self._executor, transfer, send, self.now_ns)
         )
 
-    def migrate(self, order: migration_wire.ToEngine) -> None:
-        """Carry out an order about a request that moves between engines, once no plan is in flight."""
+    def migrate(self, command: migration_wire.ToEngine) -> None:
+        """Carry out a migration command, once no plan is in flight."""
         assert self._migrations is not None, "the engine is not connected"
-        self._migrations.order(order)
+        self._migrations.add(command)
 
     def add_service(self, service: Service, folder: Path) -> Future[ServiceInfo]:
-        """Load a service's model from ``folder`` while steps go on, and let it enter between two of them.
+        """Load a service's model from ``folder`` while steps go on, and add it between two steps.
 
-        The future raises ConfigError, ModelUnavailable or ModelUnsupported where that cannot be.
+        The future raises ConfigError, ModelUnavailable or ModelUnsupported.
         """
-        self._require_sound()
-        return _fixed() if self._changes is None else self._changes.add(service, folder)
+        self._require_alive()
+        return _services_are_fixed() if self._changes is None else self._changes.add(service, folder)
 
     def remove_service(self, name: str, *, drain: bool) -> Future[None]:
-        """Refuse further requests of a service; when it has none left, it goes, and its memory.
+        """Reject further requests of a service, and unload it when it has none left.
 
-        drain: those unfinished run to their ends, else they are cancelled now. The future raises ConfigError
-        where there is no such service.
+        drain: unfinished requests run to their ends, else they are cancelled now. The future raises
+        ConfigError for an unknown service.
         """
-        self._require_sound()
-        removed: Future[None] = _fixed() if self._changes is None else self._changes.remove(name)
+        self._require_alive()
+        removed: Future[None] = _services_are_fixed() if self._changes is None else self._changes.remove(name)
         if not drain and not removed.done():
             for request_id in self._scheduler.requests_of(name):
                 self.cancel(request_id)
@@ -215,13 +216,13 @@ class Engine:
         return removed
 
     def step(self) -> list[TokenEvent]:
-        """Fill the pipeline, wait for its oldest plan, and return what happened since the last step."""
+        """Fill the pipeline, wait for its oldest plan, and return the events since the last step."""
         self.begin()
         return self.complete()
 
     def begin(self) -> None:
         """The first half of ``step``: plan what can be planned now, and hand it to the executor."""
-        self._require_sound()
+        self._require_alive()
         try:
             self._fill_pipeline()
         except BaseException as error:
@@ -229,14 +230,13 @@ class Engine:
             raise
 
     def begin_with(self, plan: StepPlan) -> None:
-        """In place of ``begin``, where the scheduler has made the next plan, and fewer than ``depth`` are in
-        flight."""
+        """In place of ``begin``, with the scheduler's next plan; fewer than ``depth`` plans are in flight."""
         self._executor.submit(plan)
         self._in_flight.append(plan)
 
     def complete(self) -> list[TokenEvent]:
-        """The second half: wait for the oldest plan, if there is any, and return what happened."""
-        self._require_sound()
+        """The second half of ``step``: wait for the oldest plan, if there is any, and return events."""
+        self._require_alive()
         try:
             if self._in_flight:
                 self._idle = None
@@ -250,7 +250,7 @@ class Engine:
 
     @property
     def depth(self) -> int:
-        """Plans in flight at most now: one alone while requests are to come or go between two."""
+        """Maximum plans in flight now: one while migrated requests are about to join."""
         return 1 if self._migrations is not None and self._migrations.expecting else self._depth
 
     @property
@@ -265,39 +265,38 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Whether a step would do nothing before ``idle_until_ns``, or before a submit or cancel."""
+        """Whether a step would do nothing until ``idle_until_ns``, a submit or a cancel."""
         return self._idle is not None and not self._in_flight and not self._ended and not self.needs_pause
 
     @property
     def needs_pause(self) -> bool:
-        """Whether something is to be done for which no plan may be in flight."""
+        """Whether service changes or migrations are ready, for which no plan may be in flight."""
         if self._changes is not None and self._changes.ready:
             return True
         return self._migrations is not None and self._migrations.ready
 
     @property
     def needs_polling(self) -> bool:
-        """While the engine waits: whether it has to be asked again soon, as KV is sent that nobody takes, or
-        it is not known yet which tokens may come next."""
+        """While the engine is idle: whether to step again soon without a message, because a KV transfer is
+        blocked, or a grammar's next token mask is not ready."""
         if self._migrations is not None and self._migrations.blocked:
             return True
         return bool(self._scheduler.postponed)
 
     @property
     def idle_until_ns(self) -> int | None:
-        """While the engine waits: when to step again although nothing was submitted; None is never."""
+        """While the engine is idle: when to step again although nothing was submitted; None: never."""
         return self._idle.until_ns if self._idle is not None else None
 
     def now_ns(self) -> int:
-        """The engine's clock."""
         return self._clock()
 
     def add_reply_time(self, duration_ns: int) -> None:
-        """Count time that the engine's owner spent on handing its events on."""
+        """Count time that the owner spent on passing on events."""
         self._times.reply_ns += duration_ns
 
     def stats(self) -> EngineStats:
-        """Counters since the start, the traffic of late, and the queues and the memory of now."""
+        """Counters since the start, recent traffic, and the present queues and memory."""
         return EngineStats.collect(
             self._scheduler.stats(),
             self._scheduler.observed(self._clock()),
@@ -311,11 +310,11 @@ class Engine:
         self._executor.close()
 
     def _fail(self, error: BaseException) -> None:
-        self._broken = f"{type(error).__name__}: {error}"
+        self._failure = f"{type(error).__name__}: {error}"
 
-    def _require_sound(self) -> None:
-        if self._broken is not None:
-            raise EngineDied(f"the engine ended with an earlier error ({self._broken}); build a new one")
+    def _require_alive(self) -> None:
+        if self._failure is not None:
+            raise EngineDied(f"the engine ended with an earlier error ({self._failure}); build a new one")
 
     def _fill_pipeline(self) -> None:
         self._idle = None
@@ -323,8 +322,8 @@ class Engine:
             self._scheduler.ready(self._executor.ready(postponed))
         if self.needs_pause:
             if self._in_flight:
-                return  # services and KV come and go when no plan is in flight
-            self._change()
+                return  # the pipeline drains first
+            self._apply_changes()
         depth = self.depth
         while len(self._in_flight) < depth:
             started = self._clock()
@@ -339,8 +338,8 @@ class Engine:
             self._executor.submit(plan, lambda: self.needs_pause or self.interrupted())
             self._in_flight.append(plan)
 
-    def _change(self) -> None:
-        """What is done while no plan is in flight."""
+    def _apply_changes(self) -> None:
+        """Apply service changes and migrations; no plan is in flight."""
         if self._changes is not None and self._changes.ready:
             self._changes.apply()
         if self._migrations is not None and self._migrations.ready:
@@ -355,21 +354,21 @@ class Engine:
         return self._update(plan, result)
 
     def _collect(self, plan: StepPlan) -> StepResult:
-        """The result of the oldest plan; an error that ends the engine leaves it with its observer."""
+        """The result of the oldest plan; after an error that ends the engine, the observer keeps the plan."""
         try:
             result = self._executor.collect()
         except StepFailed:
-            self._tell_end(plan)
+            self._observe_end(plan)
             raise
-        self._tell_end(plan)
+        self._observe_end(plan)
         return result
 
-    def _tell_end(self, plan: StepPlan) -> None:
+    def _observe_end(self, plan: StepPlan) -> None:
         if self.observer is not None:
             self.observer.end(plan)
 
     def _abandon(self, failed: StepPlan, error: str) -> list[TokenEvent]:
-        """Take back a plan that failed, and those behind it, which the executor did not run."""
+        """Roll back a failed plan and the later plans in flight, which the executor did not run."""
         while self._in_flight:
             plan = self._in_flight.popleft()
             try:
@@ -398,8 +397,8 @@ class Engine:
         return events
 
 
-def _fixed() -> Future[Any]:
-    """What is answered to all changes of services by an engine that was built without them."""
-    refused: Future[Any] = Future()
-    refused.set_exception(ConfigError("the services of this engine are fixed"))
-    return refused
+def _services_are_fixed() -> Future[Any]:
+    """The result of every service change of an engine that was built without ``ServiceChanges``."""
+    failed: Future[Any] = Future()
+    failed.set_exception(ConfigError("the services of this engine are fixed"))
+    return failed

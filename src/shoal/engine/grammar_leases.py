@@ -1,4 +1,4 @@
-"""Which unfinished requests hold places for their grammars."""
+"""Places in the grammar pool that unfinished requests of an engine hold."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from shoal.execute.grammar.pool import GrammarLease, GrammarPool
 class GrammarLeases:
     """The leases of an engine's requests, from their submission to their ends.
 
-    pool: where grammars are followed; None: nowhere, and nobody needs a place.
+    pool: None where the engine follows no grammars; then no request needs a lease.
     """
 
     def __init__(self, pool: GrammarPool | None) -> None:
@@ -18,8 +18,8 @@ class GrammarLeases:
         self._leases: dict[str, GrammarLease] = {}
 
     @contextmanager
-    def taken(self, requests: Sequence[Request]) -> Iterator[None]:
-        """Take places for requests that are submitted inside: for all or, where an error is raised, for none.
+    def acquire(self, requests: Sequence[Request]) -> Iterator[None]:
+        """Lease places for requests submitted in the body: for all or, where an error is raised, for none.
 
         Raises as ``GrammarPool.lease`` does.
         """
@@ -36,12 +36,11 @@ class GrammarLeases:
         self._leases |= leases
 
     def release(self, request_id: str) -> None:
-        """A request needs no place any more; unknown ones are ignored."""
+        """Release the lease of a request; unknown ids are ignored."""
         if (lease := self._leases.pop(request_id, None)) is not None:
             lease.release()
 
     def release_ended(self, events: Iterable[TokenEvent]) -> None:
-        """The same of those that have ended with these events."""
         if self._leases:
             for event in events:
                 if event.finish is not None:

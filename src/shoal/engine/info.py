@@ -1,4 +1,4 @@
-"""What a loaded engine says about itself: limits that a client can check requests against."""
+"""EngineInfo, ServiceInfo: limits and facts of a loaded engine, for clients to check requests against."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,34 +8,28 @@ from shoal.models import ModelDescription
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceInfo:
-    """Limits of one service."""
-
     model: str
-    """Its model, as configured."""
     context_tokens: int
-    """The model's context limit, or the service's own."""
     max_total_tokens: int
-    """Most tokens of one request, prompt and output together: less than the context if the pool is small."""
+    """Maximum length of a request, prompt and output: less than the context if the pool is small."""
     kv_tokens: int
-    """Most tokens that the KV pool could hold for this service alone."""
+    """Tokens that the KV pool can hold for this service alone."""
     vocab_size: int
-    """Size of the model's vocabulary."""
     eos_token_ids: tuple[int, ...] = ()
-    """The model's end-of-sequence tokens."""
     execution_s: float | None = None
     """As in ``Service``; without it no request can have an ``e2e_scale``."""
     prefill_s: float = 0.0
-    """Seconds that a request that runs alone takes for each token of its prompt; 0: not measured."""
+    """Seconds per prompt token of a request that runs alone; 0: not measured."""
     decode_s: float = 0.0
-    """The same for each token of its output."""
+    """Seconds per output token of a request that runs alone; 0: not measured."""
     kv_format: str = ""
-    """KV can move between engines where this is the same; empty: it cannot move (see ``kv_format``)."""
+    """KV can migrate between engines with equal values; empty: it cannot (see ``migration.kv_format``)."""
     dtype: str = ""
-    """What its model is computed in, such as ``bfloat16`` or ``int8``; empty: not known."""
+    """Data type of the computation, such as ``bfloat16`` or ``int8``; empty: not known."""
     weight_bytes: int = 0
-    """Size of its model's weights in the memory of an engine; services of one model may share them."""
+    """Size of the weights in memory, which services of one model may share."""
     described: ModelDescription | None = None
-    """What people are told of its model; None: not known."""
+    """Description of the model for users; None: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,24 +37,17 @@ class EngineInfo:
     """One engine after loading."""
 
     services: Mapping[str, ServiceInfo]
-    """Its services by name."""
     device: str
-    """The device that it runs on."""
     threads: int
-    """CPU threads."""
     block_size: int
-    """Tokens in a KV block."""
     merged_blocks: int
-    """Merged blocks in the KV pool."""
     kv_bytes: int
-    """Size of the KV pool."""
     weight_bytes: int
-    """Size of all weights."""
     max_running: int | None = None
-    """Most requests that hold KV at once; None where batches have sizes of their own."""
+    """Maximum requests that hold KV at once; None: not limited by number."""
     takes_priorities: bool = False
-    """Whether the order of the scheduler looks at ``Request.priority``."""
+    """Whether the scheduling order reads ``Request.priority``."""
     kernels: str = "torch only"
-    """What computes on the device, as ``native_status`` says it."""
+    """Kernels in use, as ``native_status`` returns them."""
     host: str = ""
-    """The name of the machine that it runs on; empty: not known."""
+    """Host name; empty: not known."""

@@ -1,4 +1,4 @@
-"""What an engine is built from."""
+"""EngineOptions: services, device, memory and policies of one engine, and their checks."""
 
 from dataclasses import dataclass, field
 
@@ -8,18 +8,18 @@ from shoal.kvcache.options import KV_DTYPES, KVCacheOptions
 from shoal.schedule.options import SchedulerOptions
 
 # More than any machine has; each takes memory.
-_MOST_THREADS = 1024
+_MAX_THREADS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """One engine: the services it runs, on which device, with which memory and policy.
+    """The options of one engine.
 
-    device: "cpu", "cuda" or "cuda:N". threads: CPU threads of the engine; None takes every core
-    that the process may use. attention: name of an attention backend, "auto" picks the fastest
-    that fits. max_queue: requests that may wait for their first token before further ones
-    are turned away (served engines only; offline queues have no limit). memory_share: how much of the
-    memory that an engine takes by default is its own, where several engines share a device.
+    device: "cpu", "cuda" or "cuda:N". threads: CPU threads of the engine; None: every core
+    that the process may use. attention: name of an attention backend; "auto": the fastest
+    that is supported. max_queue: maximum requests waiting for their first token; further requests are
+    rejected (served engines only; offline queues have no limit). memory_share: the engine's part of the
+    default memory, where several engines share a device.
     """
 
     services: tuple[Service, ...]
@@ -32,18 +32,17 @@ class EngineOptions:
     memory_share: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be built; raises ConfigError."""
         if not self.services:
             raise ConfigError("an engine needs at least one service; name a model, such as smollm2")
         names = [service.name for service in self.services]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ConfigError(f"service names must differ, but {', '.join(twice)} is used more than once")
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ConfigError(f"service names must differ, but {', '.join(repeated)} is used more than once")
         for service in self.services:
             _check_service(service)
         self._check_kv_dtype()
-        if self.threads is not None and not 1 <= self.threads <= _MOST_THREADS:
-            raise ConfigError(f"threads must be 1 to {_MOST_THREADS}, got {self.threads}")
+        if self.threads is not None and not 1 <= self.threads <= _MAX_THREADS:
+            raise ConfigError(f"threads must be 1 to {_MAX_THREADS}, got {self.threads}")
         if self.max_queue < 1:
             raise ConfigError(f"max_queue must be at least 1, got {self.max_queue}")
         if not 0 < self.memory_share <= 1:
@@ -60,7 +59,7 @@ class EngineOptions:
 
 
 def _check_service(service: Service) -> None:
-    """Refuse numbers that mean nothing; raises ConfigError."""
+    """Raise ConfigError for values out of range."""
     if service.execution_s is not None and not 0 < service.execution_s <= LONGEST_GOAL_S:
         raise ConfigError(
             f"execution_s of service {service.name} must be more than 0 and at most {LONGEST_GOAL_S:g} "

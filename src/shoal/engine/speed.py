@@ -1,6 +1,6 @@
-"""How fast an engine computes a service, measured with short prompts and a few tokens of output.
+"""Measures the prefill and decode speed of a loaded service, with short prompts and a few output tokens.
 
-The plans are made here, and go to the executor past the scheduler: nothing is counted, learned or cached.
+The plans bypass the scheduler, so nothing is counted, learned or cached.
 """
 
 import time
@@ -16,41 +16,47 @@ from shoal.kvcache.pool import BlockPool
 _SHORT_PROMPT = 16
 _LONG_PROMPT = 80
 _LONG_OUTPUT = 4
-_LONGEST_S = 0.2
+_MAX_LONG_S = 0.2
 
-# Sequences of the scheduler count from 0; no engine lives long enough to meet these.
-_sequences = count(2**61)
+# The scheduler counts from 0 and never gets to these ids.
+_sequence_ids = count(2**61)
 
 
 class Speed(NamedTuple):
-    """Of one service, for a request that runs alone."""
+    """Speed of one service, for a request that runs alone."""
 
     prefill_s: float
-    """Seconds for each token of a prompt."""
+    """Seconds per prompt token."""
     decode_s: float
-    """Seconds for each token of output."""
+    """Seconds per output token."""
 
 
 def measure_speed(
-    executor: Executor, pool: BlockPool, service: str, most_tokens: int, vocab_size: int, *, compiles: bool
+    executor: Executor,
+    pool: BlockPool,
+    service: str,
+    max_total_tokens: int,
+    vocab_size: int,
+    *,
+    compiles: bool,
 ) -> Speed | None:
-    """Run a few requests past the scheduler, which must have no plans in flight.
+    """Run a few requests directly on the executor, while the engine has no plans in flight.
 
-    most_tokens: of one request of the service. compiles: the first steps compile kernels, which takes longer
-    than they do. Returns None where steps fail, or there is no room.
+    max_total_tokens: maximum length of a request. compiles: the first steps also compile kernels, and
+    are not timed. Returns None where steps fail, or the pool has no space.
     """
-    long = most_tokens >= _LONG_PROMPT + _LONG_OUTPUT
-    tokens = _LONG_PROMPT + _LONG_OUTPUT if long else min(_SHORT_PROMPT + 1, most_tokens)
+    long = max_total_tokens >= _LONG_PROMPT + _LONG_OUTPUT
+    tokens = _LONG_PROMPT + _LONG_OUTPUT if long else min(_SHORT_PROMPT + 1, max_total_tokens)
     if tokens < 2 or (blocks := pool.allocate(service, -(-tokens // pool.block_size))) is None:
         return None
     try:
-        run = _Run(executor, service, blocks, vocab_size)
+        run = _SpeedRun(executor, service, blocks, vocab_size)
         run.step(zero=pool.take_dirty())
         short = min(_SHORT_PROMPT, tokens - 1)
         if compiles:
             run.request(short, 1)
         speed = run.request(short, 1)
-        if long and _LONG_PROMPT * speed.prefill_s + _LONG_OUTPUT * speed.decode_s <= _LONGEST_S:
+        if long and _LONG_PROMPT * speed.prefill_s + _LONG_OUTPUT * speed.decode_s <= _MAX_LONG_S:
             speed = run.request(_LONG_PROMPT, _LONG_OUTPUT - 1)
         return speed
     except StepFailed:
@@ -59,8 +65,8 @@ def measure_speed(
         pool.free(service, blocks)
 
 
-class _Run:
-    """Requests of one service, one after the other, in the same blocks."""
+class _SpeedRun:
+    """Runs requests of one service, one after another, in the same blocks."""
 
     def __init__(self, executor: Executor, service: str, blocks: Sequence[int], vocab_size: int) -> None:
         self._executor = executor
@@ -69,8 +75,8 @@ class _Run:
         self._vocab_size = vocab_size
 
     def request(self, prompt_tokens: int, decodes: int) -> Speed:
-        """Compute a prompt, and as many tokens of output after the first."""
-        sequence = next(_sequences)
+        """Time a prompt, and ``decodes`` output tokens after the first."""
+        sequence = next(_sequence_ids)
         joined = NewSequence(
             seq_id=sequence,
             tokens=[position % self._vocab_size for position in range(prompt_tokens)],
@@ -97,7 +103,7 @@ class _Run:
         left: tuple[int, ...] = (),
         zero: tuple[int, ...] = (),
     ) -> tuple[float, StepResult]:
-        """One plan: its seconds, and what it produced."""
+        """Run one plan; returns its seconds and its result."""
         plan = StepPlan(
             number=0,
             service=self._service,

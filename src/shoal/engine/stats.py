@@ -1,4 +1,4 @@
-"""An engine's stats, as plain values for the wire and for metrics."""
+"""EngineStats: counters, queue lengths, KV pool usage and step times, for the wire and for metrics."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -12,7 +12,7 @@ from shoal.schedule.stats import Observed, SchedulerStats
 
 @dataclass(slots=True, kw_only=True)
 class ServiceStats(stats.ServiceStats):
-    """One service: what its scheduler counts, and its part of the pool."""
+    """Scheduler counters of one service, and its part of the pool."""
 
     live_blocks: int = 0
     """Blocks in use."""
@@ -21,54 +21,50 @@ class ServiceStats(stats.ServiceStats):
     free_blocks: int = 0
     """Unused blocks in the service's merged blocks, which other services cannot use."""
     merged_blocks: int = 0
-    """Merged blocks that the service holds."""
+    """Merged blocks of the service."""
     observed: Observed | None = None
-    """Its recent traffic, and how well its output lengths were predicted."""
+    """Recent traffic, and accuracy of the predicted output lengths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStats:
-    """The present state of the KV pool."""
+    """Present usage of the KV pool."""
 
     total_bytes: int
-    """Its size."""
     live_bytes: int
     """Blocks in use."""
     cached_bytes: int
     """Unused blocks that are kept for their prefix."""
     padding_bytes: int
-    """What live blocks take beyond their KV."""
+    """Padding of live blocks."""
     unfilled_bytes: int
-    """Slots in live blocks that have no KV yet."""
+    """Slots without KV in live blocks."""
     external_bytes: int
     """Free blocks that only the service holding their merged block can use."""
     merged_blocks: int
-    """Number of merged blocks."""
     free_merged_blocks: int
-    """How many of them no service holds."""
+    """Merged blocks that belong to no service."""
 
 
 @dataclass(slots=True, kw_only=True)
 class StepTotals:
-    """Where the time of all steps went since the start."""
+    """Time of all steps since the start, by activity."""
 
     count: int = 0
-    """Number of steps."""
     schedule_ns: int = 0
-    """Deciding, in the scheduler."""
+    """Scheduling."""
     prepare_ns: int = 0
-    """Preparing inputs, in the executor."""
+    """Input preparation, in the executor."""
     forward_ns: int = 0
-    """The forward pass, in the executor."""
+    """Forward passes."""
     sample_ns: int = 0
-    """Sampling, in the executor."""
     update_ns: int = 0
-    """Processing outputs, in the scheduler."""
+    """Output processing, in the scheduler."""
     reply_ns: int = 0
-    """Passing on events, with detokenising if that is done in the same process."""
+    """Passing on events, including detokenization in the same process."""
 
     def add(self, result: StepResult, update_ns: int) -> None:
-        """Count an executed plan: each of its iterations is a step."""
+        """Count an executed plan; each of its iterations is a step."""
         self.count += len(result.durations_ns)
         self.prepare_ns += result.timings.prepare_ns
         self.forward_ns += result.timings.forward_ns
@@ -78,14 +74,9 @@ class StepTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """All stats of an engine."""
-
     services: Mapping[str, ServiceStats]
-    """By service name."""
     pool: PoolStats
-    """The KV pool."""
     steps: StepTotals
-    """Times of all steps."""
 
     @classmethod
     def collect(
@@ -96,7 +87,7 @@ class EngineStats:
         steps: StepTotals,
         block_size: int,
     ) -> Self:
-        """A snapshot of the scheduler's counters and statistics, the pool and the step times."""
+        """A snapshot of scheduler counters, pool usage and step times."""
         services = {
             name: ServiceStats(
                 **asdict(counted),

@@ -1,6 +1,7 @@
-"""The messages between an engine process and its client: msgpack, one message for all events of a step.
+"""Wire messages between an engine process and its client: submit, cancel, events, stats, service changes.
 
-Every message is one ZeroMQ frame. Events, of which there are most, travel as arrays without field names.
+Each message is one ZeroMQ frame of msgpack, encoded as an array without field names. One message carries all
+events of a step.
 """
 
 from collections.abc import Sequence
@@ -21,42 +22,37 @@ from shoal.engine.stats import EngineStats
 
 
 class Hello(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """To the engine, as the first message: its sender is the client from now on, and nobody else is."""
+    """To the engine, as the first message: its sender becomes the only client."""
 
     protocol: int
-    """``PROTOCOL`` of the sender."""
+    """The sender's ``PROTOCOL``."""
     session: str
-    """Names the sender, for the log."""
+    """The sender's name, for the log."""
     now_ns: int
-    """The sender's clock, on which its requests arrive."""
+    """The sender's clock, which arrival times of its requests are on."""
 
 
 class Choice(msgspec.Struct, array_like=True, frozen=True):
-    """One choice of a call, by what it does not share with the others."""
+    """The part of a choice's request that the choices of a call do not share."""
 
     id: str
-    """Its request's id."""
     seed: int
-    """Its request's seed."""
     output_tokens: tuple[int, ...] | int = ()
-    """As in ``Request``."""
     resume_state: ResumeState | None = None
-    """As in ``Request``."""
     prompt_logprobs: int | None = None
-    """As in ``SamplingParams``: only the first choice has it."""
+    """As in ``SamplingParams``; only set for the first choice."""
 
 
 class Submit(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """To the engine: run the choices of one call."""
 
     request: Request
-    """What all choices have in common: all but what a ``Choice`` has."""
+    """The part of the request that all choices share."""
     choices: list["Choice"]
-    """What each choice has of its own."""
 
     @classmethod
     def from_requests(cls, requests: Sequence[Request]) -> "Submit":
-        """The message for requests of one call."""
+        """The message for the requests of one call."""
         choices = [
             Choice(
                 request.id,
@@ -70,7 +66,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True, frozen=True):
         return cls(replace(requests[0], output_tokens=(), resume_state=None), choices)
 
     def to_requests(self) -> list[Request]:
-        """The requests that were sent; they share one prompt."""
+        """The requests of the call, which share one prompt."""
         return [
             replace(
                 self.request,
@@ -88,96 +84,87 @@ class Cancel(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """To the engine: end requests."""
 
     ids: list[str]
-    """Their ids."""
     complete: bool = False
-    """A stop string ended them, so they count as finished."""
+    """The requests were ended by stop strings, so they count as finished."""
 
 
 class AskStats(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """To the engine: send Stats."""
 
     key: int
-    """Returned with them."""
+    """Returned in the reply."""
 
 
 class AddService(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """To the engine: load a service while others go on, and send ServiceChanged."""
+    """To the engine: load a service while steps go on; the reply is ServiceChanged."""
 
     key: int
-    """Returned with it."""
+    """Returned in the reply."""
     service: Service
-    """The service."""
     folder: str
-    """Where its model lies."""
+    """The model folder, on the engine's host."""
 
 
 class RemoveService(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """To the engine: take no further requests of a service, let it go, and send ServiceChanged."""
+    """To the engine: reject further requests of a service and unload it; the reply is ServiceChanged."""
 
     key: int
-    """Returned with it."""
+    """Returned in the reply."""
     name: str
-    """Its name."""
     drain: bool
-    """Its requests run to their ends; else they are cancelled."""
+    """Whether unfinished requests run to their ends; else they are cancelled."""
 
 
 class Stepped(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """From the engine: all events of one step."""
 
     events: list[TokenEvent]
-    """What it did for each request."""
 
 
 class Refused(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """From the engine: a call can never be served, or not now."""
+    """From the engine: a call is rejected, for good or for now."""
 
     request_id: str
-    """A request of the call."""
+    """The first request of the call, or a request that could not be resumed."""
     message: str
-    """Message of the InvalidRequest or QueueFull."""
+    """Message of the InvalidRequest or QueueFull; ``param`` and ``code`` are also the error's."""
     param: str | None = None
-    """Its ``param``."""
     code: str | None = None
-    """Its ``code``."""
     retry_after_s: float | None = None
-    """It was a QueueFull: there is room again probably after this time."""
+    """The error was a QueueFull: when to retry; None: it was an InvalidRequest."""
 
 
 class Accepted(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """From the engine: a call whose output must follow a grammar can do so, and is submitted."""
+    """From the engine: a call with a grammar is submitted; its grammar is usable."""
 
     request_id: str
-    """Its first request."""
+    """The first request of the call."""
 
 
 class Forgotten(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """From the engine to somebody who is not its client, or is not any more: it has none of its requests.
+    """From the engine to a peer that is not its client, or not any more: the engine has none of its requests.
 
-    Also what a client tells itself when the connection is lost.
+    The client's own connection also delivers it when the connection is lost.
     """
 
 
 class Stats(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """From the engine: the response to AskStats."""
+    """From the engine: the reply to AskStats."""
 
     key: int
-    """That of the question."""
     stats: EngineStats
-    """Its stats."""
 
 
 class ServiceChanged(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """From the engine: the response to AddService and RemoveService, when it is done or cannot be."""
+    """From the engine: the reply to AddService and RemoveService, when the change is done or has failed."""
 
     key: int
-    """That of the question."""
     services: dict[str, ServiceInfo]
-    """Limits of all services that there are now: those of others change as well."""
+    """All services now: the limits of the unchanged services may change as well."""
     weight_bytes: int
-    """Size of all weights that are loaded now."""
+    """Size of all loaded weights."""
     error: str | None = None
-    """Why nothing has changed."""
+    """Why the change failed; None: it is done."""
 
 
 ToEngine = Hello | Submit | Cancel | AskStats | AddService | RemoveService | migration_wire.ToEngine
@@ -189,15 +176,12 @@ _from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(From
 
 
 def encode(message: ToEngine | FromEngine) -> bytes:
-    """One frame."""
     return _encoder.encode(message)
 
 
 def decode_to_engine(frame: bytes) -> ToEngine:
-    """A message that the client sent."""
     return _to_engine.decode(frame)
 
 
 def decode_from_engine(frame: bytes) -> FromEngine:
-    """A message that the engine sent."""
     return _from_engine.decode(frame)

@@ -93,7 +93,7 @@ class Port:
         """About the longest message."""
         return self._network.message_bytes
 
-    def has_news(self) -> bool:
+    def can_receive(self) -> bool:
         """Whether something has come."""
         return bool(self._arrived)
 

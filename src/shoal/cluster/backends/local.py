@@ -156,7 +156,7 @@ class LocalBackend:
             assert self._process is not None
             before_s, looked_s = looked_s, time.monotonic()
             before_used_s, used_s = used_s, max(used_s, cpu_s(self._process.pid))
-            work.look(looked_s - before_s, used_s - before_used_s)
+            work.observe(looked_s - before_s, used_s - before_used_s)
             if work.still_s > _START_TIMEOUT_S or work.took_s > BUSY_LOOP_FACTOR * _START_TIMEOUT_S:
                 raise EngineDied(f"{self._what} does not start in {self._path}")
             await asyncio.sleep(_RETRY_S)
@@ -199,7 +199,7 @@ class LocalBackend:
                 if answering.done():
                     return answering.result()
                 before_s, used_s = used_s, 0.0 if node is None else cpu_s(node.pid)
-                work.look(_ANSWER_TIMEOUT_S / _LOOKS, used_s - before_s)
+                work.observe(_ANSWER_TIMEOUT_S / _LOOKS, used_s - before_s)
         finally:
             answering.cancel()
         if node is None:
@@ -281,7 +281,7 @@ class LocalBackend:
             if self._heard:
                 work.progress()
             else:
-                work.look(self._heartbeat_s, used_s - before_s)
+                work.observe(self._heartbeat_s, used_s - before_s)
         _log.warning(
             "%s is killed: it was silent, and used %.2f s of CPU time in %.1f s (half of cluster.hung_after)",
             self._what,

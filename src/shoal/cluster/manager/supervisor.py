@@ -94,7 +94,7 @@ class Supervisor:
 
     def _look(self, engine: Engine, cpu_s: float) -> None:
         """Count the time since the last look, with the CPU time that was used meanwhile."""
-        engine.work.look(engine.unseen_s, cpu_s)
+        engine.work.observe(engine.unseen_s, cpu_s)
         engine.unseen_s = 0.0
 
     def _judge(self, engine: Engine) -> list[KillEngine]:

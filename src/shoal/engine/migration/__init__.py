@@ -1,1 +1,1 @@
-"""Requests that leave an engine with their KV and come to another, as one engine sees it."""
+"""KV migration: moving a running request with its KV from one engine to another, as one engine sees it."""

@@ -1,4 +1,4 @@
-"""What is needed of an engine to move requests to others and from them."""
+"""The parts of an engine that migrations use: scheduler, KV pool, executor, transfer, replies."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,19 +16,14 @@ class EngineAccess:
     """An engine between two steps, while no plan is in flight."""
 
     scheduler: Scheduler
-    """Its scheduler."""
     pool: BlockPool
-    """Its KV pool."""
     executor: Executor
-    """Its executor."""
     transfer: KVTransfer
-    """Where KV comes and goes."""
-    tell: Callable[[wire.FromEngine], None]
-    """Sends to the client, behind the events of all steps that have ended."""
+    send: Callable[[wire.FromEngine], None]
+    """Sends to the client, after the events of all finished steps."""
     now_ns: Callable[[], int]
-    """Its clock."""
 
     def run(self, plan: StepPlan) -> None:
-        """Carry out a plan without rows."""
+        """Run a plan without sequences: copies, and sequences that leave."""
         self.executor.submit(plan)
         self.executor.collect()

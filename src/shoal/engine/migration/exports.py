@@ -1,8 +1,8 @@
-"""Requests that leave an engine with their KV.
+"""Outgoing migrations: sends the KV of a running request in rounds, then stops the request.
 
-Between two steps, full blocks of a running request are read and sent, in rounds: each sends what was
+Between two steps, full blocks of a running request are read and sent. Each round sends the blocks that were
 computed when it began. When little is left, or after some rounds, the request is stopped: it leaves the
-batch, the rest is sent, and its blocks are kept until the client says what becomes of it.
+batch, the rest is sent, and its blocks are kept until the client aborts or releases the migration.
 """
 
 from collections.abc import Collection
@@ -18,32 +18,34 @@ from shoal.engine.migration.wire import Abort, Copied, Export, NotExported, Stop
 from shoal.schedule import HeldRequest, KVTable, resumable_request
 
 _LAST_BLOCKS = 2
-"""With no more than so many left, a request is stopped: another round would send as many again."""
-_MOST_ROUNDS = 8
+"""With at most this many blocks left, a request is stopped: another round would leave as many again."""
+_MAX_ROUNDS = 8
 
 
 @dataclass(slots=True)
 class _Export:
-    """One request that is to leave."""
+    """One outgoing migration."""
 
-    order: Export
-    """As it was asked for."""
+    command: Export
     seq_id: int | None = None
-    """Its stay in the batch; None: not begun."""
+    """The request's sequence; None: nothing was sent yet."""
     sent: int = 0
-    """Leading blocks sent."""
+    """Leading blocks sent so far."""
     target: int = 0
-    """Leading blocks sent when this round ends."""
+    """Leading blocks sent at the end of this round."""
     rounds: int = 0
-    """How many have begun."""
-    held: HeldRequest | None = None
-    """The request, once it is stopped."""
-    told: bool = False
-    """All is sent and Stopped told: it is the client's turn."""
+    """Rounds begun."""
+    held: Held | None = None
+    """The request, once it is stopped; None: it runs."""
+    finished: bool = False
+    """Whether all blocks and Stopped are sent; the client then aborts or releases."""
 
 
 class Exports:
-    """All exports of one engine; called while no plan is in flight, but for questions and ``clear``."""
+    """All outgoing migrations of one engine.
+
+    No plan may be in flight, except for properties, ``detach`` and ``clear``.
+    """
 
     def __init__(self, engine: EngineAccess) -> None:
         self._engine = engine
@@ -52,47 +54,48 @@ class Exports:
 
     @property
     def ready(self) -> bool:
-        """Whether something could be sent, or has to be told."""
+        """Whether ``work`` would send blocks or a reply."""
         return bool(self._exports) and any(
-            not export.told and self._transfer.can_send(export.order.to) for export in self._exports.values()
+            not export.finished and self._transfer.can_send(export.command.to)
+            for export in self._exports.values()
         )
 
     @property
     def blocked(self) -> bool:
-        """Whether something could not be sent; nobody tells when it can be."""
-        return any(not export.told for export in self._exports.values())
+        """Whether blocks wait for the transfer, which gives no notice when it accepts more."""
+        return any(not export.finished for export in self._exports.values())
 
-    def begin(self, order: Export) -> None:
-        """Let a request leave; one that is under way goes on."""
-        if order.migration in self._exports:
+    def begin(self, command: Export) -> None:
+        """Begin an export; does nothing if it has begun."""
+        if command.migration in self._exports:
             return
         try:
-            self._transfer.can_send(order.to)
+            self._transfer.can_send(command.to)
         except zmq.ZMQError as error:
-            self._engine.tell(NotExported(order.migration, f"KV cannot be sent to {order.to!r}: {error}"))
+            self._engine.send(NotExported(command.migration, f"KV cannot be sent to {command.to!r}: {error}"))
         else:
-            self._exports[order.migration] = _Export(order)
+            self._exports[command.migration] = _Export(command)
 
-    def abort(self, order: Abort) -> None:
-        """Stop an export; its request goes on here."""
-        export = self._forget(order.migration)
+    def abort(self, command: Abort) -> None:
+        """End an export; its request continues here."""
+        export = self._end(command.migration)
         if export is not None and export.held is not None:
-            self._resume(export, order.request_id)
+            self._resume(export, command.request_id)
 
     def release(self, migration: str) -> None:
-        """Stop an export; a request that was stopped is forgotten."""
-        if self._forget(migration) is not None:
+        """End an export, and drop its request if it is stopped."""
+        if self._end(migration) is not None:
             self._scheduler.release(migration)
 
     def detach(self, request_id: str, released: Collection[str]) -> Request | None:
-        """Forget a request that was stopped, and its export; it is returned as it is now.
+        """Drop a stopped request and its export, and return the request, to be resumed elsewhere.
 
-        released: migrations to be forgotten as well.
+        None: no request of this id is stopped. released: migrations to ignore, as a Release is pending.
         """
         for migration, export in self._exports.items():
             if migration in released:
                 continue
-            if export.held is not None and export.order.request_id == request_id:
+            if export.held is not None and export.command.request_id == request_id:
                 lease = self._scheduler.leases.find(migration)
                 assert lease is not None
                 assert lease.held is not None
@@ -101,103 +104,105 @@ class Exports:
         return None
 
     def clear(self) -> None:
-        """The same for all."""
+        """Release all exports."""
         for migration in list(self._exports):
             self.release(migration)
 
-    def renamed(self, order: Abort) -> str | None:
-        """The id under which a request will go on when an export is aborted; None: it was not stopped."""
-        export = self._exports.get(order.migration)
+    def resumed_id(self, command: Abort) -> str | None:
+        """The id under which a stopped request resumes after this Abort; None: it is not stopped."""
+        export = self._exports.get(command.migration)
         if export is None or export.held is None:
             return None
-        return order.request_id or export.order.request_id
+        return command.request_id or export.command.request_id
 
-    def work(self, most_bytes: int) -> int:
-        """Send what can be sent, at most so many bytes or the least that there is; returns how many."""
+    def work(self, max_bytes: int) -> int:
+        """Send about ``max_bytes`` of what the transfer accepts; returns bytes sent."""
         done = 0
         for export in list(self._exports.values()):
-            if not export.told and done < most_bytes:
-                done += self._advance(export, most_bytes - done)
+            if not export.finished and done < max_bytes:
+                done += self._advance(export, max_bytes - done)
         return done
 
-    def _advance(self, export: _Export, most_bytes: int) -> int:
+    def _advance(self, export: _Export, max_bytes: int) -> int:
         table = self._table_of(export)
         if isinstance(table, str):
-            self._forget(export.order.migration)
+            self._end(export.command.migration)
             if export.held is not None:
                 self._resume(export, None)
-            self._engine.tell(NotExported(export.order.migration, table))
+            self._engine.send(NotExported(export.command.migration, table))
             return 0
         export.seq_id = table.seq_id
         if export.held is None and export.sent == export.target:
             self._begin_round(export, table)
-        done = self._send(export, table, most_bytes)
+        done = self._send(export, table, max_bytes)
         if export.held is not None and export.sent == export.target:
-            self._tell_stopped(export, export.held)
+            self._finish(export, export.held)
         elif done or export.sent == export.target:
-            # Also amid a round: one of much KV takes longer than the client waits for news.
-            self._engine.tell(Copied(export.order.migration, export.sent))
+            # Also within a round: a large one takes longer than the client's timeout.
+            self._engine.send(Copied(export.command.migration, export.sent))
         return done
 
     def _table_of(self, export: _Export) -> KVTable | str:
-        """Where the KV lies; or why there is none."""
-        order, held = export.order, export.held
+        """The KV blocks of the request, or why there are none."""
+        command, held = export.command, export.held
         if held is None:
-            table = self._scheduler.table_of(order.request_id)
+            table = self._scheduler.table_of(command.request_id)
             if table is None:
                 return "the request does not run"
             return table if export.seq_id in (None, table.seq_id) else "its KV was dropped meanwhile"
-        lease = self._scheduler.leases.find(order.migration)
+        lease = self._scheduler.leases.find(command.migration)
         assert lease is not None
         if held.computed and not lease.blocks:
             return "its KV had to make room for another request"
         return KVTable(-1, lease.service, lease.blocks, held.computed)
 
     def _begin_round(self, export: _Export, table: KVTable) -> None:
-        """Send what is computed by now; if that is little, all of it, and then no more is to come."""
-        order, size = export.order, self._pool.block_size
+        """Set the target of a round; stop the request if few blocks are left."""
+        command, size = export.command, self._pool.block_size
         full = table.computed // size
-        little = full - export.sent <= _LAST_BLOCKS or export.rounds == _MOST_ROUNDS
-        if little or not order.live:
-            export.held = self._scheduler.hold(order.migration, order.request_id, self._engine.now_ns())
+        last_round = full - export.sent <= _LAST_BLOCKS or export.rounds == _MAX_ROUNDS
+        if last_round or not command.live:
+            export.held = self._scheduler.hold(command.migration, command.request_id, self._engine.now_ns())
             export.target = -(-table.computed // size)
         else:
             export.target = full
             export.rounds += 1
 
-    def _send(self, export: _Export, table: KVTable, most_bytes: int) -> int:
-        """Send up to the target, as long as the queue takes it; returns how many bytes."""
-        order = export.order
+    def _send(self, export: _Export, table: KVTable, max_bytes: int) -> int:
+        """Send blocks up to the target while the transfer accepts them; returns bytes sent."""
+        command = export.command
         block_bytes = self._pool.layout.services[table.service].shape.block_bytes(self._pool.block_size)
         at_once = max(1, self._transfer.message_bytes // block_bytes)
         done = 0
-        while export.sent < export.target and done < most_bytes and self._transfer.can_send(order.to):
-            some = table.blocks[export.sent : min(export.target, export.sent + at_once)]
-            content = self._engine.executor.read_blocks(table.service, some)
-            self._transfer.send(order.to, Blocks(order.migration, export.sent, len(some)), content)
-            export.sent += len(some)
-            done += len(some) * block_bytes
+        while export.sent < export.target and done < max_bytes and self._transfer.can_send(command.to):
+            blocks = table.blocks[export.sent : min(export.target, export.sent + at_once)]
+            content = self._engine.executor.read_blocks(table.service, blocks)
+            self._transfer.send(command.to, Blocks(command.migration, export.sent, len(blocks)), content)
+            export.sent += len(blocks)
+            done += len(blocks) * block_bytes
         return done
 
-    def _tell_stopped(self, export: _Export, held: HeldRequest) -> None:
-        export.told = True
+    def _finish(self, export: _Export, held: Held) -> None:
+        export.finished = True
         state = held.request.resume_state
         assert state is not None
-        migration, made = export.order.migration, held.request.num_output_tokens
-        self._engine.tell(Stopped(migration, made, held.computed, state))
+        migration, output_tokens = export.command.migration, held.request.num_output_tokens
+        self._engine.send(Stopped(migration, output_tokens, held.computed, state))
 
     def _resume(self, export: _Export, request_id: str | None) -> None:
-        migration = export.order.migration
+        migration = export.command.migration
         try:
             self._engine.run(self._scheduler.resume(migration, self._engine.now_ns(), request_id))
         except InvalidRequest as error:
             self._scheduler.release(migration)
-            self._engine.tell(
-                wire.Refused(request_id or export.order.request_id, str(error), error.param, error.code)
+            self._engine.send(
+                wire.Refused(request_id or export.command.request_id, str(error), error.param, error.code)
             )
 
-    def _forget(self, migration: str) -> _Export | None:
+    def _end(self, migration: str) -> _Export | None:
         export = self._exports.pop(migration, None)
-        if export is not None and all(other.order.to != export.order.to for other in self._exports.values()):
-            self._transfer.disconnect(export.order.to)
+        if export is not None and all(
+            other.command.to != export.command.to for other in self._exports.values()
+        ):
+            self._transfer.disconnect(export.command.to)
         return export

@@ -1,7 +1,7 @@
-"""Requests that move between engines with their KV, as one engine sees it.
+"""MigrationHandler: carries out the client's migration commands, and transfers KV, between two steps.
 
-All of it is done between two steps while no plan is in flight, as services come and go; there is no thread.
-What is sent and written there is bounded, as requests that run wait meanwhile.
+There is no thread: it works while no plan is in flight, as service changes do. KV sent and written index a
+time is bounded, because running requests wait meanwhile.
 """
 
 from collections import deque
@@ -14,76 +14,76 @@ from shoal.engine.migration.imports import Imports
 from shoal.engine.migration.wire import Abort, Commit, Drop, Export, Release, Reserve
 
 
-class Migrations:
-    """What the client has ordered, carried out in its order."""
+class MigrationHandler:
+    """Carries out migration commands in the order in which they came."""
 
     def __init__(self, engine: EngineAccess) -> None:
         self._engine = engine
-        self._orders: deque[migration_wire.ToEngine] = deque()
+        self._commands: deque[migration_wire.ToEngine] = deque()
         self._exports = Exports(engine)
         self._imports = Imports(engine)
 
     @property
     def ready(self) -> bool:
-        """Whether ``work`` would do something."""
-        return bool(self._orders) or self._engine.transfer.has_news() or self._exports.ready
+        """Whether ``work`` has something to do."""
+        return bool(self._commands) or self._engine.transfer.can_receive() or self._exports.ready
 
     @property
     def expecting(self) -> bool:
-        """Whether somebody is about to come, and should not have to wait for more than a plan."""
+        """Whether a request is about to join, which should wait for index most one plan."""
         return self._imports.expecting
 
     @property
     def blocked(self) -> bool:
-        """Whether there is something to send that nobody takes now; ``ready`` has to be asked again."""
+        """Whether blocks wait for the transfer to accept them; ``ready`` must be polled."""
         return self._exports.blocked
 
-    def order(self, order: migration_wire.ToEngine) -> None:
-        """Carry out an order of the client's with the next ``work``."""
-        self._orders.append(order)
+    def add(self, command: migration_wire.ToEngine) -> None:
+        """Queue a command for the next ``work``."""
+        self._commands.append(command)
 
     def cancel(self, request_id: str) -> None:
-        """The client wants a request no more that may be about to run."""
+        """Cancel a request that is committed or about to resume here."""
         self._imports.cancel(request_id)
-        for at, order in enumerate(self._orders):
-            if isinstance(order, Commit) and order.request.id == request_id:
-                self._orders[at] = Drop(order.migration)
-            elif isinstance(order, Abort) and self._exports.renamed(order) == request_id:
-                self._orders[at] = Release(order.migration)
+        for index, command in enumerate(self._commands):
+            if isinstance(command, Commit) and command.request.id == request_id:
+                self._commands[index] = Drop(command.migration)
+            elif isinstance(command, Abort) and self._exports.resumed_id(command) == request_id:
+                self._commands[index] = Release(command.migration)
 
     def detach(self, request_id: str) -> Request | None:
-        """Take out a request that was stopped here, with its output; None: there is none of that id.
+        """Remove a request that was stopped here, with its output; None: there is none of that id.
 
-        No order about it counts any more.
+        Later commands about its migration are ignored.
         """
-        released = {order.migration for order in self._orders if isinstance(order, Release)}
+        released = {command.migration for command in self._commands if isinstance(command, Release)}
         return self._exports.detach(request_id, released)
 
     def clear(self) -> None:
-        """The client is gone: nothing is kept for it."""
-        self._orders.clear()
+        """End all migrations, as the client is gone."""
+        self._commands.clear()
         self._exports.clear()
         self._imports.clear()
 
     def work(self) -> None:
-        """Carry out orders, and move KV; no plan is in flight."""
+        """Carry out commands, then write and send KV; no plan is in flight."""
         self._engine.run(self._engine.scheduler.pending_plan())
-        while self._orders:
-            self._carry_out(self._orders.popleft())
+        while self._commands:
+            self._handle(self._commands.popleft())
         self._imports.work(self._engine.transfer.turn_bytes)
         self._exports.work(self._engine.transfer.turn_bytes)
 
-    def _carry_out(self, order: migration_wire.ToEngine) -> None:
-        match order:
+    def _handle(self, command: migration_wire.ToEngine) -> None:
+        match command:
             case Reserve():
-                self._imports.reserve(order)
+                self._imports.reserve(command)
             case Commit():
-                self._imports.commit(order)
+                self._imports.commit(command)
             case Drop():
-                self._imports.drop(order)
+                self._imports.drop(command)
             case Export():
-                self._exports.begin(order)
+                self._exports.begin(command)
             case Abort():
-                self._exports.abort(order)
+                self._exports.abort(command)
             case Release():
-                self._exports.release(order.migration)
+                self._exports.release(command.migration)

@@ -1,4 +1,4 @@
-"""Whether KV can move between two engines: a digest of all that must be the same."""
+"""Whether KV of two engines is compatible: a digest of block layout, KV shape, data types and weights."""
 
 from hashlib import blake2b
 from pathlib import Path
@@ -6,27 +6,27 @@ from pathlib import Path
 from shoal.kvcache import PoolLayout
 
 _WEIGHTS = (".safetensors", ".gguf", ".bin")
-# Of each file of weights so many pieces are read, evenly spread: a fraction of a second for any model.
+# Evenly spread samples of each file of weights: reading them takes a fraction of a second for any model.
 _PIECES = 64
 _PIECE_BYTES = 4096
 
 
 def kv_format(layout: PoolLayout, service: str, folder: Path, weights: str) -> str:
-    """Equal where a service's blocks mean the same in two engines.
+    """A digest that is equal where two engines can use each other's KV of a service.
 
-    folder: the model's. weights: in what numbers they are computed with, and which they are.
+    folder: the model folder. weights: data type, and which weights are loaded.
     """
     view = layout.services[service]
     # A split block's units are padded as those of all services are; a merged block travels without padding.
     unit_bytes = layout.merged_bytes if layout.kind == "split" else 0
-    facts = (layout.kind, layout.block_size, unit_bytes, view.shape, weights, _model_digest(folder))
-    return blake2b(repr(facts).encode(), digest_size=16).hexdigest()
+    parts = (layout.kind, layout.block_size, unit_bytes, view.shape, weights, _model_digest(folder))
+    return blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
 def _model_digest(folder: Path) -> str:
-    """Of the configuration, and of names, sizes and samples of the files with weights.
+    """Digest of the configuration, and of names, sizes and samples of the files of weights.
 
-    Two models of one shape differ in most weights, so samples tell them apart.
+    Two models of one shape differ in most weights, so samples suffice.
     """
     digest = blake2b(digest_size=16)
     for file in sorted(folder.iterdir()):

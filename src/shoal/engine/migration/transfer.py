@@ -1,6 +1,6 @@
-"""KV on its way from one engine to another: ZeroMQ sockets that never keep an engine waiting.
+"""KV transfer between engines: non-blocking ZeroMQ sockets.
 
-Everybody takes KV at one address, and connects to others' addresses while there is something to send.
+Each engine receives KV at one address, and connects to another engine's address while it has KV to send.
 """
 
 from dataclasses import dataclass
@@ -13,73 +13,69 @@ from shoal.engine.process.lifeline import TRANSFER_SUFFIX
 
 _EVENTS = zmq.EVENTS
 _READABLE, _WRITABLE = int(zmq.POLLIN), int(zmq.POLLOUT)
-# Messages on their way, at either end: with those of a few MiB some tens of MiB.
-_QUEUED = 8
+# High-water mark in messages, at either end: some tens of MiB with messages of a few MiB.
+_MAX_QUEUED = 8
 _LINGER_MS = 2000
 
 
 class Blocks(msgspec.Struct, array_like=True, frozen=True):
-    """Precedes the KV of some successive blocks of a request's table."""
+    """Header of a message with the KV of consecutive blocks of a request."""
 
     migration: str
-    """Whose they are."""
     first: int
-    """Place of the first in the table."""
+    """Index of the first block in the request's block table."""
     count: int
-    """How many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """Blocks that have come."""
+    """Received blocks, with their content."""
 
     blocks: Blocks
-    """Which."""
     content: memoryview
-    """Their bytes."""
 
 
 class KVTransfer(Protocol):
-    """What an engine needs to exchange KV with others; nothing of it keeps an engine waiting."""
+    """Non-blocking exchange of KV with other engines."""
 
     @property
     def message_bytes(self) -> int:
-        """About the size of a message, of one block at least."""
+        """Target size of a message, which has at least one block."""
         ...
 
     @property
     def turn_bytes(self) -> int:
-        """Read, and written, between two steps: requests that run wait meanwhile."""
+        """Maximum KV read, and written, between two steps, while running requests wait."""
         ...
 
-    def has_news(self) -> bool:
-        """Whether something has come."""
+    def can_receive(self) -> bool:
+        """Whether blocks have arrived."""
         ...
 
     def receive(self) -> Arrived | None:
-        """The next blocks that have come, if any."""
+        """The next blocks that have arrived, if any."""
         ...
 
     def can_send(self, to: str) -> bool:
-        """Whether ``send`` to this address would be taken now; raises zmq.ZMQError where it never will."""
+        """Whether ``send`` to this address would succeed now; raises zmq.ZMQError for an invalid address."""
         ...
 
     def send(self, to: str, blocks: Blocks, content: memoryview) -> None:
-        """Send blocks where ``can_send`` says so; they are lost if nobody is there."""
+        """Send blocks, after ``can_send``; they are lost if no engine listens there."""
         ...
 
     def disconnect(self, to: str) -> None:
-        """Nothing more is sent there for now."""
+        """Close the connection to an address."""
         ...
 
 
 def transfer_address(bind: str) -> str:
-    """Where an engine takes KV that listens to its client at ``bind``."""
+    """The address for KV of an engine that listens to its client at ``bind``."""
     return bind + TRANSFER_SUFFIX if bind.startswith("ipc:") else bind
 
 
 class Transfer:
-    """One engine's end, as a ``KVTransfer``."""
+    """A ``KVTransfer`` over ZeroMQ."""
 
     message_bytes = 2 << 20
     turn_bytes = 16 << 20
@@ -88,20 +84,20 @@ class Transfer:
         """Listen at a ZeroMQ address, which may name a port "*"; raises zmq.ZMQError where that fails."""
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.PULL)
-        """Readable when something has come: for pollers."""
-        self.socket.set_hwm(_QUEUED)
+        """Readable when blocks have arrived; for pollers."""
+        self.socket.set_hwm(_MAX_QUEUED)
         self.socket.bind(bind)
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
-        """The address where KV is taken."""
+        """The address where KV is received."""
         self._decoder = msgspec.msgpack.Decoder(Blocks)
         self._receivers: dict[str, zmq.Socket[bytes]] = {}
 
-    def has_news(self) -> bool:
-        """Whether something has come; answers at once."""
+    def can_receive(self) -> bool:
+        """Whether blocks have arrived."""
         return bool(int(self.socket.getsockopt(_EVENTS)) & _READABLE)
 
     def receive(self) -> Arrived | None:
-        """The next blocks that have come, if any; what is not of this form is dropped."""
+        """The next blocks that have arrived, if any; malformed messages are dropped."""
         while True:
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -114,11 +110,11 @@ class Transfer:
                 continue
 
     def can_send(self, to: str) -> bool:
-        """Whether ``send`` to this address would be taken now; connects to it. Raises zmq.ZMQError."""
+        """Whether ``send`` to this address would succeed now; connects to it. Raises zmq.ZMQError."""
         socket = self._receivers.get(to)
         if socket is None:
             socket = self._context.socket(zmq.PUSH)
-            socket.set_hwm(_QUEUED)
+            socket.set_hwm(_MAX_QUEUED)
             try:
                 socket.connect(to)
             except zmq.ZMQError:
@@ -128,19 +124,19 @@ class Transfer:
         return bool(int(socket.getsockopt(_EVENTS)) & _WRITABLE)
 
     def send(self, to: str, blocks: Blocks, content: memoryview) -> None:
-        """Send blocks where ``can_send`` says so; they are lost if nobody is there."""
+        """Send blocks, after ``can_send``; they are lost if no engine listens there."""
         socket = self._receivers[to]
         socket.send(msgspec.msgpack.encode(blocks), zmq.SNDMORE | zmq.NOBLOCK)
         socket.send(content, zmq.NOBLOCK, copy=False)
 
     def disconnect(self, to: str) -> None:
-        """Nothing more is sent there for now; what was sent still goes, for a while."""
+        """Close the connection to an address; queued messages are still sent, for a while."""
         socket = self._receivers.pop(to, None)
         if socket is not None:
             socket.close(linger=_LINGER_MS)
 
     def close(self) -> None:
-        """Send what is left, for a while, and release the sockets."""
+        """Send queued messages, for a while, and close the sockets."""
         for to in list(self._receivers):
             self.disconnect(to)
         self.socket.close(linger=0)

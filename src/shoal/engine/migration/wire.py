@@ -1,7 +1,7 @@
-"""The messages about requests that move between engines with their KV.
+"""Wire messages of KV migrations between a client and the source and destination engines.
 
-The source engine runs the request at first, the destination in the end. A migration's id is never used twice.
-The KV itself goes from one engine to the other (``transfer``).
+The request runs on the source before, on the destination after the migration. Migration ids are never reused.
+The KV itself goes directly from the source to the destination (``transfer``).
 """
 
 import msgspec
@@ -10,134 +10,114 @@ from shoal.core import Request, ResumeState
 
 
 class Reserve(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """To the destination: keep room for a request, and send Reserved or Declined."""
+    """To the destination: reserve blocks for a request; the reply is Reserved or Declined."""
 
     migration: str
-    """The migration's id."""
     service: str
-    """The service that it asks."""
     tokens: int
-    """Its length now, prompt and output; it grows while it is copied."""
+    """Length of the request now, prompt and output; it grows during the copy."""
 
 
 class Export(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """To the source: send a running request's KV; Copied comes after each part, at last Stopped.
-
-    NotExported comes instead of Stopped where nothing was done to it.
-    """
+    """To the source: send a running request's KV. Replies: Copied repeatedly, then Stopped or NotExported."""
 
     migration: str
-    """The migration's id."""
     request_id: str
-    """The request."""
     to: str
-    """Where the destination takes KV: as it told when it was ready."""
+    """The destination's address for KV, from its Ready message."""
     live: bool
-    """It goes on while its KV is sent, but for the last of it; else it is stopped first."""
+    """Whether the request keeps running until the last round; else it is stopped first."""
 
 
 class Commit(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """To the destination: the KV is this request's, which runs there as soon as all of it has come.
+    """To the destination: the request of a migration, which runs as soon as all of its KV is there.
 
-    There is no answer but its events, or Failed.
+    The only reply is the request's events, or Failed.
     """
 
     migration: str
-    """The migration's id."""
     request: Request
-    """With its output, under its new id, and carrying what Stopped told."""
+    """With its output, its new id, and the ``resume_state`` of Stopped."""
     computed: int
-    """Leading tokens whose KV is sent: as Stopped told."""
+    """Leading tokens with KV, from Stopped."""
 
 
 class Abort(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """To the source: send no more; a request that was stopped runs again, from its KV. Unknown: ignored.
+    """To the source: end the export; a stopped request resumes from its KV. An unknown migration is ignored.
 
-    Refused comes where its id is in use.
+    The reply is Refused where the new id is in use, else none.
     """
 
     migration: str
-    """The migration's id."""
     request_id: str | None = None
-    """Its new id; None: as before."""
+    """The request's new id; None: unchanged."""
 
 
 class Release(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """To the source: send no more, and forget a request that was stopped. Unknown: ignored."""
+    """To the source: end the export, and drop a stopped request. An unknown migration is ignored."""
 
     migration: str
-    """The migration's id."""
 
 
 class Drop(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """To the destination: give up the room.
+    """To the destination: free the reserved blocks.
 
-    Where a Commit was sent, the answer is Failed, unless its request runs: then nothing is done.
+    After a Commit the reply is Failed; but if the request runs already, the message is ignored.
     """
 
     migration: str
-    """The migration's id."""
     request_id: str | None = None
-    """The id of the Commit's request; None: none was sent."""
+    """The id in the Commit; None: no Commit was sent."""
 
 
 class Reserved(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """From the destination: there is room, and KV may come."""
+    """From the destination: blocks are reserved, and KV can be sent."""
 
     migration: str
-    """The migration's id."""
 
 
 class Declined(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """From the destination: there is no room."""
+    """From the destination: there are no blocks for the request."""
 
     migration: str
-    """The migration's id."""
     why: str
-    """Why, in words."""
 
 
 class Copied(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """From the source, between two steps in which some was sent: how much, and that more is to come."""
+    """From the source: progress of an export of which more blocks follow."""
 
     migration: str
-    """The migration's id."""
     blocks: int
     """Blocks sent so far."""
 
 
 class Stopped(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """From the source, behind the request's last event: it runs no longer, and the last of its KV is sent.
+    """From the source, after the request's last event: the request is stopped, and all of its KV is sent.
 
     Its blocks are kept until Abort or Release.
     """
 
     migration: str
-    """The migration's id."""
     output_tokens: int
-    """How many its events have told, in all."""
+    """Output tokens in all events of the request."""
     computed: int
     """Leading tokens whose KV is sent."""
     resume_state: ResumeState
-    """What was counted of it."""
+    """Counters and ages, to resume the request with."""
 
 
 class NotExported(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """From the source: the export is over, and nothing was done to the request, if it is there at all."""
+    """From the source: the export has failed; the request, if it is known, continues there."""
 
     migration: str
-    """The migration's id."""
     why: str
-    """Why, in words."""
 
 
 class Failed(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """From the destination: a Commit failed, and it has nothing of the request."""
+    """From the destination: a Commit failed, and nothing of the request is kept."""
 
     migration: str
-    """The migration's id."""
     why: str
-    """Why, in words."""
 
 
 ToEngine = Reserve | Export | Commit | Abort | Release | Drop

@@ -1,1 +1,1 @@
-"""The engine in a process of its own: its server, its owner's child, signs of life, watch on steps."""
+"""The engine process: server, start by an owner, heartbeats, detection of hung steps, crash journal."""

@@ -1,4 +1,4 @@
-"""An engine process, for the process that owns it. Importing this module needs neither torch nor numpy."""
+"""EngineChild: starts, watches and ends an engine process, on the owner's side; imports no torch or numpy."""
 
 import asyncio
 import contextlib
@@ -15,19 +15,19 @@ from typing import Self
 from shoal.core import ConfigError
 from shoal.engine.process import lifeline
 from shoal.engine.process.child_signals import interrupts_held_back, kill_child
-from shoal.engine.process.crash_journal import make_journal, read_journal
+from shoal.engine.process.crash_journal import create_journal, read_journal
 
 BUILDER = "shoal.engine.process.torch_engine:build_engine"
-"""What builds engines, as ``EngineConfig.builder`` has it."""
+"""Default of ``EngineConfig.builder``."""
 
-# Needed by the engine, and by the process that starts it before it has a client.
+# Needed by the engine, and by its owner.
 _MIN_OPEN_FILES = 64
 _EXIT_TIMEOUT_S = 5.0
 _READ_BYTES = 1 << 16
 
 
 def check_open_files() -> None:
-    """Raise ConfigError if too few files may be open: some libraries hang or abort when they run out."""
+    """Raise ConfigError if the limit of open files is too low: some libraries hang or abort at the limit."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed != resource.RLIM_INFINITY and allowed < _MIN_OPEN_FILES:
         raise ConfigError(
@@ -37,7 +37,7 @@ def check_open_files() -> None:
 
 
 def describe_end(code: int | None) -> str:
-    """How a process ended, by its exit status or minus the signal's number, for an error message."""
+    """How a process ended, for error messages; code: its exit status, or minus the signal number."""
     if code is None:
         return "it still runs"
     if code >= 0:
@@ -51,30 +51,29 @@ class ChildEnd:
     """How an engine process ended."""
 
     status: str
-    """In words: its exit status, or the signal."""
+    """Exit status or signal, in words."""
     failure: lifeline.Failed | None
-    """The error that it told of."""
+    """The error that it reported, if any."""
     suspects: tuple[str, ...]
-    """Ids of the requests whose plans were being computed."""
+    """Ids of the requests in its plans in flight."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrestartedEngine:
-    """An engine process that is yet to be told what it is."""
+    """A started engine process that has not received its configuration yet."""
 
     process: asyncio.subprocess.Process
-    """It."""
     end: socket.socket
-    """Our end of its lifeline."""
+    """The owner's end of its lifeline."""
 
     @classmethod
     async def start(cls, builder: str | None = None) -> Self:
-        """Start a process; it first imports what ``builder`` needs.
+        """Start a process, which imports the module of ``builder`` right away.
 
         Raises ConfigError if too few files may be open, OSError if the process cannot be started.
         """
         check_open_files()
-        end, its_end = socket.socketpair()
+        end, child_end = socket.socketpair()
         end.setblocking(False)
         try:
             with interrupts_held_back():
@@ -83,18 +82,18 @@ class PrestartedEngine:
                     "-m",
                     "shoal.engine",
                     *([] if builder is None else [builder.partition(":")[0]]),
-                    stdin=its_end.fileno(),
+                    stdin=child_end.fileno(),
                     env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
                 )
         except BaseException:
             end.close()
             raise
         finally:
-            its_end.close()
+            child_end.close()
         return cls(process, end)
 
     async def stop(self) -> None:
-        """Kill the process, and wait until it is gone."""
+        """Kill the process, and wait for its end."""
         self.end.close()
         kill_child(self.process)
         await self.process.wait()
@@ -105,17 +104,17 @@ class EngineChild:
 
     def __init__(
         self,
-        bare: PrestartedEngine,
+        prestarted: PrestartedEngine,
         start: lifeline.Start,
         on_message: Callable[[int, lifeline.FromEngine], None],
     ) -> None:
-        process, end = self._process, self._end = bare.process, bare.end
+        process, end = self._process, self._end = prestarted.process, prestarted.end
         self._journal = Path(start.journal)
         self._on_message = on_message
         self._frames = lifeline.Frames()
         self._failure: lifeline.Failed | None = None
         asyncio.get_running_loop().add_reader(end, self._read)
-        self._starting = asyncio.create_task(self._tell_start(start), name=f"engine-start-{process.pid}")
+        self._starting = asyncio.create_task(self._send_start(start), name=f"engine-start-{process.pid}")
         self._ending = asyncio.create_task(self._wait(), name=f"engine-{process.pid}")
 
     @classmethod
@@ -125,42 +124,41 @@ class EngineChild:
         bind: str,
         journal: Path,
         on_message: Callable[[int, lifeline.FromEngine], None],
-        bare: PrestartedEngine | None = None,
+        prestarted: PrestartedEngine | None = None,
     ) -> "EngineChild":
         """Start a process.
 
-        config: a pickled ``EngineConfig``. bind: address where it will listen. journal: path of a file that
-        is made now and removed in the end. on_message: called with the process id for what the engine tells.
-        bare: a process to be used, unless it is gone.
+        config: a pickled ``EngineConfig``. bind: the address where it will listen. journal: path of the crash
+        journal, created now and removed at the end. on_message: called with the process id and each message
+        of the engine. prestarted: a process to use, unless it has ended.
 
         Raises ConfigError if too few files may be open, OSError if the process cannot be started.
         """
-        if bare is not None and bare.process.returncode is not None:
-            await bare.stop()
-            bare = None
-        bare = bare or await PrestartedEngine.start()
+        if prestarted is not None and prestarted.process.returncode is not None:
+            await prestarted.stop()
+            prestarted = None
+        prestarted = prestarted or await PrestartedEngine.start()
         try:
-            make_journal(journal)
+            create_journal(journal)
         except BaseException:
-            await bare.stop()
+            await prestarted.stop()
             raise
-        return cls(bare, lifeline.Start(config, bind, str(journal)), on_message)
+        return cls(prestarted, lifeline.Start(config, bind, str(journal)), on_message)
 
     @property
     def pid(self) -> int:
-        """Process id."""
         return self._process.pid
 
     async def wait(self) -> ChildEnd:
-        """Wait until the process is gone, and all that it has told was handed on."""
+        """Wait for the end of the process; all of its messages are delivered before."""
         return await asyncio.shield(self._ending)
 
     def kill(self) -> None:
-        """Kill the process; ``wait`` tells when it is gone."""
+        """Kill the process, without waiting for its end."""
         kill_child(self._process)
 
     async def stop(self) -> ChildEnd:
-        """End the process, kill it if it does not end, and wait until it is gone."""
+        """End the process, by a kill if it does not end in time, and wait for that."""
         self._close_lifeline()
         try:
             return await asyncio.wait_for(self.wait(), _EXIT_TIMEOUT_S)
@@ -168,8 +166,8 @@ class EngineChild:
             self.kill()
             return await self.wait()
 
-    async def _tell_start(self, start: lifeline.Start) -> None:
-        with contextlib.suppress(ConnectionError):  # ``wait`` then says how it ended
+    async def _send_start(self, start: lifeline.Start) -> None:
+        with contextlib.suppress(ConnectionError):  # the process has ended; see ``wait``
             await asyncio.get_running_loop().sock_sendall(self._end, lifeline.pack(start))
 
     async def _wait(self) -> ChildEnd:
@@ -181,7 +179,7 @@ class EngineChild:
         return ChildEnd(status=describe_end(code), failure=self._failure, suspects=suspects)
 
     def _read(self) -> None:
-        """Hand on what the engine has told."""
+        """Deliver messages of the engine."""
         while self._end.fileno() >= 0:
             try:
                 data = self._end.recv(_READ_BYTES)
@@ -200,7 +198,7 @@ class EngineChild:
                     self._on_message(self.pid, message)
 
     def _close_lifeline(self) -> None:
-        """Close our end, which also ends the process; closing twice does nothing."""
+        """Close this end, which also ends the process; closing twice does nothing."""
         if self._end.fileno() >= 0:
             self._starting.cancel()
             asyncio.get_running_loop().remove_reader(self._end)

@@ -1,4 +1,4 @@
-"""Starting processes that a terminal's Ctrl-C does not reach, and killing them."""
+"""Signals of child processes: starting them without Ctrl-C (SIGINT), and killing them."""
 
 import asyncio
 import os
@@ -12,10 +12,10 @@ _holding = 0
 
 @contextmanager
 def interrupts_held_back() -> Iterator[None]:
-    """Processes started inside never get SIGINT, which a terminal sends to all of its processes.
+    """Processes started in the body never get SIGINT, which a terminal sends to its whole process group.
 
-    One that arrives meanwhile is delivered here afterwards. A process that blocked it by itself could still
-    be interrupted while it imports the modules for that.
+    A SIGINT during the body is delivered to this process afterwards. If the child blocked the signal itself,
+    it could still be interrupted during its imports.
     """
     global _holding
     _holding += 1
@@ -29,10 +29,10 @@ def interrupts_held_back() -> Iterator[None]:
 
 
 def kill_child(process: asyncio.subprocess.Process) -> None:
-    """Kill a process; nothing if it is gone.
+    """Kill a process; does nothing if it has ended.
 
-    Its own ``kill`` first polls it, which takes the exit status of one that just ended: asyncio then finds
-    none, warns of an unknown process, and reports 255.
+    ``Process.kill`` first polls the process, which reaps one that just ended: asyncio then finds no exit
+    status, warns of an unknown process, and reports 255.
     """
     if process.returncode is None:
         with suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""What an engine process is started with."""
+"""EngineConfig: the options, model folders, builder and timeouts that an engine process is started with."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -10,21 +10,20 @@ from shoal.engine.options import EngineOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """What an engine process is started with; it is pickled."""
+    """The configuration of an engine process; it is pickled."""
 
     options: EngineOptions
-    """What the engine is built from."""
     folders: Mapping[str, Path]
-    """Where the model of each service lies, by service name."""
+    """Model folders by service name."""
     builder: str
     """"module:function" with the signature of ``build_engine``."""
     heartbeat_s: float
-    """It gives a sign of life so often."""
+    """Time between heartbeats."""
     step_timeout_s: float = 30.0
-    """Its steps are judged by this time; see ``HangDetector``."""
+    """Limit of ``HangDetector``."""
 
     def settings(self, name: str) -> dict[str, str]:
-        """All of it by paths that begin with ``name``, so that what differs from another can be told."""
+        """All values by dotted paths that begin with ``name``, to compare two configurations."""
         return _leaves(name, self)
 
 

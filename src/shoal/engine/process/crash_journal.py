@@ -1,8 +1,8 @@
-"""Which requests an engine was computing when it died: a small mapped file that outlives it.
+"""Crash journal: a memory-mapped file with the requests that an engine was computing when it died.
 
-The owner of the engine's process makes the file and reads it after a death; the engine writes it. There is a
-slot for each of two plans in flight: a length, a checksum, and the ids as msgpack. Memory that is mapped from
-a file is kept by the system also where the process is killed, so that nothing needs to be flushed.
+The owner creates the file and reads it after a crash; the engine writes it. There is a slot for each of two
+plans in flight: a length, a checksum, and the ids as msgpack. The system keeps the pages of a mapped file
+when a process is killed, so nothing needs to be flushed.
 """
 
 import mmap
@@ -22,15 +22,15 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[str])
 
 
-def make_journal(path: Path) -> None:
-    """Make an empty journal, in place of any other."""
+def create_journal(path: Path) -> None:
+    """Create an empty journal, in place of an existing file."""
     path.unlink(missing_ok=True)
     with path.open("xb") as file:
         os.truncate(file.fileno(), _SLOTS * _SLOT_BYTES)
 
 
 def read_journal(path: Path) -> tuple[str, ...]:
-    """The ids of the requests of all plans in flight; none where it is damaged or missing."""
+    """The ids of the requests in plans in flight; none where the journal is damaged or missing."""
     try:
         content = path.read_bytes()
     except OSError:
@@ -58,12 +58,12 @@ class Journal:
     """The engine's side of a journal."""
 
     def __init__(self, path: Path) -> None:
-        """Open a journal that was made; raises OSError if there is none."""
+        """Open an existing journal; raises OSError if there is none."""
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), _SLOTS * _SLOT_BYTES)
 
     def begin(self, plan: int, ids: Sequence[str]) -> None:
-        """Note the requests of a plan, by its number, before it is computed; too many are not noted."""
+        """Write the requests of a plan before it is computed; nothing if they do not fit into a slot."""
         self.end(plan)
         payload = _encoder.encode(ids)
         if len(payload) > _SLOT_BYTES - _HEAD.size:
@@ -75,9 +75,8 @@ class Journal:
         _HEAD.pack_into(self._memory, start, len(payload), zlib.crc32(payload))
 
     def end(self, plan: int) -> None:
-        """The plan is over."""
+        """Clear the slot of a finished plan."""
         _HEAD.pack_into(self._memory, plan % _SLOTS * _SLOT_BYTES, 0, 0)
 
     def close(self) -> None:
-        """Release the memory."""
         self._memory.close()

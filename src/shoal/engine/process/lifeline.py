@@ -1,7 +1,8 @@
-"""The messages between an engine process and the one that owns it, over its standard input.
+"""Lifeline: the messages between an engine process and its owner, over the engine's standard input.
 
-That is one end of a pair of sockets. What an engine is to do comes down once; signs of life go up. End of
-file ends the engine. Frames are a length and msgpack. Importing this module needs neither torch nor numpy.
+Standard input is one end of a socket pair. The owner sends Start once; the engine sends progress, Ready,
+heartbeats and its last error. End of file ends the engine. A frame is a length and msgpack. Importing this
+module needs neither torch nor numpy.
 """
 
 import socket
@@ -14,58 +15,56 @@ from shoal.core import ConfigError, EngineDied, ModelUnavailable, ModelUnsupport
 from shoal.engine.info import EngineInfo
 
 PROTOCOL = 3
-"""Of all messages between the processes of a cluster: those of one version understand each other."""
+"""Version of all messages between the processes of a cluster."""
 
 TRANSFER_SUFFIX = ".kv"
-"""Behind an ``ipc`` address that an engine listens on: where it takes KV."""
+"""Suffix of an engine's ``ipc`` address for its address for KV."""
 
 LENGTH = struct.Struct("<I")
-"""What precedes a frame: the size of its msgpack in bytes."""
+"""Header of a frame: the size of its msgpack in bytes."""
 
 
 class Start(msgspec.Struct, tag=True, frozen=True):
-    """Down: what the engine is."""
+    """To the engine: its configuration."""
 
     config: bytes
     """A pickled ``EngineConfig``."""
     bind: str
-    """ZeroMQ address to bind once it has loaded; may name a port "*"."""
+    """ZeroMQ address to listen on once it has loaded; may name a port "*"."""
     journal: str
-    """Path of its journal."""
+    """Path of its crash journal."""
 
 
 class Loading(msgspec.Struct, tag=True, frozen=True):
-    """Up: it is loading."""
+    """From the engine: progress of loading."""
 
     what: str
-    """What it does now."""
+    """The present activity."""
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
-    """Up: it takes requests."""
+    """From the engine: it accepts requests; sent again when its services change."""
 
     info: EngineInfo
-    """Limits of its services."""
     endpoint: str
     """ZeroMQ address that it listens on."""
     transfer: str
-    """ZeroMQ address where it takes KV of requests that move to it."""
+    """ZeroMQ address where it receives KV of migrations."""
 
 
 class Beat(msgspec.Struct, tag=True, frozen=True):
-    """Up: a sign of life."""
+    """From the engine: a heartbeat."""
 
     hung: str = ""
-    """Why its present step counts as hung, in words; empty: it does not."""
+    """Why the present step counts as hung; empty: it does not."""
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
-    """Up, as the last message: the error that ends the engine."""
+    """From the engine, as the last message: the error that ends it."""
 
     kind: str
-    """Name of the error's class."""
+    """Class name of the error."""
     message: str
-    """Its message."""
 
 
 FromEngine = Loading | Ready | Beat | Failed
@@ -76,19 +75,18 @@ _from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(From
 
 
 def pack(message: Start | FromEngine) -> bytes:
-    """One frame."""
     payload = _encoder.encode(message)
     return LENGTH.pack(len(payload)) + payload
 
 
 class Frames:
-    """Cuts what comes from a stream into frames."""
+    """Splits a byte stream into frames."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The payloads that are complete with ``data``."""
+        """The payloads completed by ``data``."""
         self._rest += data
         payloads = []
         while len(self._rest) >= LENGTH.size:
@@ -101,19 +99,18 @@ class Frames:
 
 
 def decode_from_engine(payload: bytes) -> FromEngine:
-    """A message that an engine sent."""
     return _from_engine.decode(payload)
 
 
 class Lifeline:
-    """The engine's end, for any thread."""
+    """The engine's end; thread-safe."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self._lock = threading.Lock()
 
     def receive_start(self) -> Start:
-        """What the engine is to be; raises ConnectionError if its owner is gone already."""
+        """Wait for Start; raises ConnectionError if the owner is gone."""
         (size,) = LENGTH.unpack(self._receive(LENGTH.size))
         return _start.decode(self._receive(size))
 
@@ -124,7 +121,7 @@ class Lifeline:
         return data
 
     def send(self, message: FromEngine) -> None:
-        """Send a message; waits for an owner that does not read. Raises ConnectionError if it is gone."""
+        """Send a message; blocks while the owner does not read. Raises ConnectionError without an owner."""
         with self._lock:
             self._end.sendall(pack(message))
 
@@ -138,12 +135,12 @@ def describe_failure(error: BaseException) -> Failed:
 
 
 def is_actionable(error: BaseException) -> bool:
-    """Whether a person can act on ``error``'s message, so that no traceback is needed."""
+    """Whether users can act on the message of ``error``, so that no traceback is needed."""
     return type(error).__name__ in _ACTIONABLE
 
 
 def failure_to_error(failed: Failed, doing: str) -> ShoalError:
-    """The error to raise on the client's side: of the same class if a person can act on it."""
+    """The error to raise in the owner: of the same class if users can act on it, else EngineDied."""
     known = _ACTIONABLE.get(failed.kind)
     if known is not None:
         return known(failed.message)

@@ -1,4 +1,4 @@
-"""Calls that were read and are not submitted yet: their grammars are made ready, or others go first."""
+"""Received calls that are not submitted to the engine yet: queued, or their grammars are being compiled."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,71 +8,69 @@ from shoal.engine import wire
 from shoal.execute.grammar.pool import GrammarLease
 
 Prepare = Callable[[str, Grammar, bool], GrammarLease]
-"""Keeps a place for the grammar of a service's request, which may have been accepted before."""
+"""Leases a place for a grammar: service, grammar, and whether the request was accepted before."""
 
 
-class Arrival(NamedTuple):
+class PendingCall(NamedTuple):
     """A call to be submitted."""
 
     message: wire.Submit
-    """As it came."""
     lease: GrammarLease | None = None
-    """The place of its grammar: to be released when it was submitted."""
+    """Place of its grammar, released after the submit; None: it has no grammar."""
 
     def release(self) -> None:
-        """It was submitted, or will not be."""
+        """Release the lease, after the submit or instead of it."""
         if self.lease is not None:
             self.lease.release()
 
 
-class Arrivals:
+class PendingCalls:
     """Calls by the id of their first choice, in the order in which they can be submitted."""
 
     def __init__(self, prepare: Prepare) -> None:
         self._prepare = prepare
-        self._ready: dict[str, Arrival] = {}
-        self._preparing: dict[str, Arrival] = {}
+        self._ready: dict[str, PendingCall] = {}
+        self._preparing: dict[str, PendingCall] = {}
 
     def add(self, message: wire.Submit) -> None:
-        """A call has come. Raises InvalidRequest or QueueFull where its grammar gets no place."""
+        """Queue a call. Raises InvalidRequest or QueueFull where its grammar gets no place."""
         request = message.request
         grammar = request.sampling.grammar
         if grammar is None:
-            self._ready[request.id] = Arrival(message)
+            self._ready[request.id] = PendingCall(message)
         else:
             resumed = any(choice.resume_state is not None for choice in message.choices)
             lease = self._prepare(request.service, grammar, resumed)
-            self._preparing[request.id] = Arrival(message, lease)
+            self._preparing[request.id] = PendingCall(message, lease)
 
     def pop(self, request_id: str) -> bool:
-        """Forget a call; whether it was here."""
-        arrival = self._ready.pop(request_id, None) or self._preparing.pop(request_id, None)
-        if arrival is not None:
-            arrival.release()
-        return arrival is not None
+        """Drop a call; returns whether it was pending."""
+        call = self._ready.pop(request_id, None) or self._preparing.pop(request_id, None)
+        if call is not None:
+            call.release()
+        return call is not None
 
     def clear(self) -> None:
-        """Forget all."""
         for request_id in (*self._ready, *self._preparing):
             self.pop(request_id)
 
     @property
     def preparing(self) -> bool:
-        """Whether grammars are being made ready."""
+        """Whether grammars are being compiled."""
         return bool(self._preparing)
 
     @property
-    def waits(self) -> bool:
-        """Whether a call could be submitted, or refused, now."""
-        return bool(self._ready) or any(map(_is_prepared, self._preparing.values()))
+    def ready(self) -> bool:
+        """Whether a call can be submitted, or rejected, now."""
+        return bool(self._ready) or any(map(_is_ready, self._preparing.values()))
 
-    def take(self) -> Arrival | None:
-        """The next call to be submitted, or refused: its lease then raises why. It is not here any more."""
-        for request_id, arrival in list(self._preparing.items()):
-            if _is_prepared(arrival):
+    def pop_ready(self) -> PendingCall | None:
+        """Remove and return the next call to submit, or to reject if its lease raises an error."""
+        for request_id, call in list(self._preparing.items()):
+            if _is_ready(call):
                 self._ready[request_id] = self._preparing.pop(request_id)
         return self._ready.pop(next(iter(self._ready))) if self._ready else None
 
 
-def _is_prepared(arrival: Arrival) -> bool:
-    return arrival.lease is None or arrival.lease.ready.done()
+def _is_ready(call: PendingCall) -> bool:
+    return call.lease is None or call.lease.ready.done()

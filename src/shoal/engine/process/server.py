@@ -1,8 +1,8 @@
-"""The engine process: ``python -m shoal.engine [MODULE ...]``, started by ``PrestartedEngine``.
+"""Main loop of the engine process: ``python -m shoal.engine [MODULE ...]``, started by ``PrestartedEngine``.
 
-It imports the modules that are named. Its standard input is its lifeline (see there): it reads what it is to
-be, and then gives signs of life, whatever its engine does. End of file there ends this process, so none is
-left behind. Between steps it takes its client's messages without waiting; idle, it waits for one.
+It imports the named modules, reads its configuration from the ``lifeline`` on its standard input, builds the
+engine and sends heartbeats. End of file there ends this process, so none is left behind. Between steps it
+reads the client's messages without waiting; when idle, it waits for one.
 """
 
 import gc
@@ -35,27 +35,27 @@ from shoal.engine.process.crash_journal import Journal
 from shoal.engine.process.hang_detector import StepTimer
 from shoal.engine.process.heartbeat import start_heartbeat
 from shoal.engine.process.lifeline import Lifeline
-from shoal.engine.process.pending_calls import Arrival, Arrivals
-from shoal.models.child_process import end_with_parent
+from shoal.engine.process.pending_calls import PendingCall, PendingCalls
+from shoal.models.child import end_with_parent
 
 Builder = Callable[..., tuple[Engine, EngineInfo]]
 
 _log = logging.getLogger(__name__)
 _POLL_MS = 2
-# What is taken between two steps, beyond which running requests would wait for new ones: a request takes
-# about as long to submit as a thousand tokens of prompt do, a tenth of a millisecond or more.
-_MOST_CHOICES = 32
-_MOST_TOKENS = 2**15
+# Limits of the work between two steps, so that running requests do not wait for new ones: submitting a
+# request takes as long as a thousand tokens of its prompt do, a tenth of a millisecond or more.
+_MAX_CHOICES = 32
+_MAX_PROMPT_TOKENS = 2**15
 # Reading a message takes much less.
-_MOST_BYTES = 2**20
-# All processes of a host have one clock; those of two hosts differ by more than a message takes.
+_MAX_BYTES = 2**20
+# All processes of a host have one clock; clocks of two hosts differ by more than a message takes.
 _OTHER_CLOCK_NS = 1_000_000_000
 
 
 class EngineServer:
-    """Carries messages between a client and an engine, one step at a time.
+    """Connects a client to an engine, one step at a time.
 
-    Requests live as long as their client: they are cancelled when it is gone, or another one comes.
+    Requests are cancelled when their client is gone, or another client connects.
     """
 
     def __init__(
@@ -65,103 +65,102 @@ class EngineServer:
         transfer: Transfer,
         services: "Services",
     ) -> None:
-        """transfer: where KV comes and goes, which ``link`` watches.
-        services: those of the engine."""
+        """transfer: for KV of migrations; ``link`` watches it."""
         self._engine = engine
         self._services = services
         self._link = link
-        self._ahead_ns = 0
-        """How much more this host's clock shows than the client's."""
-        self._arrivals = Arrivals(
+        self._clock_offset_ns = 0
+        """This host's clock minus the client's; 0 on one host."""
+        self._pending = PendingCalls(
             lambda service, grammar, accepted: engine.prepare(service, grammar, accepted=accepted)
         )
-        self._changing: dict[int, tuple[str, Future[ServiceInfo] | Future[None]]] = {}
-        """Services that are to come or go, by the key of the question."""
+        self._service_changes: dict[int, tuple[str, Future[ServiceInfo] | Future[None]]] = {}
+        """Pending service changes, by the key of the message."""
         engine.interrupted = self._has_messages
         engine.connect(transfer, self._send)
 
     def run(self) -> None:
-        """Serve for ever; an engine's error is raised."""
+        """Serve until the engine raises an error."""
         while True:
             self.serve_once()
 
     def serve_once(self) -> None:
-        """Take messages, make a step, and answer; where there is no step to make, wait for something."""
+        """Read messages, run a step and send its events; when idle, wait for a message."""
         self._take_messages()
         self._send_changes()
         events = self._engine.step()
         if events:
             self._send_events(events)
-        elif self._engine.idle and not self._arrivals.waits:
+        elif self._engine.idle and not self._pending.ready:
             self._link.wait(self._idle_timeout_ms())
 
     def _has_messages(self) -> bool:
-        """Whether something has come that the engine does not know of."""
-        return self._arrivals.waits or self._link.has_news()
+        """Whether there are messages that the engine has not seen."""
+        return self._pending.ready or self._link.has_messages()
 
     def _take_messages(self) -> None:
-        """Read what has come, and submit no more of it than a step may wait for."""
+        """Read messages, and submit calls within the limits per step."""
         self._read_messages()
         choices = tokens = 0
-        while choices < _MOST_CHOICES and tokens < _MOST_TOKENS:
-            arrival = self._arrivals.take()
-            if arrival is None:
+        while choices < _MAX_CHOICES and tokens < _MAX_PROMPT_TOKENS:
+            call = self._pending.pop_ready()
+            if call is None:
                 return
-            self._submit(arrival)
-            choices += len(arrival.message.choices)
-            tokens += len(arrival.message.request.prompt)
+            self._submit(call)
+            choices += len(call.message.choices)
+            tokens += len(call.message.request.prompt)
 
     def _read_messages(self) -> None:
         size = 0
-        while size < _MOST_BYTES:
+        while size < _MAX_BYTES:
             frame = self._link.receive()
             if frame is None:
                 if self._link.lost_client():
-                    self._forget_client()
+                    self._cancel_client()
                 return
             size += len(frame)
             if self._link.from_client:
                 self._handle(wire.decode_to_engine(frame))
             else:
-                self._meet(frame)
+                self._handle_stranger(frame)
 
-    def _meet(self, frame: bytes) -> None:
-        """Somebody who is not the client says something: only Hello makes them the client."""
+    def _handle_stranger(self, frame: bytes) -> None:
+        """Handle a message of a peer that is not the client: Hello makes it the client."""
         try:
             message = wire.decode_to_engine(frame)
         except msgspec.MsgspecError:
             message = None
         if isinstance(message, wire.Hello) and message.protocol == wire.PROTOCOL:
-            self._forget_client()
+            self._cancel_client()
             self._send(wire.Forgotten())
-            self._link.welcome()
-            self._ahead_ns = self._engine.now_ns() - message.now_ns
-            if abs(self._ahead_ns) < _OTHER_CLOCK_NS:
-                self._ahead_ns = 0
+            self._link.accept_sender()
+            self._clock_offset_ns = self._engine.now_ns() - message.now_ns
+            if abs(self._clock_offset_ns) < _OTHER_CLOCK_NS:
+                self._clock_offset_ns = 0
         else:
             self._link.reply(wire.encode(wire.Forgotten()))
 
-    def _forget_client(self) -> None:
-        """Cancel all that the client has asked for."""
-        self._arrivals.clear()
+    def _cancel_client(self) -> None:
+        """Cancel all calls of the client."""
+        self._pending.clear()
         self._engine.cancel_all()
 
-    def _submit(self, arrival: Arrival) -> None:
-        message = arrival.message
+    def _submit(self, call: PendingCall) -> None:
+        message = call.message
         try:
-            if arrival.lease is not None:
-                arrival.lease.ready.result()
+            if call.lease is not None:
+                call.lease.ready.result()
             requests = message.to_requests()
-            if self._ahead_ns:
-                requests = [replace(r, arrival_ns=r.arrival_ns + self._ahead_ns) for r in requests]
+            if self._clock_offset_ns:
+                requests = [replace(r, arrival_ns=r.arrival_ns + self._clock_offset_ns) for r in requests]
             self._engine.submit(*requests)
         except (InvalidRequest, QueueFull) as error:
             self._refuse(message, error)
         else:
-            if arrival.lease is not None:
+            if call.lease is not None:
                 self._send(wire.Accepted(message.request.id))
         finally:
-            arrival.release()
+            call.release()
 
     def _refuse(self, message: wire.Submit, error: InvalidRequest | QueueFull) -> None:
         request_id, why = message.request.id, str(error)
@@ -174,31 +173,31 @@ class EngineServer:
         match message:
             case wire.Submit():
                 try:
-                    self._arrivals.add(message)
+                    self._pending.add(message)
                 except (InvalidRequest, QueueFull) as error:
                     self._refuse(message, error)
             case wire.Cancel():
-                # The choices of a call that has not been submitted are cancelled together: clients left.
+                # Choices of a call that is not submitted yet are only cancelled together, by a disconnect.
                 for request_id in message.ids:
-                    if not self._arrivals.pop(request_id):
+                    if not self._pending.pop(request_id):
                         self._engine.cancel(request_id, complete=message.complete)
             case wire.AskStats():
                 self._send(wire.Stats(message.key, self._engine.stats()))
             case wire.AddService():
                 added = self._engine.add_service(message.service, Path(message.folder))
-                self._changing[message.key] = message.service.name, added
+                self._service_changes[message.key] = message.service.name, added
             case wire.RemoveService():
                 removed = self._engine.remove_service(message.name, drain=message.drain)
-                self._changing[message.key] = message.name, removed
+                self._service_changes[message.key] = message.name, removed
             case wire.Hello():
                 pass
             case _:
                 self._engine.migrate(message)
 
     def _send_changes(self) -> None:
-        """Answer for the services that have come or gone, or cannot."""
-        for key in [key for key, (_, future) in self._changing.items() if future.done()]:
-            name, future = self._changing.pop(key)
+        """Reply to service changes that are done or have failed."""
+        for key in [key for key, (_, future) in self._service_changes.items() if future.done()]:
+            name, future = self._service_changes.pop(key)
             error = future.exception()
             why: str | None = None
             if error is None:
@@ -219,7 +218,7 @@ class EngineServer:
         self._link.send(wire.encode(message))
 
     def _idle_timeout_ms(self) -> int | None:
-        if self._arrivals.preparing or self._changing or self._engine.needs_polling:
+        if self._pending.preparing or self._service_changes or self._engine.needs_polling:
             return _POLL_MS
         until_ns = self._engine.idle_until_ns
         if until_ns is None:
@@ -227,56 +226,55 @@ class EngineServer:
         return max(0, (until_ns - self._engine.now_ns()) // 1_000_000 + 1)
 
 
-class _PlanRecord:
-    """Notes whose plans are computed, and times them."""
+class _StepObserver:
+    """Writes plans to the crash journal, and times them."""
 
-    def __init__(self, journal: Journal, watch: StepTimer) -> None:
+    def __init__(self, journal: Journal, timer: StepTimer) -> None:
         self._journal = journal
-        self._watch = watch
+        self._timer = timer
 
     def begin(self, plan: StepPlan, request_ids: Sequence[str]) -> None:
         """See PlanObserver."""
         self._journal.begin(plan.number, request_ids)
-        self._watch.begin(plan)
+        self._timer.begin(plan)
 
     def end(self, plan: StepPlan) -> None:
         """See PlanObserver."""
         self._journal.end(plan.number)
-        self._watch.end()
+        self._timer.end()
 
 
 class Services:
-    """What is told of the services that there are: to clients that change them, and to the owner."""
+    """The current EngineInfo, which is sent to the owner and to clients when services change."""
 
-    def __init__(self, engine: Engine, info: EngineInfo, tell: Callable[[EngineInfo], None]) -> None:
-        """info: as the engine was built. tell: tells the owner, for clients to come."""
+    def __init__(self, engine: Engine, info: EngineInfo, send: Callable[[EngineInfo], None]) -> None:
+        """info: from building the engine. send: sends the info to the owner, for future clients."""
         self._engine = engine
         self._info = info
-        self._tell = tell
-        tell(info)
+        self._send = send
+        send(info)
 
     @property
     def info(self) -> EngineInfo:
-        """Of the engine with the services that there are."""
         return self._info
 
     def change(self, name: str, service: ServiceInfo | None) -> None:
-        """A service has come, or has gone (None); others may have more room now, or less."""
-        come = {} if service is None else {name: service}
-        services = self._engine.with_current_capacity({**self._info.services, **come})
+        """Add a service, or remove it (None); the capacity of the other services may change, too."""
+        added = {} if service is None else {name: service}
+        services = self._engine.with_current_capacity({**self._info.services, **added})
         self._info = replace(self._info, services=services, weight_bytes=self._engine.weight_bytes)
-        self._tell(self._info)
+        self._send(self._info)
 
 
-def serve(start: lifeline.Start, config: EngineConfig, owner: Lifeline, watch: StepTimer) -> None:
-    """Build the engine and serve it until it fails, which is told."""
+def serve(start: lifeline.Start, config: EngineConfig, owner: Lifeline, timer: StepTimer) -> None:
+    """Build the engine and serve it until it fails; the error is sent to the owner."""
 
     def report(what: str) -> None:
         owner.send(lifeline.Loading(what))
 
     try:
         build = _find_builder(config.builder)
-        gc.freeze()  # modules never die: collections need not walk them
+        gc.freeze()  # modules are never garbage: collections need not scan them
         gc.enable()
         engine, info = build(config.options, config.folders, progress=report)
         speeds = {
@@ -285,8 +283,8 @@ def serve(start: lifeline.Start, config: EngineConfig, owner: Lifeline, watch: S
         }
         info = replace(info, services=speeds)
         gc.collect()
-        gc.freeze()  # nor do models
-        engine.observer = _PlanRecord(Journal(Path(start.journal)), watch)
+        gc.freeze()  # nor are models
+        engine.observer = _StepObserver(Journal(Path(start.journal)), timer)
         link, transfer = ClientLink(start.bind), Transfer(transfer_address(start.bind))
         link.watch(transfer.socket)
         services = Services(
@@ -314,14 +312,14 @@ def _find_builder(name: str) -> Builder:
 
 def main() -> int:
     """Run one engine until it fails or its owner is gone; returns the exit status."""
-    # A terminal and some supervisors signal the whole group; the owner decides when to end.
+    # Terminals and some supervisors signal the whole process group; the owner decides when this process ends.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     owner = Lifeline(socket.socket(fileno=sys.stdin.fileno()))
     for module in sys.argv[1:]:
         try:
             importlib.import_module(module)
-        except Exception as error:  # whether it is needed is not known yet
+        except Exception as error:  # it may not be needed
             _log.warning("%s cannot be imported: %s", module, error)
     try:
         start = owner.receive_start()

@@ -1,15 +1,15 @@
-"""What is seen of a process while nothing shows that it gets on.
+"""Tells a stalled process from a slow one, by the CPU time that it uses without making progress.
 
-Time alone says little: on a busy machine everything takes long. A process that was stopped, or waits for what
-never comes, uses no CPU time. One that is slow uses its share, however small. One that goes round in circles
-uses more than anything plausible.
+Wall time alone says little: on a busy machine everything takes long. A process that is stopped, or waits for
+something that never happens, uses no CPU time. A slow process uses its share, however small. A process in an
+endless loop uses more than is plausible.
 """
 
-LEAST_SHARE = 1 / 300
-"""A process that uses less of a core than this stands still: some of its threads only look around."""
+MIN_CPU_SHARE = 1 / 300
+"""A process that uses less of a core than this is stalled: some of its threads only poll."""
 
 BUSY_LOOP_FACTOR = 20.0
-"""What uses CPU time gets so many times the limit of what uses none."""
+"""A process that uses CPU time may take this many times the limit of a stalled one."""
 
 
 class StallTracker:
@@ -19,21 +19,21 @@ class StallTracker:
         self.progress()
 
     def progress(self) -> None:
-        """It got on: all begins anew."""
+        """The process made progress: start over."""
         self.took_s = self.cpu_s = 0.0
         """Since the last progress."""
         self.mark()
 
     def mark(self) -> None:
-        """It works, which is not progress."""
+        """The process works, which is not progress: restart the stalled time."""
         self.still_s = self.still_cpu_s = 0.0
-        """Of the time in which it has stood still until now."""
+        """Wall and CPU time of the present stall."""
 
-    def look(self, since_s: float, cpu_s: float) -> None:
-        """Count the time since the last look, and the CPU time that was used meanwhile."""
+    def observe(self, since_s: float, cpu_s: float) -> None:
+        """Add the wall and CPU time since the last call."""
         self.took_s += since_s
         self.cpu_s += cpu_s
         self.still_s += since_s
         self.still_cpu_s += cpu_s
-        if self.still_cpu_s > LEAST_SHARE * self.still_s:
+        if self.still_cpu_s > MIN_CPU_SHARE * self.still_s:
             self.mark()

@@ -1,6 +1,6 @@
-"""``build_engine`` for a process of its own: importing this module imports all that an engine computes with.
+"""``build_engine`` of engine processes: importing this module imports torch and all that an engine needs.
 
-So the process knows when that is done, and that nothing of it will ever be garbage.
+So the imports end at a known time, after which the process can exclude their objects from garbage collection.
 """
 
 from shoal.engine.build import build_engine
