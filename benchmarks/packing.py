@@ -10,7 +10,7 @@ import argparse
 import time
 
 from experiments.mell import workload
-from experiments.mell.setup import Expectations, deployment
+from experiments.mell.setup import Expectations, model_on_device
 from shoal.cluster.packing import PACKERS, DeviceGroup, Packing
 from shoal.simulate.packed_cluster import PackedCluster
 
@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--engines", type=int, default=64)
     parser.add_argument("--rate", type=float, default=2.6, help="requests per second")
     options = parser.parse_args()
-    on = deployment("llama2-7b")
+    on = model_on_device("llama2-7b")
     requests = workload.mell_requests(options.rate, options.requests / options.rate, 0, on.capacity)
     groups = [DeviceGroup(name=f"g{number:03}", capacity=on.capacity) for number in range(options.engines)]
     packer = PACKERS[options.packer](Packing(groups))

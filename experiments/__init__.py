@@ -1,8 +1,8 @@
-"""The papers' experiments, run again with Shoal's own code, and their figures beside ours.
+"""Experiments of the papers that Shoal's policies come from, simulated with Shoal's code.
 
-Here belongs one module for each experiment: its workload, its set-up, what it takes from the paper, what it
-assumes, where it differs and why. Policies, engines and the simulator are rooms below; a reproduction
-only puts them together. A new one is a module that has ``REPRODUCTION``, entered in ``registry``.
+A folder for each paper, with a module for each experiment: its workload and set-up, what it takes from the
+paper, what it assumes, and where its figures differ and why. A new experiment is a module with a
+``REPRODUCTION``, entered in ``registry``.
 """
 
 from experiments.registry import REPRODUCTIONS, Reproduction, find

@@ -1,4 +1,4 @@
-"""``python -m experiments``, in a checkout of Shoal."""
+"""Entry point of ``python -m experiments``."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""``python -m experiments``: simulate the papers' experiments, and print their figures beside ours."""
+"""Command line of ``python -m experiments``: runs experiments, writes tables, JSON and pictures."""
 
 import json
 from pathlib import Path
@@ -28,28 +28,27 @@ app = typer.Typer(
 def experiments(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME", help="Which; `all` is all of them.", show_default=False),
+        typer.Argument(metavar="NAME", help="Experiments to run, or `all`.", show_default=False),
     ] = None,
-    listed: Annotated[bool, typer.Option("--list", help="Describe what can be reproduced.")] = False,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="For a look: smaller runs, rougher figures.")
-    ] = False,
+    listed: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller runs with rougher figures.")] = False,
     json_path: Annotated[
         Path | None,
         typer.Option(
             "--json",
             metavar="PATH",
-            help="Write the result as JSON; several as a list of them; - is standard output.",
+            help="Write the result as JSON, several as a list; - is standard output.",
         ),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FOLDER", help="Draw NAME.png for each into this folder.")
+        Path | None,
+        typer.Option("--plot", metavar="FOLDER", help="Draw a NAME.png for each into this folder."),
     ] = None,
 ) -> None:
-    """Run experiments of the papers again, in simulation, and print the papers' figures beside ours.
+    """Run experiments of the papers in simulation, and print the papers' figures with ours.
 
-    Below each row of ours are the paper's figures for it, where it prints any. What the paper leaves
-    open is listed as assumptions, and so is what came out differently, and why.
+    Below each row of ours are the paper's figures for it, if it prints any. Assumptions list what the
+    paper leaves open, and which results differ, and why.
 
     **Examples:**
 

@@ -1,4 +1,4 @@
-"""How many times better one system is than another."""
+"""Largest factors by which one system is better than another, over several loads."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,10 +8,10 @@ Metrics = Mapping[str, Value]
 
 
 def largest_factors(pairs: Sequence[tuple[Metrics, Metrics]], names: Mapping[str, str]) -> dict[str, Value]:
-    """Of (theirs, ours) under the same loads: each factor where it is largest.
+    """The largest of each factor over pairs of metrics (theirs, ours) under the same load.
 
-    names: by factor, the metric, of which less is better. ``slo_attainment``, of which more is better, is
-    always there, and gives ``attainment_factor``.
+    names: by factor, the metric, of which less is better. ``attainment_factor`` is always included; of
+    ``slo_attainment`` more is better.
     """
     found: dict[str, Value] = {
         factor: max(_number(theirs[metric]) / _number(mine[metric]) for theirs, mine in pairs)

@@ -1,4 +1,4 @@
-"""Points of an experiment, each in a process of its own where there are several cores."""
+"""Runs the points of an experiment in parallel processes."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ Point = TypeVar("Point")
 Found = TypeVar("Found")
 
 
-def at_each(
+def map_points(
     effort: Effort,
     what: str,
     function: Callable[[Point], Found],
@@ -19,16 +19,16 @@ def at_each(
     *,
     heaviest_first: Callable[[Point], float] | None = None,
 ) -> list[Found]:
-    """``function`` of every point, in their order; progress is reported as points are done.
+    """``function`` of every point, in their order; reports progress as points end.
 
-    function, points and ``heaviest_first`` as in ``Workers.at_each``. A quick effort stays in this process,
-    since starting others takes seconds.
+    function, points and heaviest_first as in ``Workers.at_each``. A quick effort stays in this process, since
+    starting workers takes seconds.
     """
     processes = 1 if effort.quick else min(os.cpu_count() or 1, len(points)) or 1
-    tell = effort.progress or (lambda what, done, total: None)
+    report = effort.progress or (lambda what, done, total: None)
     with Workers(function, processes) as workers:
         return workers.at_each(
-            _apply, points, lambda done, total: tell(what, done, total), heaviest_first=heaviest_first
+            _apply, points, lambda done, total: report(what, done, total), heaviest_first=heaviest_first
         )
 
 

@@ -1,4 +1,4 @@
-"""Panels from the rows of a result."""
+"""Line charts from the rows of a result."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,7 +6,7 @@ from experiments.result import Row, Value
 from shoal.measure import Panel, Series
 
 
-def lines(
+def line_panel(
     rows: Sequence[Row],
     *,
     x: str,
@@ -19,7 +19,7 @@ def lines(
 ) -> Panel:
     """A line for each value of the configuration's ``by``, over the rows whose configuration has ``where``.
 
-    x: a name of the configuration, y: a metric; rows without it are left out. A point alone is a dot.
+    x: a name of the configuration. y: a metric; rows without it are left out. A single point is a dot.
     """
     chosen = [row for row in rows if all(row.config[name] == value for name, value in where.items())]
     series = []

@@ -1,4 +1,4 @@
-"""Every reproduction by name; a module is imported when it is asked for."""
+"""All experiments by name; their modules are imported on demand."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ class Reproduction:
     """One experiment of a paper."""
 
     name: str
-    """What the command line calls it."""
+    """On the command line."""
     paper: str
     """The paper, and its tables or figures."""
-    says: str
-    """What is measured, in a line."""
+    measures: str
+    """One line for the list of experiments."""
     run: Callable[[Effort], Result]
-    """Does it; the same effort gives the same result."""
+    """Deterministic: the same effort gives the same result."""
 
 
 _MODULES: dict[str, str] = {
@@ -53,11 +53,11 @@ _MODULES: dict[str, str] = {
     "mell-timeline": "mell.timeline",
     "mell-served": "mell.served",
 }
-"""Name to module of this package, which has ``REPRODUCTION``."""
+"""Module of this package by name; it defines ``REPRODUCTION``."""
 
 
 class _Registry(Mapping[str, Reproduction]):
-    """Imports modules as they are asked for."""
+    """Imports a module when its name is looked up."""
 
     def __getitem__(self, name: str) -> Reproduction:
         module = import_module(f"experiments.{_MODULES[name]}")
@@ -74,11 +74,11 @@ class _Registry(Mapping[str, Reproduction]):
 
 
 REPRODUCTIONS: Mapping[str, Reproduction] = _Registry()
-"""Reproductions by name, in the order in which they are listed."""
+"""Reproductions by name, in the order of the list."""
 
 
 def find(names: Sequence[str], known: Mapping[str, Reproduction] = REPRODUCTIONS) -> list[Reproduction]:
-    """The reproductions of these names; raises ConfigError with the possible ones."""
+    """Reproductions by name; raises ConfigError for unknown names, with the known ones."""
     for name in names:
         if name not in known:
             near = get_close_matches(name, known, n=1)

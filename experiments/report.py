@@ -1,4 +1,4 @@
-"""Prints the results of reproductions."""
+"""Terminal tables of results: our figures, and the paper's below them."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,17 +14,16 @@ from experiments import Reproduction, Result, Row
 from experiments.result import LEAST, MOST, Value
 
 _GAP = 2
-"""Blank cells between two columns."""
+"""Blanks between two columns."""
 
 
 def list_table(reproductions: Sequence[Reproduction]) -> Table:
-    """All reproductions."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("name", no_wrap=True)
     table.add_column("paper")
     table.add_column("measures")
     for reproduction in reproductions:
-        table.add_row(reproduction.name, reproduction.paper, reproduction.says)
+        table.add_row(reproduction.name, reproduction.paper, reproduction.measures)
     return table
 
 
@@ -41,9 +40,9 @@ def print_result(console: Console, result: Result, quick: bool) -> None:
 
 
 def result_tables(result: Result, width: int) -> list[Table]:
-    """A line for each row, and below it, in grey, the paper's figures for the same metrics.
+    """A line for each row, and below it, dimmed, the paper's figures for the same metrics.
 
-    width: of the terminal. Metrics that do not fit beside the configuration go into more tables.
+    width: of the terminal. Metrics that do not fit go into further tables.
     """
     configs = [_config_column(result.rows, name) for name in _names(row.config for row in result.rows)]
     if configs and any(row.paper is not None for row in result.rows):
@@ -55,8 +54,6 @@ def result_tables(result: Result, width: int) -> list[Table]:
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of a table."""
-
     heading: str
     ours: Sequence[str]
     """Cells of our rows."""
@@ -66,11 +63,11 @@ class _Column:
 
     @property
     def width(self) -> int:
-        """Width in characters, with the gap after it; the heading may break between words."""
+        """Characters, with the gap after it; the heading may break between words."""
         return _GAP + max(map(len, (*self.heading.split(), *self.ours, *self.papers)), default=0)
 
     def labelled(self, label: str) -> "_Column":
-        """The column with ``label`` in the paper's rows."""
+        """With ``label`` in the paper's rows."""
         return _Column(self.heading, self.ours, [label] * len(self.papers), self.justify)
 
 

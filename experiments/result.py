@@ -1,4 +1,4 @@
-"""What a reproduction finds, and how hard it tries."""
+"""Results of experiments (rows of metrics, with the paper's), and how much effort a run takes."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,10 +9,10 @@ from shoal.measure import Panel
 
 T = TypeVar("T")
 Value = str | int | float | bool | None
-"""What a cell may hold: plain values, NaN for what was not measured."""
+"""A table cell; NaN means not measured."""
 
 LEAST, MOST = "_least", "_most"
-"""Endings of a metric's name under which a paper's range for it is kept."""
+"""Suffixes of a metric's name, for a range that a paper prints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,15 +20,13 @@ class Row:
     """One point of an experiment. Times are seconds, fractions 0 to 1."""
 
     config: Mapping[str, Value]
-    """What was run."""
     metrics: Mapping[str, Value]
-    """What we measured."""
+    """Our measurements."""
     paper: Mapping[str, Value] | None = None
-    """What the paper prints of the same metrics, under the same names, a range as ``between`` writes it; None
-    where it prints nothing."""
+    """The paper's figures under the same names, ranges as in ``between``; None if it prints none."""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values; NaN becomes None, because JSON has no NaN."""
+        """NaN becomes None, because JSON has no NaN."""
         return {
             "config": _plain(self.config),
             "metrics": _plain(self.metrics),
@@ -38,17 +36,15 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One experiment."""
+    """Result of one experiment."""
 
     name: str
-    """What the command line calls it."""
     paper: str
-    """Which paper, and where in it."""
+    """The paper, and its tables or figures."""
     assumptions: Sequence[str]
-    """Everything that the paper does not print and the figures depend on; lines on what differs begin with
+    """What the figures depend on and the paper does not print; lines on deviating results begin with
     "Differs:"."""
     rows: Sequence[Row]
-    """Its points."""
     panels: Sequence[Sequence[Panel]] = ()
     """Rows of a picture."""
 
@@ -67,32 +63,31 @@ class Effort:
     """How much is computed."""
 
     quick: bool = False
-    """For a look, with less of everything; its figures are rough."""
+    """Smaller runs with rough figures."""
     progress: Callable[[str, int, int | None], None] | None = None
-    """Called with what is being done, how many of its parts are done, and of how many."""
+    """Called with a label, the number of points done, and their total (None: unknown)."""
 
     def choose(self, full: T, quick: T) -> T:
-        """One of two sizes."""
         return quick if self.quick else full
 
     def each(self, what: str, items: Sequence[T]) -> Iterator[T]:
-        """The items; progress is reported before each and at the end."""
+        """The items; reports progress before each and at the end."""
         for done, item in enumerate(items):
-            self._tell(what, done, len(items))
+            self._report(what, done, len(items))
             yield item
-        self._tell(what, len(items), len(items))
+        self._report(what, len(items), len(items))
 
-    def _tell(self, what: str, done: int, total: int) -> None:
+    def _report(self, what: str, done: int, total: int) -> None:
         if self.progress is not None:
             self.progress(what, done, total)
 
 
 FULL = Effort()
-"""Everything, silently."""
+"""Full size, without progress."""
 
 
 def between(metric: str, least: float, most: float) -> dict[str, Value]:
-    """A paper's range for a metric, as it is kept in ``Row.paper``."""
+    """A paper's range for a metric, as in ``Row.paper``."""
     return {metric + LEAST: least, metric + MOST: most}
 
 

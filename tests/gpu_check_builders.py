@@ -94,5 +94,5 @@ def write_check(folder: Path, *names: str, seconds: float = 100, needs: tuple[st
 
 def environment_of(folder: Path) -> dict[str, str]:
     """In which parts are found in ``folder``."""
-    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

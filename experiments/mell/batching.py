@@ -1,8 +1,8 @@
-"""What it saves to carry an epoch's operations out together (Mell, Fig. 13)."""
+"""Migrations saved by handling an epoch's operations as one batch (Mell, Fig. 13)."""
 
 from experiments.mell.setup import PAPER, Point, Policy, assumptions, measure, models, size_of, workloads
 from experiments.mell.workload import AZURE
-from experiments.parallel import at_each
+from experiments.parallel import map_points
 from experiments.registry import Reproduction
 from experiments.result import Effort, Result, Row, Value
 
@@ -11,16 +11,14 @@ EPOCHS_S = (1.0, 5.0)
 SHOWN = ("mell-literal", "mell-eager", "mell")
 
 NOTES = (
-    "Together: departures, updates, arrivals, then holes are filled that are still there, and a request "
-    "moves once. Apart: the same operations in the same order, each repaired before the next. "
-    "migrations_cut is the share of migrations that this saves; the paper's are the most it found (30% "
-    "Poisson, 25% Azure).",
-    "The paper does not print how long an epoch is; the longer, the more there is to save.",
+    "Together: departures, updates, arrivals, then remaining holes are filled, and a request migrates once. "
+    "Apart: the same operations in the same order, each repaired before the next. migrations_cut is the "
+    "share of migrations that batching saves; the paper's are its largest (30% Poisson, 25% Azure).",
+    "The paper does not print the length of an epoch; longer epochs save more.",
 )
 
 
 def run(effort: Effort) -> Result:
-    """Migrations together and apart, for epochs of several lengths."""
     seconds, seeds = size_of(effort)
     points = [
         Point(workload, model, Policy(policy), seconds, seeds, epoch_s=epoch_s, batched=batched)
@@ -30,7 +28,7 @@ def run(effort: Effort) -> Result:
         for epoch_s in EPOCHS_S
         for batched in (True, False)
     ]
-    found = at_each(effort, NAME, measure, points)
+    found = map_points(effort, NAME, measure, points)
     rows = []
     for point, together, apart in zip(points[::2], found[::2], found[1::2], strict=True):
         config: dict[str, Value] = {
@@ -54,5 +52,8 @@ def run(effort: Effort) -> Result:
 
 
 REPRODUCTION = Reproduction(
-    name=NAME, paper="Mell, Fig. 13", says="migrations with an epoch's operations together and apart", run=run
+    name=NAME,
+    paper="Mell, Fig. 13",
+    measures="migrations with an epoch's operations together and apart",
+    run=run,
 )

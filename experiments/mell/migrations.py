@@ -1,4 +1,4 @@
-"""How often requests migrate (Mell, Fig. 12), and what load balancing's threshold does to that."""
+"""Migrations per second of load balancing, by its threshold, and of Mell (Mell, Fig. 12)."""
 
 from experiments.mell.setup import (
     MELLS,
@@ -11,8 +11,8 @@ from experiments.mell.setup import (
     size_of,
     workloads,
 )
-from experiments.parallel import at_each
-from experiments.pictures import lines
+from experiments.parallel import map_points
+from experiments.pictures import line_panel
 from experiments.registry import Reproduction
 from experiments.result import Effort, Result, Row, Value
 
@@ -26,17 +26,15 @@ DIFFERS = (
     "The paper draws this figure and prints no numbers: Mell migrates less than load balancing under every "
     "workload.",
     "Differs: by classes (mell-literal, mell-eager) Mell migrates more than load balancing at any threshold, "
-    "since a request that grows through the classes moves at each. The paper must have assumed a balancer "
+    "since a growing request migrates at each class. The paper must have assumed a balancer "
     "that acts more often than once a second, several times for each pair, or requests that hardly change "
     "class.",
-    "Ours (mell, mell-forecast) pays for devices with migrations: headroom is the share that stays free "
-    "where something is placed. At 0.12 it needs fewer devices than load balancing with 0.2, and migrates "
-    "less.",
+    "Ours (mell, mell-forecast) trades migrations for devices: headroom is the share of a device that "
+    "placements leave free. At 0.12 it needs fewer devices than load balancing with 0.2, and migrates less.",
 )
 
 
 def run(effort: Effort) -> Result:
-    """Load balancing with several thresholds, and all of Mell's."""
     seconds, seeds = size_of(effort)
     policies = [
         *(
@@ -55,7 +53,7 @@ def run(effort: Effort) -> Result:
         for policy in policies
     ]
     rows = []
-    for point, metrics in zip(points, at_each(effort, NAME, measure, points), strict=True):
+    for point, metrics in zip(points, map_points(effort, NAME, measure, points), strict=True):
         policy = point.policy
         balances = policy.policy == "load-balance"
         config: dict[str, Value] = {
@@ -67,7 +65,7 @@ def run(effort: Effort) -> Result:
             "headroom": policy.headroom,
         }
         rows.append(Row(config=config, metrics=dict(metrics)))
-    panel = lines(
+    panel = line_panel(
         [row for row in rows if row.config["policy"] == "load-balance"],
         x="threshold",
         y="migrations_per_s",
@@ -89,6 +87,6 @@ def run(effort: Effort) -> Result:
 REPRODUCTION = Reproduction(
     name=NAME,
     paper="Mell, Fig. 12",
-    says="migrations per second: load balancing with thresholds of 0 to 0.3, and Mell",
+    measures="migrations per second: load balancing with thresholds of 0 to 0.3, and Mell",
     run=run,
 )

@@ -1,9 +1,9 @@
-"""How many requests a fixed number of devices serves, with migration and without (Mell, Fig. 6)."""
+"""Requests served by a fixed number of devices, with migration and without (Mell, Fig. 6)."""
 
 from collections.abc import Mapping
 
 from experiments.mell.setup import PAPER, Point, Policy, assumptions, measure, models, size_of
-from experiments.parallel import at_each
+from experiments.parallel import map_points
 from experiments.registry import Reproduction
 from experiments.result import Effort, Result, Row, Value, between
 
@@ -21,15 +21,14 @@ POLICIES = (
 )
 
 NOTES = (
-    "Nothing of the set-up of Fig. 6 is printed but its meaning: the share of requests whose KV is retained. "
-    "Here a request that fits nowhere when it comes is turned away, and one that is preempted is lost; with "
-    f"{WORKLOAD} and so few devices that many are.",
-    "more_than_X: how many more requests are answered than by X in its better reading.",
+    "The paper prints only the metric of Fig. 6: the share of requests whose KV is retained. Here a request "
+    f"that fits nowhere on arrival is rejected, and a preempted one is lost; with {WORKLOAD} and these few "
+    "devices many are.",
+    "more_than_X: additional requests answered, relative to X in its better reading.",
 )
 
 
 def run(effort: Effort) -> Result:
-    """Requests served on several numbers of devices."""
     seconds, seeds = size_of(effort)
     points = [
         Point(WORKLOAD, model, policy, seconds, seeds, groups=devices, waits=False)
@@ -37,7 +36,7 @@ def run(effort: Effort) -> Result:
         for devices in effort.choose(DEVICES, DEVICES[:1])
         for policy in POLICIES
     ]
-    found = at_each(effort, NAME, measure, points)
+    found = map_points(effort, NAME, measure, points)
     served = {
         (point.groups, point.policy): metrics["served"] for point, metrics in zip(points, found, strict=True)
     }
@@ -52,13 +51,13 @@ def run(effort: Effort) -> Result:
         values["lost_per_request"] = metrics["preemptions_per_request"]
         paper = None
         if point.policy.policy.startswith("mell"):
-            values |= _more(served, point, metrics["served"])
+            values |= _more_served(served, point, metrics["served"])
             paper = between("more_than_worst_fit", 0.23, 0.60)
         rows.append(Row(config=config, metrics=values, paper=paper))
     return Result(name=NAME, paper=PAPER + ", Fig. 6", assumptions=[*assumptions(), *NOTES], rows=rows)
 
 
-def _more(served: Mapping[tuple[int, Policy], float], point: Point, own: float) -> dict[str, Value]:
+def _more_served(served: Mapping[tuple[int, Policy], float], point: Point, own: float) -> dict[str, Value]:
     more: dict[str, Value] = {}
     for name in ("best-fit", "worst-fit"):
         best = max(
@@ -71,5 +70,5 @@ def _more(served: Mapping[tuple[int, Policy], float], point: Point, own: float) 
 
 
 REPRODUCTION = Reproduction(
-    name=NAME, paper="Mell, Fig. 6", says="requests answered by a fixed number of devices", run=run
+    name=NAME, paper="Mell, Fig. 6", measures="requests answered by a fixed number of devices", run=run
 )

@@ -1,10 +1,10 @@
-"""Devices over time (Mell, Fig. 15)."""
+"""Active devices over time, by packing policy (Mell, Fig. 15)."""
 
 from statistics import fmean
 
 from experiments.mell.setup import PAPER, Point, Policy, assumptions, models, simulate, size_of
-from experiments.parallel import at_each
-from experiments.pictures import lines
+from experiments.parallel import map_points
+from experiments.pictures import line_panel
 from experiments.registry import Reproduction
 from experiments.result import Effort, Result, Row
 
@@ -19,12 +19,11 @@ BUCKET_S = 30.0
 
 
 def run(effort: Effort) -> Result:
-    """One seed of the most frequent workload."""
     seconds, _ = size_of(effort)
     chosen = models(effort)
     points = [Point("poisson-1.1", model, policy, seconds, 1) for model in chosen for policy in SHOWN]
     rows = []
-    for point, devices in zip(points, at_each(effort, NAME, devices_over_time, points), strict=True):
+    for point, devices in zip(points, map_points(effort, NAME, devices_over_time, points), strict=True):
         for number, (active, fewest) in enumerate(devices):
             rows.append(
                 Row(
@@ -38,7 +37,7 @@ def run(effort: Effort) -> Result:
                 )
             )
     panels = [
-        lines(
+        line_panel(
             rows,
             x="time_s",
             y="devices",
@@ -56,7 +55,7 @@ def run(effort: Effort) -> Result:
         assumptions=[
             *assumptions(),
             f"Means over {BUCKET_S:.0f} s, of one seed. The paper draws the curves without printing them: "
-            "all begin alike and fluctuate alike, and Mell's is always the lowest.",
+            "all begin and fluctuate in the same way, and Mell's is always the lowest.",
         ],
         rows=rows,
         panels=[panels],
@@ -64,7 +63,7 @@ def run(effort: Effort) -> Result:
 
 
 def devices_over_time(point: Point) -> list[tuple[float, float]]:
-    """Active devices and the fewest possible, a pair for each bucket of time in which requests come."""
+    """Mean active devices, and the fewest possible, for each bucket of time during arrivals."""
     run = simulate(point, 0)
     epochs = round(BUCKET_S / point.epoch_s)
     starts = range(0, round(point.seconds / point.epoch_s), epochs)
@@ -74,4 +73,4 @@ def devices_over_time(point: Point) -> list[tuple[float, float]]:
     ]
 
 
-REPRODUCTION = Reproduction(name=NAME, paper="Mell, Fig. 15", says="devices over time", run=run)
+REPRODUCTION = Reproduction(name=NAME, paper="Mell, Fig. 15", measures="devices over time", run=run)

@@ -1,4 +1,4 @@
-"""How much of the memory is in use (Mell, Fig. 14)."""
+"""Memory utilisation, with weights and without, by packing policy (Mell, Fig. 14)."""
 
 from experiments.mell.setup import (
     BASELINES,
@@ -11,7 +11,7 @@ from experiments.mell.setup import (
     size_of,
     workloads,
 )
-from experiments.parallel import at_each
+from experiments.parallel import map_points
 from experiments.registry import Reproduction
 from experiments.result import Effort, Result, Row, Value, between
 
@@ -20,14 +20,13 @@ SHOWN = ("kv_utilisation", "memory_in_use", "preemptions_per_request", "mean_dev
 POLICIES = (*(Policy(name, "reserve-mean") for name in BASELINES), Policy("load-balance"), Policy("mell"))
 
 NOTES = (
-    "The paper prints one figure for Mell, at least 88% as the lowest mean, and about 80% at most for others "
-    "(best fit 65% under poisson-1.1), and does not say of what. Both are given here; with weights, even an "
-    "idle 7B or 13B fills half of a device.",
+    "The paper prints a lowest mean of at least 88% for Mell, and at most about 80% for other policies (best "
+    "fit 65% under poisson-1.1), and does not say of what. Both readings are given here; with weights, even "
+    "an idle 7B or 13B fills half of a device.",
 )
 
 
 def run(effort: Effort) -> Result:
-    """Baselines that set room aside for growth, load balancing without, and ours."""
     seconds, seeds = size_of(effort)
     points = [
         Point(workload, model, policy, seconds, seeds)
@@ -36,7 +35,7 @@ def run(effort: Effort) -> Result:
         for policy in POLICIES
     ]
     rows = []
-    for point, metrics in zip(points, at_each(effort, NAME, measure, points), strict=True):
+    for point, metrics in zip(points, map_points(effort, NAME, measure, points), strict=True):
         config: dict[str, Value] = {"workload": point.workload, "model": point.model, **point.policy.config}
         paper: dict[str, Value] | None = None
         if point.policy.policy == "mell":
@@ -48,5 +47,5 @@ def run(effort: Effort) -> Result:
 
 
 REPRODUCTION = Reproduction(
-    name=NAME, paper="Mell, Fig. 14", says="memory in use, with weights and without", run=run
+    name=NAME, paper="Mell, Fig. 14", measures="memory in use, with weights and without", run=run
 )

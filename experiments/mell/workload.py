@@ -1,4 +1,4 @@
-"""Requests as Mell's evaluation sends them: conversations ten times as long, at Poisson rates or Azure's."""
+"""Workload of Mell's evaluation: conversations ten times as long, Poisson arrivals or Azure's."""
 
 import math
 from collections.abc import Sequence
@@ -26,13 +26,11 @@ class Conversations:
     """Lognormal lengths of a data set, in tokens."""
 
     prompt_mean: float
-    """Mean prompt."""
     prompt_sigma: float
-    """Standard deviation of its logarithm."""
+    """Standard deviation of the logarithm."""
     output_mean: float
-    """Mean response."""
     output_sigma: float
-    """Standard deviation of its logarithm."""
+    """Standard deviation of the logarithm."""
 
 
 LMSYS = Conversations(69.5, 1.2, 214.5, 0.9)
@@ -40,7 +38,7 @@ WILDCHAT = Conversations(295.6, 1.4, 441.3, 0.8)
 
 
 def azure_arrivals() -> npt.NDArray[np.float64] | None:
-    """Seconds since the first of Azure's conversations; None where the trace is not at hand."""
+    """Arrivals in seconds since the first in Azure's conversation trace; None if it is missing."""
     folder = traces_folder()
     if folder is None or not (folder / _AZURE_TRACE).exists():
         return None
@@ -49,10 +47,10 @@ def azure_arrivals() -> npt.NDArray[np.float64] | None:
 
 
 def mell_requests(workload: str | float, seconds: float, seed: int, capacity: int) -> list[GrowingRequest]:
-    """Requests by arrival within so many seconds.
+    """Requests by arrival within ``seconds``.
 
-    workload: one of ``WORKLOADS``, or a Poisson rate per second. capacity: tokens of a device's KV. Prompts
-    are cut at half of it, and together with the response at 7/8, so that every request fits on a device.
+    workload: one of ``WORKLOADS``, or a Poisson rate per second. capacity: KV tokens of a device. Prompts are
+    cut at half of it, prompt and response together at 7/8, so that every request fits on a device.
     """
     if workload == AZURE:
         arrivals = _azure(seconds, seed)
@@ -69,7 +67,7 @@ def mell_requests(workload: str | float, seconds: float, seed: int, capacity: in
 
 
 def lengths(count: int, seed: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Prompts and responses [count], half of each data set, not yet cut."""
+    """Prompt and response tokens [count], half from each data set, not cut."""
     prompts, outputs = np.empty((2, count), dtype=np.int64)
     from_lmsys = _random(seed, _DATASET).random(count) < 0.5
     normal_prompts = _random(seed, _PROMPTS).standard_normal(count)
@@ -92,7 +90,7 @@ def _poisson(rate: float, seconds: float, seed: int) -> Sequence[float]:
 
 
 def _azure(seconds: float, seed: int) -> Sequence[float]:
-    """A part of the trace that begins at a random time, thinned to the highest Poisson rate on average."""
+    """Part of the trace from a random time on, thinned to the highest Poisson rate."""
     trace = azure_arrivals()
     assert trace is not None
     random = _random(seed, _ARRIVALS)

@@ -1,4 +1,4 @@
-"""Past-Future's closed loop: clients that wait for their answers, one model on A100-80s, an SLA."""
+"""Closed-loop runs of Past-Future's goodput experiments: clients, one model on A100-80s, an SLA."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,63 +22,55 @@ _SAMPLE = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Deployment:
-    """A model on A100-80s with NVLink."""
+class ServedModel:
+    """A model on A100-80s with NVLink, and its SLA."""
 
     model: str
-    """Its name."""
     tp: int
-    """Devices that share it."""
     ttft_s: float
-    """Longest time to the first token that its SLA allows."""
+    """Limit of the SLA."""
     gap_s: float
-    """Longest time between two tokens that its SLA allows."""
+    """Limit of the SLA for the largest inter-token latency."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clients:
-    """One run of a closed loop."""
-
-    deployment: Deployment
-    """What serves them."""
+class ClosedLoopRun:
+    served: ServedModel
     lengths: str
     """Name of a distribution."""
     longest: int
-    """Output tokens at which answers end."""
+    """Limit of output tokens."""
     admission: Admission
-    """The system's."""
     clients: int
-    """Users."""
     requests: int
-    """Of all of them together."""
+    """Of all clients together."""
     victim: str = "newest"
-    """The policy's name."""
     batched_tokens: int = BATCHED_TOKENS
-    """Most tokens that a step computes."""
+    """Token budget of a step."""
 
 
-def requests_that_fit(deployment: Deployment, lengths: str, longest: int) -> float:
-    """How many requests fill the memory at a random moment of a long run, if none waits.
+def requests_that_fit(served: ServedModel, lengths: str, longest: int) -> float:
+    """How many requests fill the memory at a random moment of a long run without a queue.
 
-    A long output is met more often than a short one, in proportion to its length.
+    A request is found running with a probability proportional to its output length.
     """
     prompts, outputs = LENGTHS[lengths].sample(_SAMPLE, 0)
     outputs = np.minimum(outputs, longest)
     held = (outputs * (prompts + outputs / 2)).sum() / outputs.sum()
-    return _kv_tokens(deployment) / float(held)
+    return _kv_tokens(served) / float(held)
 
 
-def _kv_tokens(deployment: Deployment) -> int:
-    return kv_tokens(MODEL_SPECS[deployment.model], DEVICE_SPECS["a100-80"], deployment.tp, MEMORY_SHARE)
+def _kv_tokens(served: ServedModel) -> int:
+    return kv_tokens(MODEL_SPECS[served.model], DEVICE_SPECS["a100-80"], served.tp, MEMORY_SHARE)
 
 
-def run_clients(run: Clients) -> dict[str, Value]:
-    """Simulate one run; what it came to between its beginning and its end, in which fewer clients ask."""
-    deployment = run.deployment
-    model, device = MODEL_SPECS[deployment.model], DEVICE_SPECS["a100-80"]
+def run_closed_loop(run: ClosedLoopRun) -> dict[str, Value]:
+    """Simulate one run; its figures without the phases in which not all clients are active."""
+    served = run.served
+    model, device = MODEL_SPECS[served.model], DEVICE_SPECS["a100-80"]
     engine = EngineSpec(
-        services={model.name: ServiceSpec(times=RooflineTimes(model, device, deployment.tp))},
-        layout=token_layout(_kv_tokens(deployment) // BLOCK_TOKENS, BLOCK_TOKENS, model.name),
+        services={model.name: ServiceSpec(times=RooflineTimes(model, device, served.tp))},
+        layout=token_layout(_kv_tokens(served) // BLOCK_TOKENS, BLOCK_TOKENS, model.name),
         scheduler=replace(options_of(run.admission, run.victim), max_batched_tokens=run.batched_tokens),
         prefix_caching=False,
     )
@@ -87,17 +79,17 @@ def run_clients(run: Clients) -> dict[str, Value]:
     return figures(Simulation([engine], ClosedLoop(requests, run.clients), watch=watch).run(), run)
 
 
-def figures(record: RunRecord, run: Clients) -> dict[str, Value]:
-    """Goodput and what it is made of, per second of the time in which all clients are at work.
+def figures(record: RunRecord, run: ClosedLoopRun) -> dict[str, Value]:
+    """Goodput and its parts, per second of the time in which all clients are active.
 
-    That begins when as many requests have ended as there are clients, and lasts until the last one is sent.
+    It begins when as many requests have ended as there are clients, and ends when the last one is sent.
     """
     ended = sorted(record.requests, key=lambda row: row.finish_ns)
     start_ns = ended[run.clients - 1].finish_ns
     end_ns = max(row.arrival_ns for row in ended)
     rows = [row for row in ended if start_ns < row.finish_ns <= end_ns]
     seconds = max(end_ns - start_ns, 1) / 1e9
-    good = [row for row in rows if within(row, run.deployment)]
+    good = [row for row in rows if meets_sla(row, run.served)]
     ttft_s = percentile([row.ttft_s for row in rows], PERCENT)
     gap_s = percentile([row.largest_gap_ns / 1e9 for row in rows], PERCENT)
     return {
@@ -106,14 +98,14 @@ def figures(record: RunRecord, run: Clients) -> dict[str, Value]:
         "within_sla": len(good) / max(1, len(rows)),
         "ttft_p99_s": ttft_s,
         "mtpot_p99_s": gap_s,
-        "sla_met": ttft_s < run.deployment.ttft_s and gap_s < run.deployment.gap_s,
+        "sla_met": ttft_s < run.served.ttft_s and gap_s < run.served.gap_s,
         "preemptions_per_request": sum(row.preemptions for row in rows) / max(1, len(rows)),
     }
 
 
-def within(row: RequestRow, deployment: Deployment) -> bool:
-    """Whether a request counts: its first token and its largest gap (MTPOT) are within the SLA."""
-    return row.ttft_s < deployment.ttft_s and row.largest_gap_ns / 1e9 < deployment.gap_s
+def meets_sla(row: RequestRow, served: ServedModel) -> bool:
+    """Whether the TTFT and the largest inter-token latency (MTPOT) are within the SLA."""
+    return row.ttft_s < served.ttft_s and row.largest_gap_ns / 1e9 < served.gap_s
 
 
 def _tokens(rows: Sequence[RequestRow]) -> int:

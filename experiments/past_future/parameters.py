@@ -1,8 +1,8 @@
-"""Past-Future's Fig. 8: every scheduler over its parameter, on a load whose output lengths change."""
+"""Steps and preemptions over each policy's parameter, with drifting output lengths (Past-Future, Fig. 8)."""
 
 from collections.abc import Sequence
 
-from experiments.parallel import at_each
+from experiments.parallel import map_points
 from experiments.past_future.setup import (
     ADMIT_EVERY,
     OUR_RESERVE,
@@ -13,7 +13,7 @@ from experiments.past_future.setup import (
     PublishedPastFuture,
     run_full_queue,
 )
-from experiments.pictures import lines
+from experiments.pictures import line_panel
 from experiments.registry import Reproduction
 from experiments.result import Effort, Result, Row, Value
 from shoal.measure import Panel
@@ -23,7 +23,7 @@ NAME = "past-future-parameters"
 LENGTHS_NAME = "varying"
 PAST = "sharegpt-o1"
 LONGEST = 8192
-"""Output tokens at which every answer ends; what is left of a reasoning model's longest."""
+"""Limit of output tokens; a reasoning model's longest answers are cut."""
 QUICK_REQUESTS = 40
 
 RESERVES = (0.01, OUR_RESERVE, 0.05, 0.1, 0.15, 0.2)
@@ -33,7 +33,6 @@ QUICK_POINTS = 2
 
 
 def run(effort: Effort) -> Result:
-    """Every scheduler at every parameter."""
     points = _points(effort.choose(len(RESERVES), QUICK_POINTS))
     runs = [
         FullQueue(
@@ -45,7 +44,7 @@ def run(effort: Effort) -> Result:
         )
         for policy, _, admission in points
     ]
-    found = at_each(effort, NAME, run_full_queue, runs)
+    found = map_points(effort, NAME, run_full_queue, runs)
     best = found[0].steps
     rows = []
     for (policy, parameter, _), counts in zip(points, found, strict=True):
@@ -68,7 +67,7 @@ def run(effort: Effort) -> Result:
 
 
 def _points(count: int) -> list[tuple[str, float | None, Admission]]:
-    """Scheduler, parameter and admission, ``count`` of each; the oracle first."""
+    """Policy name, parameter and admission, ``count`` of each; the oracle first."""
     every = ADMIT_EVERY
     points: list[tuple[str, float | None, Admission]] = [("oracle", None, Oracle(admit_every=every))]
     for share in RESERVES[:count]:
@@ -84,14 +83,14 @@ def _points(count: int) -> list[tuple[str, float | None, Admission]]:
 
 
 def _panels(rows: Sequence[Row]) -> list[Panel]:
-    """Steps against what preemptions cost: their number, and the tokens computed again."""
+    """Steps against preemptions, and against recomputed tokens."""
     shown = [
         Row(config={**row.config, **row.metrics}, metrics=row.metrics)
         for row in rows
         if row.config["policy"] != "oracle"
     ]
     return [
-        lines(
+        line_panel(
             shown,
             x=cost,
             y="steps_over_oracle",
@@ -102,7 +101,7 @@ def _panels(rows: Sequence[Row]) -> list[Panel]:
         )
         for cost, label in (
             ("preemptions_per_request", "preemptions per request"),
-            ("recomputed_tokens", "tokens computed again"),
+            ("recomputed_tokens", "recomputed tokens"),
         )
     ]
 
@@ -110,6 +109,6 @@ def _panels(rows: Sequence[Row]) -> list[Panel]:
 REPRODUCTION = Reproduction(
     name=NAME,
     paper="Past-Future, Fig. 8",
-    says="decoding steps and preemptions over each scheduler's parameter, on a load that changes",
+    measures="decoding steps and preemptions over each scheduler's parameter, on a load that changes",
     run=run,
 )

@@ -1,4 +1,4 @@
-"""What Past-Future's experiments share: its systems, and a full queue on one engine."""
+"""Shared set-up of Past-Future's experiments: its admission policies, and a full queue on one engine."""
 
 from dataclasses import dataclass
 
@@ -24,9 +24,9 @@ from shoal.workload import LENGTHS
 PAPER = "Past-Future (Gong et al., 2025)"
 
 ADMIT_EVERY = 10
-"""Steps from one look at the queue to the next."""
+"""Steps between two admissions."""
 CAPACITY = 120 * 1024
-"""Tokens of KV of the experiments with a full queue."""
+"""KV tokens of the experiments with a full queue."""
 PUBLISHED_DRAWS = 3
 REQUESTS = 3_000
 OUR_RESERVE = 0.024
@@ -39,30 +39,28 @@ _NEVER_S = 1e9
 _TIMES = FittedTimes(
     LatencyModel(constant_s=0.02, sequence_s=1e-6, token_s=1e-5, context_s=1e-8, work_s=1e-10)
 )
-"""Any: what is counted here depends on steps, not on how long they take."""
+"""Arbitrary: the counts depend on steps, not on their duration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssumedLimit(Conservative):
-    """Conservative, where what is set aside need not be the limit at which outputs really end."""
+    """Conservative admission with an assumed output limit that may differ from the true one."""
 
     assumed: int
-    """Output tokens set aside for each request, more once it has more."""
+    """Output tokens reserved for each request; more once it has generated more."""
 
     def tokens_set_aside(self, table: RequestTable) -> IntArray:
-        """Prompts and assumed outputs."""
         return np.maximum(table.num_prompt_tokens + self.assumed, table.num_tokens_with_in_flight)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmPastFuture(PastFuture):
-    """Past-Future in a service that has answered requests before."""
+    """Past-Future with a history window that is full from the start."""
 
     past: str = ""
-    """Name of the distribution of lengths that fill its window; "" if it has just begun."""
+    """Distribution of the lengths in the window; "" for a new service."""
 
     def new_history(self, maximum: int) -> LengthHistory:
-        """A window that is full of the past's lengths, if there was one."""
         history = PastFuture.new_history(self, maximum)
         if self.past:
             for length in LENGTHS[self.past].sample(self.window, _PAST_SEED)[1].tolist():
@@ -72,26 +70,22 @@ class WarmPastFuture(PastFuture):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedPastFuture(WarmPastFuture):
-    """Past-Future as its table seems to have been measured.
+    """Past-Future as Table 1 seems to have been measured.
 
-    A window without a past is full of the longest output.
+    A new service's window is full of the longest output.
     """
 
     num_draws: int = PUBLISHED_DRAWS
-    """M* is the largest of so many draws."""
+    """M* is the largest over this many draws."""
     cold_start: str = "max"
     draws: str = "max"
 
     def samples(self, requests: int) -> int:
-        """As many draws as asked for."""
         return self.num_draws
 
 
 def options_of(admission: Admission, victim: str = "newest") -> SchedulerOptions:
-    """A system's scheduler: first come, first served, nobody preempted, none of our guards and limits.
-
-    victim: ``newest`` in the paper's systems.
-    """
+    """Scheduler options of the paper's systems: FCFS, without our guards and limits."""
     return SchedulerOptions(
         order=Fcfs(),
         admission=admission,
@@ -106,7 +100,7 @@ def options_of(admission: Admission, victim: str = "newest") -> SchedulerOptions
 
 
 def synthetic_requests(lengths: str, count: int, seed: int, longest: int, service: str) -> list[Request]:
-    """Requests of a named distribution of lengths, all at time 0; outputs end at ``longest``."""
+    """Requests with lengths of a named distribution, all at time 0; ``longest`` limits outputs."""
     prompts, outputs = LENGTHS[lengths].sample(count, seed)
     sampling = SamplingParams(max_tokens=longest)
     return [
@@ -124,43 +118,36 @@ def synthetic_requests(lengths: str, count: int, seed: int, longest: int, servic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullQueue:
-    """One run of requests that all wait from the beginning."""
+    """One run in which all requests are queued from the start."""
 
     lengths: str
     """Name of a distribution."""
     longest: int
-    """Output tokens at which answers end."""
+    """Limit of output tokens."""
     admission: Admission
-    """The system's."""
     victim: str = "newest"
-    """The policy's name."""
     requests: int = REQUESTS
-    """How many."""
     seed: int = 0
-    """Keys their lengths."""
+    """Of the lengths."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What the paper's table has of a run: shares of the capacity, and counts for each request."""
+    """The columns of Table 1: shares of the capacity, and counts per request."""
 
     steps: int
-    """Those that decode."""
+    """Decode steps."""
     kv_in_use: float
     """Mean over steps."""
     future_required: float
-    """Mean, over the moments at which the queue is looked at, of the memory that running requests will need
-    at once (M* of their true lengths)."""
+    """Mean over admissions of the peak memory that running requests will need (M* of their true lengths)."""
     preemptions: float
-    """How often each request was preempted."""
     recomputed_tokens: int
-    """Tokens computed again because of it."""
     turned_away: float
-    """How often for each request, at such a moment, the admission would have admitted the first in the queue,
-    for whose known tokens there was no room."""
+    """Admissions per request at which the policy would have admitted the head of the queue, but its known
+    tokens did not fit."""
 
     def metrics(self) -> dict[str, Value]:
-        """Under the names that all of these experiments use."""
         return {
             "decoding_steps": self.steps,
             "kv_in_use": self.kv_in_use,
@@ -171,22 +158,22 @@ class Counts:
         }
 
 
-class _Onlooker:
-    """Sums up, at the moments at which the queue is looked at, what no record of a run has."""
+class _QueueMonitor:
+    """Sums, over admissions, what a run's record does not have."""
 
     def __init__(self, scheduler: Scheduler, admission: Admission) -> None:
-        self.moments = self.peaks = self.turned_away = 0
+        self.admissions = self.peaks = self.turned_away = 0
         self._service = scheduler.services[_SERVICE]
         self._layout = token_layout(CAPACITY, 1, _SERVICE)
         self._admission = admission
         self._truth = Oracle()
-        scheduler.observe_steps(self.note)
+        scheduler.tell_steps(self.on_steps)
 
-    def note(self, first: int, steps: int) -> None:
-        """Steps begin in which the same requests run, so that their peak stays the same."""
-        moments = (first + steps - 1) // ADMIT_EVERY - (first - 1) // ADMIT_EVERY
+    def on_steps(self, first: int, steps: int) -> None:
+        """Count the admissions in steps with the same running requests, whose peak stays the same."""
+        admissions = (first + steps - 1) // ADMIT_EVERY - (first - 1) // ADMIT_EVERY
         service = self._service
-        if not moments or not service.waiting:
+        if not admissions or not service.waiting:
             return
         forecast = MemoryForecast(
             self._layout.services[_SERVICE],
@@ -195,16 +182,15 @@ class _Onlooker:
             shared=None,
             past=service.lengths,
         )
-        self.moments += moments
-        self.peaks += moments * int(self._truth.demand([forecast]))
-        # Only overcommitment would admit a request that there is no room for.
+        self.admissions += admissions
+        self.peaks += admissions * int(self._truth.demand([forecast]))
+        # Only overcommitment admits a request that does not fit.
         if isinstance(self._admission, Conservative) and self._admission.overcommit > 1:
             head = RequestTable(service.waiting[:1])
-            self.turned_away += moments * self._admission.how_many_fit(forecast, head, [], CAPACITY)
+            self.turned_away += admissions * self._admission.how_many_fit(forecast, head, [], CAPACITY)
 
 
 def run_full_queue(run: FullQueue) -> Counts:
-    """Simulate one run."""
     engine = EngineSpec(
         services={_SERVICE: ServiceSpec(times=_TIMES)},
         layout=token_layout(CAPACITY, 1, _SERVICE),
@@ -212,15 +198,15 @@ def run_full_queue(run: FullQueue) -> Counts:
         prefix_caching=False,
     )
     requests = synthetic_requests(run.lengths, run.requests, run.seed, run.longest, _SERVICE)
-    # Nobody looks at samples over time here.
+    # Samples over time are not used here.
     simulation = Simulation([engine], OpenLoop(requests), watch=Watch(sample_s=_NEVER_S))
-    onlooker = _Onlooker(simulation.replicas[0].scheduler, run.admission)
+    monitor = _QueueMonitor(simulation.replicas[0].scheduler, run.admission)
     totals = simulation.run().engines[0]
     return Counts(
         steps=totals.decode_steps,
         kv_in_use=totals.kv_used_mean,
-        future_required=onlooker.peaks / max(1, onlooker.moments) / CAPACITY,
+        future_required=monitor.peaks / max(1, monitor.admissions) / CAPACITY,
         preemptions=totals.preemptions / run.requests,
         recomputed_tokens=totals.recomputed_tokens,
-        turned_away=onlooker.turned_away / run.requests,
+        turned_away=monitor.turned_away / run.requests,
     )

@@ -1,10 +1,10 @@
-"""Past-Future's Table 1: decoding steps, memory and preemptions of every scheduler on three distributions."""
+"""Decode steps, memory and preemptions of admission policies (Past-Future, Table 1)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from experiments.parallel import at_each
+from experiments.parallel import map_points
 from experiments.past_future.setup import (
     ADMIT_EVERY,
     OUR_RESERVE,
@@ -29,9 +29,9 @@ QUICK_DISTRIBUTIONS = (1,)
 Policy = Literal["oracle", "past-future", "shoal", "aggressive", "conservative"]
 
 LONGEST: Mapping[int, int] = {1: 4096, 2: 5120, 3: 4096}
-"""Longest output of each distribution."""
+"""Limit of output tokens, by distribution."""
 ASSUMED = 4096
-"""Output tokens that the conservative scheduler sets aside."""
+"""Output tokens that the conservative policy reserves."""
 
 TABLE: Sequence[tuple[int, Policy, float | None, int, float, float, float]] = (
     (1, "oracle", None, 294250, 0.9487, 0.9889, 0.0),
@@ -62,19 +62,18 @@ TABLE: Sequence[tuple[int, Policy, float | None, int, float, float, float]] = (
     (3, "conservative", 1.0, 374250, 0.5973, 0.6159, 0.0),
     (3, "conservative", 1.5, 246870, 0.9045, 0.9254, 0.1909),
 )
-"""Distribution, scheduler and its parameter; steps, memory in use, memory required in future,
-preemptions per request."""
+"""Distribution, policy and its parameter; steps, memory in use, memory required in future, preemptions per
+request."""
 
 ASSUMPTIONS = (
     "From the paper: the distributions, the schedulers and their parameters, a window of 1,000 requests.",
-    "The paper prints neither the number of requests nor the capacity: 3,000 requests that all wait from the "
-    "beginning and 122,880 tokens of KV (120k with k = 1024, like the 2k to 4k of its lengths), one by one, "
-    "give its steps. With 120,000 tokens all steps are 2.4% more; ratios and shares stay.",
-    "The queue is looked at every ten steps, as LightLLM does.",
-    "Prompts are computed in the step that admits them, beside the decodes. Who is preempted loses its "
-    "memory, goes back to the head of the queue and is computed again; in the paper's systems that is the "
-    "newest.",
-    "conservative sets 4,096 output tokens aside everywhere, although outputs of distribution 2 have up to "
+    "The paper prints neither the number of requests nor the capacity: 3,000 requests, all queued from the "
+    "start, and 122,880 tokens of KV (120k with k = 1024, like the 2k to 4k of its lengths), in blocks of "
+    "one token, give its steps. With 120,000 tokens all steps are 2.4% more; ratios and shares stay.",
+    "Requests are admitted every ten steps, as in LightLLM.",
+    "Prompts are computed in the step that admits them, together with decodes. A preempted request loses its "
+    "memory, goes back to the head of the queue and is recomputed; in the paper's systems it is the newest.",
+    "conservative reserves 4,096 output tokens everywhere, although outputs of distribution 2 have up to "
     "5,120: no other limit gives the paper's steps.",
     "past-future: its window is full of answers given before the run, and M* is the largest of 3 draws; so "
     "all nine lines come out. The paper says that a new service assumes the maximum, and that small "
@@ -84,45 +83,40 @@ ASSUMPTIONS = (
 )
 DIFFERS: tuple[str, ...] = (
     "Differs: preemptions (the paper's evictions) of overcommitted conservative rows. Our scheduler admits "
-    "nobody for whom there is no room, so these wait and are never preempted; `turned_away_per_request` "
-    "counts them, and together with `preemptions_per_request` it is near the paper's figure for "
-    "distributions 2 and 3.",
+    "no request that does not fit, so these wait and are never preempted; `turned_away_per_request` counts "
+    "them, and together with `preemptions_per_request` it is near the paper's figure for distributions 2 "
+    "and 3.",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A line of the table."""
-
     distribution: int
-    """Its number in the paper."""
     policy: Policy
-    """The scheduler."""
     parameter: float | None
-    """Its reserve, watermark or overcommitment."""
+    """The reserve, watermark or overcommitment."""
     paper: Mapping[str, Value] | None
-    """The paper's figures under our metrics' names; None for ours."""
+    """The paper's figures; None for our policy."""
 
 
 def admission_of(policy: Policy, parameter: float | None, distribution: int) -> Admission:
-    """A scheduler of the table. parameter: its reserve, watermark or overcommitment."""
-    knob = 0.0 if parameter is None else parameter
+    """A policy of the table. parameter: its reserve, watermark or overcommitment."""
+    value = 0.0 if parameter is None else parameter
     if policy == "past-future":
         past = f"distribution-{distribution}"
-        return PublishedPastFuture(reserved=knob, past=past, admit_every=ADMIT_EVERY)
+        return PublishedPastFuture(reserved=value, past=past, admit_every=ADMIT_EVERY)
     if policy == "shoal":
-        return PastFuture(reserved=knob, admit_every=ADMIT_EVERY)
+        return PastFuture(reserved=value, admit_every=ADMIT_EVERY)
     if policy == "aggressive":
-        return Aggressive(watermark=knob, admit_every=ADMIT_EVERY)
+        return Aggressive(watermark=value, admit_every=ADMIT_EVERY)
     if policy == "conservative":
-        return AssumedLimit(overcommit=knob, assumed=ASSUMED, admit_every=ADMIT_EVERY)
+        return AssumedLimit(overcommit=value, assumed=ASSUMED, admit_every=ADMIT_EVERY)
     return Oracle(admit_every=ADMIT_EVERY)
 
 
 def queue_of(
     policy: Policy, parameter: float | None, distribution: int, requests: int, seed: int
 ) -> FullQueue:
-    """The run behind a line of the table."""
     return FullQueue(
         lengths=f"distribution-{distribution}",
         longest=LONGEST[distribution],
@@ -134,12 +128,11 @@ def queue_of(
 
 
 def run(effort: Effort) -> Result:
-    """Every line of the table, and one of ours for each distribution."""
     count = effort.choose(REQUESTS, QUICK_REQUESTS)
     distributions = effort.choose(tuple(LONGEST), QUICK_DISTRIBUTIONS)
     table = [line for line in _lines() if line.distribution in distributions]
     runs = [queue_of(line.policy, line.parameter, line.distribution, count, 0) for line in table]
-    found = at_each(effort, NAME, run_full_queue, runs, heaviest_first=_work)
+    found = map_points(effort, NAME, run_full_queue, runs, heaviest_first=_cost)
     measured = list(zip(table, found, strict=True))
     best = {line.distribution: counts for line, counts in measured if line.policy == "oracle"}
     rows = [_row(line, counts, best[line.distribution]) for line, counts in measured]
@@ -153,7 +146,7 @@ def run(effort: Effort) -> Result:
 
 
 def _lines() -> list[_Line]:
-    """The table with our lines behind the paper's Past-Future."""
+    """The table, with lines of our policy after those of Past-Future."""
     best = {distribution: steps for distribution, policy, _, steps, *_ in TABLE if policy == "oracle"}
     lines: list[_Line] = []
     for distribution, policy, parameter, steps, in_use, required, preemptions in TABLE:
@@ -170,8 +163,8 @@ def _lines() -> list[_Line]:
     return lines
 
 
-def _work(queue: FullQueue) -> float:
-    """How long a run takes, about: outputs, and more where lengths are forecast at every look."""
+def _cost(queue: FullQueue) -> float:
+    """Relative cost of a run: outputs, and more where every admission forecasts lengths."""
     return queue.longest * (1 if isinstance(queue.admission, Oracle | PastFuture) else 0.5)
 
 
@@ -192,7 +185,7 @@ def _row(line: _Line, found: Counts, best: Counts) -> Row:
 
 
 def _panel(rows: Sequence[Row], distribution: int) -> Panel:
-    """Steps against preemptions, each scheduler a line over its parameters; the paper's beside them."""
+    """Steps against preemptions, a line for each policy over its parameters, and the paper's points."""
     chosen = [row for row in rows if row.config["distribution"] == distribution]
     series = []
     for colour, policy in enumerate(dict.fromkeys(row.config["policy"] for row in chosen)):
@@ -218,6 +211,6 @@ def _series(label: str, figures: Sequence[Mapping[str, Value]], colour: int, *, 
 REPRODUCTION = Reproduction(
     name=NAME,
     paper="Past-Future, Table 1",
-    says="decoding steps, memory and preemptions of each admission on three distributions of lengths",
+    measures="decoding steps, memory and preemptions of each admission on three distributions of lengths",
     run=run,
 )

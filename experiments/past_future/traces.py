@@ -1,4 +1,4 @@
-"""Output lengths of real services over time, where traces are at hand; otherwise of synthetic ones."""
+"""Output lengths of real services over time, from public traces; synthetic lengths without them."""
 
 import os
 from collections.abc import Mapping
@@ -23,29 +23,28 @@ TRACES: Mapping[str, str] = {
     "ServeGen DeepSeek-R1": "servegen/deepseek_r1",
     "BurstGPT": "burstgpt/BurstGPT_1.csv",
 }
-"""Where traces are looked for in their folder; requests of each are by arrival."""
+"""Paths of the traces in their folder."""
 
 SYNTHETIC: Mapping[str, str] = {
     "synthetic, steady": "azure-conversation",
     "synthetic, changing": "varying",
 }
-"""Names of distributions of lengths for when there is no trace at all."""
+"""Length distributions used if there is no trace at all."""
 _SYNTHETIC_REQUESTS = 20_000
 _MOST_REQUESTS = 50_000
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Output lengths of one service."""
+    """Output lengths of one service, in order of arrival."""
 
     name: str
     """Of the trace."""
     lengths: IntArray
-    """In the order in which its requests came."""
 
 
 def traces_folder() -> Path | None:
-    """The folder of traces: where ``SHOAL_TRACES`` says, or nearby; None where there is none.
+    """The folder of traces: that of ``SHOAL_TRACES``, or one nearby; None if there is none.
 
     Raises ConfigError if the variable names no folder.
     """
@@ -58,7 +57,7 @@ def traces_folder() -> Path | None:
 
 
 def outputs_over_time(folder: Path | None, most: int = _MOST_REQUESTS) -> tuple[list[Outputs], list[str]]:
-    """What traces in ``folder`` hold, at most so many requests of each, and why others are missing."""
+    """The lengths in the traces of ``folder``, at most ``most`` of each, and notes on missing traces."""
     found, missing = [], []
     for name, place in TRACES.items():
         if folder is None or not (folder / place).exists():
@@ -85,7 +84,7 @@ def outputs_over_time(folder: Path | None, most: int = _MOST_REQUESTS) -> tuple[
 
 
 def _burstgpt(path: Path, most: int) -> list[Outputs]:
-    """Conversations and calls of the API apart, as the paper has them."""
+    """Conversations and API calls separately, as in the paper."""
     rows = load_trace(path, limit=most).rows
     kinds = {"BurstGPT conversation": "Conversation", "BurstGPT API": "API"}
     return [

@@ -1,10 +1,10 @@
-"""What Table 1 leaves open of Past-Future, and ours: means over several workloads of distribution 1."""
+"""Variants of Past-Future that Table 1 leaves open, and of our policy: means over seeds of distribution 1."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from experiments.parallel import at_each
+from experiments.parallel import map_points
 from experiments.past_future.setup import (
     ADMIT_EVERY,
     OUR_RESERVE,
@@ -28,7 +28,7 @@ LENGTHS_NAME = f"distribution-{DISTRIBUTION}"
 SEEDS, QUICK_SEEDS = 8, 2
 QUICK_REQUESTS = 40
 LIGHTLLM_DRAWS = 5
-"""For batches of less than 50 requests, as all are here."""
+"""For batches of less than 50 requests, such as all here."""
 
 _PAPER: Mapping[str, Value] = {
     "steps_over_oracle": 296710 / 294250 - 1,
@@ -42,11 +42,8 @@ _PAPER: Mapping[str, Value] = {
 @dataclass(frozen=True, slots=True)
 class _Variant:
     config: Mapping[str, Value]
-    """What it is, for the result."""
     admission: Admission
-    """Its admission."""
     victim: str = "newest"
-    """Whom it preempts: the policy's name."""
 
 
 def _published(past: str, draws: int) -> _Variant:
@@ -80,7 +77,6 @@ VARIANTS = (
 
 
 def run(effort: Effort) -> Result:
-    """Every variant on every workload."""
     seeds = range(effort.choose(SEEDS, QUICK_SEEDS))
     count = effort.choose(REQUESTS, QUICK_REQUESTS)
     points = [
@@ -95,7 +91,7 @@ def run(effort: Effort) -> Result:
         for variant in VARIANTS
         for seed in seeds
     ]
-    found = at_each(effort, NAME, run_full_queue, points)
+    found = map_points(effort, NAME, run_full_queue, points)
     by_variant = [found[start : start + len(seeds)] for start in range(0, len(found), len(seeds))]
     best = by_variant[VARIANTS.index(ORACLE)]
     rows = [
@@ -112,7 +108,7 @@ def run(effort: Effort) -> Result:
         assumptions=[
             "As in past-future-table1, with workloads drawn from several seeds; figures are means over them. "
             "steps_over_oracle is against the oracle on the same workload.",
-            "history warm: the window is full of answers given before; cold: full of the longest possible.",
+            "history warm: the window is full of earlier answers; cold: full of the longest possible.",
             "shoal's aim is the paper's point, +0.9% steps over the oracle with under 7% preemptions, from "
             "the first request on.",
         ],
@@ -161,6 +157,6 @@ def _panel(rows: Sequence[Row]) -> Panel:
 REPRODUCTION = Reproduction(
     name=NAME,
     paper="Past-Future, Table 1",
-    says="what its text leaves open (history, draws) and our victims, in the mean over eight workloads",
+    measures="means over eight workloads of what its text leaves open (history, draws), and of our victims",
     run=run,
 )

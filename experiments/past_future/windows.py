@@ -1,4 +1,4 @@
-"""Past-Future's Figs. 3 and 4: how alike the output lengths of neighbouring windows of requests are."""
+"""Similarity of output lengths between windows of requests in real traces (Past-Future, Figs. 3 and 4)."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from experiments.past_future.setup import PAPER
 from experiments.past_future.traces import IntArray, Outputs, outputs_over_time, traces_folder
-from experiments.pictures import lines
+from experiments.pictures import line_panel
 from experiments.registry import Reproduction
 from experiments.result import Effort, Result, Row
 from shoal.measure import Panel
@@ -24,29 +24,29 @@ FEWEST_WINDOWS = 3
 
 
 def binned(lengths: IntArray) -> IntArray:
-    """Lengths as numbers of bins: 50 of equal width up to the 99th percentile, and one for what is longer."""
+    """The bin of each length: 50 of equal width up to the 99th percentile, and one for longer lengths."""
     width = max(1.0, float(np.percentile(lengths, 99)) / BINS)
     numbers: IntArray = np.minimum((lengths - 1) // width, BINS).astype(np.int64)
     return numbers
 
 
 def histograms(bins: IntArray, starts: IntArray, size: int) -> FloatArray:
-    """How often each bin occurs among ``size`` of ``bins`` from each start on [starts, bins]."""
+    """Counts of each bin in windows of ``size`` requests, one for each start [starts, bins]."""
     return np.stack([np.bincount(bins[at : at + size], minlength=BINS + 1) for at in starts]).astype(float)
 
 
 def cosines(left: FloatArray, right: FloatArray) -> FloatArray:
-    """Cosine similarity of every row of ``left`` and every row of ``right`` [lefts, rights]."""
+    """Cosine similarity of each row of ``left`` with each row of ``right`` [lefts, rights]."""
     norms = [np.linalg.norm(side, axis=1, keepdims=True) for side in (left, right)]
     product: FloatArray = (left / norms[0]) @ (right / norms[1]).T
     return product
 
 
-def neighbours_and_all(lengths: IntArray, past: int, running: int) -> tuple[float, float, float]:
-    """Similarity of each window of ``running`` requests to the ``past`` ones just before it, and to any.
+def window_similarities(lengths: IntArray, past: int, running: int) -> tuple[float, float, float]:
+    """Similarity of windows of ``running`` requests to windows of ``past`` requests.
 
-    Mean over neighbours, the least of them, and mean over all pairs of windows without a common request; NaN
-    where there are too few windows.
+    Mean and minimum over windows and the requests just before them, and mean over all disjoint pairs; NaN if
+    there are too few windows.
     """
     starts = np.arange(past, len(lengths) - running + 1, max(running, past // 4))
     if len(starts) < FEWEST_WINDOWS:
@@ -60,7 +60,7 @@ def neighbours_and_all(lengths: IntArray, past: int, running: int) -> tuple[floa
 
 
 def run(effort: Effort) -> Result:
-    """Fig. 3: windows of 1,000 of every trace. Fig. 4: sizes of both windows."""
+    """Fig. 3: windows of 1,000 requests. Fig. 4: other sizes of both windows."""
     folder = traces_folder()
     traces, notes = outputs_over_time(folder, *([QUICK_REQUESTS] if effort.quick else []))
     rows = [
@@ -77,10 +77,10 @@ def run(effort: Effort) -> Result:
         name=NAME,
         paper=PAPER + ", Figs. 3 and 4",
         assumptions=[
-            "The paper draws both figures without printing them: neighbouring windows are alike in all "
-            "traces, distant ones where a service has one task; 1,000 past requests suit all.",
+            "The paper draws both figures without printing them: neighbouring windows are similar in all "
+            "traces, distant ones if a service has one task; 1,000 past requests suit all.",
             f"Lengths are counted in {BINS} bins up to the 99th percentile; the paper names no bins. "
-            "neighbours: a window and the requests just before it; all_pairs: any two windows apart.",
+            "neighbours: a window and the requests just before it; all_pairs: any two disjoint windows.",
             *notes,
         ],
         rows=rows,
@@ -89,7 +89,7 @@ def run(effort: Effort) -> Result:
 
 
 def _row(figure: int, trace: Outputs, past: int, running: int) -> Row:
-    near, least, everywhere = neighbours_and_all(trace.lengths, past, running)
+    near, least, everywhere = window_similarities(trace.lengths, past, running)
     return Row(
         config={"figure": figure, "trace": trace.name, "past_window": past, "running_window": running},
         metrics={"neighbours": near, "least_neighbours": least, "all_pairs": everywhere},
@@ -97,10 +97,10 @@ def _row(figure: int, trace: Outputs, past: int, running: int) -> Row:
 
 
 def _panels(rows: Sequence[Row], traces: Sequence[Outputs]) -> list[list[Panel]]:
-    """Fig. 4 of each trace: similarity over the past window, a line for each running window."""
+    """Fig. 4: similarity over the past window, a line for each running window, a row for each trace."""
     return [
         [
-            lines(
+            line_panel(
                 rows,
                 x="past_window",
                 y=metric,
@@ -119,6 +119,6 @@ def _panels(rows: Sequence[Row], traces: Sequence[Outputs]) -> list[list[Panel]]
 REPRODUCTION = Reproduction(
     name=NAME,
     paper="Past-Future, Figs. 3 and 4",
-    says="how alike output lengths of neighbouring windows are, by the windows' sizes, in real traces",
+    measures="similarity of output lengths between neighbouring windows, by their sizes, in real traces",
     run=run,
 )

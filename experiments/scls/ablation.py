@@ -1,4 +1,4 @@
-"""SCLS's ladder: one of its ideas added after the other (Figs. 15 and 16)."""
+"""Ablation of SCLS: its ideas added one by one (Figs. 15 and 16)."""
 
 from experiments.registry import Reproduction
 from experiments.result import Effort, Result, Row, Value
@@ -20,12 +20,11 @@ LADDER = ("sls", "so", "pm", "ab", "lb", "scls")
 
 DIFFERS = (
     "Differs: max-min offloading adds little (5% and 1%): with every engine overloaded, batches of equal "
-    "size dealt in turn are nearly balanced already, and queues hide what is not.",
+    "size dealt in turn are nearly balanced already, and queues hide the rest.",
 )
 
 
 def run(effort: Effort) -> Result:
-    """Every engine and step of the ladder at 20 requests per second."""
     seconds = effort.choose(SECONDS, QUICK_SECONDS)
     points = [(engine, step) for engine in ENGINES for step in LADDER]
     rows: list[Row] = []
@@ -35,9 +34,9 @@ def run(effort: Effort) -> Result:
         metrics = figures(found) | {"completion_std_s": found.report.worker_completion_std_s}
         firsts.setdefault(engine, metrics)
         metrics["throughput_over_sls"] = ratio(metrics, firsts[engine], "throughput")
-        whole = {name: value for name, value in MARGINS[engine].items() if name.startswith("throughput")}
+        printed = {name: value for name, value in MARGINS[engine].items() if name.startswith("throughput")}
         config: dict[str, Value] = {"engine": engine, "step": step}
-        rows.append(Row(config=config, metrics=metrics, paper=whole if step == LADDER[-1] else None))
+        rows.append(Row(config=config, metrics=metrics, paper=printed if step == LADDER[-1] else None))
     return Result(
         name=NAME,
         paper=PAPER + ", Figs. 15 and 16",
@@ -54,6 +53,6 @@ def run(effort: Effort) -> Result:
 REPRODUCTION = Reproduction(
     name=NAME,
     paper="SCLS, Figs. 15 and 16",
-    says="what each idea adds: SLS, slices, padding, adaptive batches, load balancing, interval",
+    measures="what each idea adds: SLS, slices, padding, adaptive batches, load balancing, interval",
     run=run,
 )

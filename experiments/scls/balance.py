@@ -1,6 +1,6 @@
-"""How evenly SCLS loads its workers, and what slices cost (Figs. 14 and 17)."""
+"""Load balance between workers, slices per request and early returns (SCLS, Figs. 14 and 17)."""
 
-from experiments.pictures import lines
+from experiments.pictures import line_panel
 from experiments.registry import Reproduction
 from experiments.result import Effort, Result, Row, Value, between
 from experiments.scls.ils import ILS_ASSUMPTIONS, ils_completion_std_s, run_ils
@@ -23,13 +23,12 @@ DIFFERS = (
     "Differs: ILS is balanced as well as SCLS here. Its engines keep up with the arrivals (see "
     "scls-throughput), so each ends soon after its last request; the imbalance that the paper shows comes "
     "from queues.",
-    "Differs: SCLS's deviation is larger at 10 per second than at 20. Without a backlog it is decided by "
-    "who has the last slices to serve, not by the offloader.",
+    "Differs: SCLS's deviation is larger at 10 per second than at 20. Without a backlog it depends on which "
+    "worker has the last slices, not on the offloader.",
 )
 
 
 def run(effort: Effort) -> Result:
-    """Completion times of workers, slices of requests and early returns."""
     seconds = effort.choose(SECONDS, QUICK_SECONDS)
     rates = effort.choose((RATES[0], RATES[-1]), RATES[-1:])
     points = [
@@ -52,7 +51,7 @@ def run(effort: Effort) -> Result:
         paper = between("early_return_ratio", 0.0, 0.01) if name == "scls" else None
         rows.append(Row(config=config, metrics=metrics, paper=paper))
     panels = [
-        lines(
+        line_panel(
             rows,
             x="rate",
             y="completion_std_s",
@@ -97,6 +96,6 @@ def _figures(report: StaticReport) -> dict[str, Value]:
 REPRODUCTION = Reproduction(
     name=NAME,
     paper="SCLS, Figs. 14 and 17",
-    says="deviation of the workers' completion times, slices per request, early returns",
+    measures="deviation of the workers' completion times, slices per request, early returns",
     run=run,
 )

@@ -1,4 +1,4 @@
-"""Iteration-level scheduling beside SCLS: continuous batching on eight engines (SCLS, section 5.1)."""
+"""Iteration-level scheduling (ILS), SCLS's baseline: continuous batching on eight engines (section 5.1)."""
 
 from dataclasses import dataclass
 from statistics import fmean, pstdev
@@ -17,14 +17,15 @@ from shoal.schedule import Conservative, Fcfs, SchedulerOptions
 from shoal.simulate import EngineSpec, OpenLoop, ServiceSpec, Simulation, token_layout
 
 FEW = 3
-"""Requests at once with which continuous batching is as slow as the paper has it."""
+"""Running requests with which continuous batching is as slow as in the paper."""
 
 BLOCK_TOKENS = 16
 STEP_TOKENS = 768
 ILS_ASSUMPTIONS = (
     "ILS: continuous batching on the ds engine's coefficients without padding, prompts in chunks, at most "
     "768 tokens a step, first come first served, round-robin over 8 engines; a request is admitted when "
-    "its prompt and 1024 output tokens fit beside those of all that run, in the KV memory of hf.",
+    "its prompt and 1024 output tokens fit together with those of all running requests, in the KV memory of "
+    "hf.",
     f"ILS-{FEW}: the same with at most {FEW} requests at once on an engine, chosen to match the paper's "
     "margins.",
 )
@@ -32,22 +33,20 @@ ILS_ASSUMPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class RaggedTimes:
-    """Steps of the ``ds`` engine without padding: its decode iteration and its prefill in one."""
+    """Step times of the ``ds`` engine without padding, decodes and prompts in one step."""
 
     constant_s: float
-    """Of a step."""
     token_s: float
-    """For a prompt token."""
+    """Per prompt token."""
     context_s: float
-    """For a position that a decoding row attends."""
+    """Per position attended by decodes."""
 
     def step_time(self, rows: StepRows) -> float:
-        """Seconds of one step."""
         prompt_tokens = sum(new for new, _ in rows.chunks)
         return self.constant_s + self.context_s * rows.decode_context + self.token_s * prompt_tokens
 
     def decode_times(self, sequences: int, context: int, steps: int) -> NDArray[np.float64]:
-        """Seconds of each of a run of decode steps."""
+        """Seconds of each of ``steps`` decode steps in a row."""
         contexts = np.arange(context, context + sequences * steps, sequences, dtype=np.int64)
         # Adding nothing for prompts, as ``step_time`` does, keeps the two equal to the last bit.
         return np.asarray(self.constant_s + self.context_s * contexts + 0.0, dtype=np.float64)
@@ -58,12 +57,13 @@ def run_ils(
     rate: float,
     seconds: float = SECONDS,
     workers: int = WORKERS,
-    most: int | None = None,
+    max_running: int | None = None,
     seed: int = 0,
 ) -> RunRecord:
-    """One run of continuous batching; most: requests that run at once on an engine, None: what memory allows.
+    """Simulate continuous batching.
 
-    A request is admitted when its prompt and the longest output fit beside those of all that run.
+    max_running: requests per engine; None: as many as fit. A request is admitted when its prompt and the
+    longest output fit together with those of all running requests.
     """
     speed = ENGINES["ds"].time
     times = RaggedTimes(speed.decode.constant, speed.prefill.product, speed.decode.product)
@@ -79,7 +79,7 @@ def run_ils(
             preemption_mode="recompute",
             preempt_for_waiting="never",
             max_token_gap_s=1e9,
-            max_running=256 if most is None else most,
+            max_running=256 if max_running is None else max_running,
             max_batched_tokens=STEP_TOKENS,
         ),
         prefix_caching=False,
@@ -89,7 +89,7 @@ def run_ils(
 
 
 def ils_figures(record: RunRecord) -> dict[str, Value]:
-    """The figures of ``scls_setup.figures`` that continuous batching has."""
+    """Those of ``scls.setup.figures`` that continuous batching has."""
     times = [row.e2e_s for row in record.requests]
     return {
         "throughput": len(times) / (record.end_ns / 1e9),
@@ -101,7 +101,7 @@ def ils_figures(record: RunRecord) -> dict[str, Value]:
 
 
 def ils_completion_std_s(record: RunRecord) -> float:
-    """Standard deviation of when the engines finished their last request."""
+    """Standard deviation of the times at which engines finish their last request."""
     last = dict.fromkeys(range(len(record.engines)), 0)
     for row in record.requests:
         last[row.engine] = max(last[row.engine], row.finish_ns)

@@ -1,4 +1,4 @@
-"""What all of SCLS's experiments share: eight static engines of LLaMA2-13B, their speed and memory."""
+"""Shared set-up of SCLS's experiments: eight static engines of LLaMA2-13B, their speed and memory."""
 
 import math
 from collections.abc import Mapping
@@ -30,24 +30,22 @@ _PREFILL_TOKEN_S = 1.45e-4
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSpeed:
-    """Serving times of one engine."""
-
+class StaticEngineSpeed:
     time: PaddedLatency
-    """As estimated."""
+    """The estimate."""
     spread: float
     """Relative standard deviation of the estimate's error."""
 
 
-ENGINES: Mapping[str, EngineSpeed] = {
-    "hf": EngineSpeed(
+ENGINES: Mapping[str, StaticEngineSpeed] = {
+    "hf": StaticEngineSpeed(
         PaddedLatency(
             prefill=Bilinear(product=_PREFILL_TOKEN_S, sequence=0.0, length=0.0, constant=0.030),
             decode=Bilinear(product=3.58e-6, sequence=0.0, length=0.0, constant=0.0251),
         ),
         spread=0.13,
     ),
-    "ds": EngineSpeed(
+    "ds": StaticEngineSpeed(
         PaddedLatency(
             prefill=Bilinear(product=_PREFILL_TOKEN_S, sequence=0.0, length=0.0, constant=0.020),
             decode=Bilinear(product=1.0e-6, sequence=0.0, length=0.0, constant=0.016),
@@ -63,7 +61,7 @@ ASSUMPTIONS = (
     "0.9, the rule table of ds. A run ends when all requests are answered; throughput is requests over "
     "that time.",
     "hf: the two times printed in Fig. 11 (13.5 s for 15 inputs of 10 tokens and one of 1024 together, "
-    "7.6 s apart) determine 25.1 ms and 3.58 us per attended position for a decode iteration, given a "
+    "7.6 s separately) determine 25.1 ms and 3.58 us per attended position for a decode iteration, given a "
     "prefill of 0.145 ms per token (26 GFLOP at 180 TFLOP/s).",
     "ds: the paper prints no time. Assumed are the same prefill, 16 ms for a decode iteration (26 GB of "
     "weights at 1.6 TB/s) and 1 us per attended position (KV at half the memory bandwidth). With 2.2 us "
@@ -84,7 +82,7 @@ ASSUMPTIONS = (
 
 
 def memory_of(engine: str) -> MemoryLimit:
-    """The paper's estimator for this engine."""
+    """The paper's memory estimator for an engine."""
     return STATIC_ENGINES[engine].memory(token_bytes=TOKEN_BYTES, available_bytes=AVAILABLE_BYTES)
 
 
@@ -97,7 +95,7 @@ def run_static(
     workers: int = WORKERS,
     seed: int = 0,
 ) -> StaticRun:
-    """One run of static batches on ``workers`` engines."""
+    """Simulate static batching on ``workers`` engines."""
     speed = ENGINES[engine]
     cluster = StaticCluster(
         options,
@@ -111,7 +109,7 @@ def run_static(
 
 
 def figures(run: StaticRun) -> dict[str, Value]:
-    """What the paper's Figs. 12 and 13 show; tokens of the mean request, summed over its batches."""
+    """The metrics of Figs. 12 and 13; tokens are means per request, summed over its batches."""
     report = run.report
     return {
         "throughput": report.requests_per_s,
@@ -126,18 +124,17 @@ def figures(run: StaticRun) -> dict[str, Value]:
 MARGIN_NAMES = ("throughput_over", "mean_response_cut", "p95_response_cut")
 
 
-def margins(ours: Mapping[str, Value], other: Mapping[str, Value], whose: str) -> dict[str, Value]:
-    """Throughput as a multiple of another scheduler's, and the shares by which response times are cut."""
+def margins(ours: Mapping[str, Value], other: Mapping[str, Value], suffix: str) -> dict[str, Value]:
+    """Throughput relative to another scheduler's, and the shares by which response times are smaller."""
     values = (
         ratio(ours, other, "throughput"),
         1 - ratio(ours, other, "mean_response_s"),
         1 - ratio(ours, other, "p95_response_s"),
     )
-    return {f"{name}_{whose}": value for name, value in zip(MARGIN_NAMES, values, strict=True)}
+    return {f"{name}_{suffix}": value for name, value in zip(MARGIN_NAMES, values, strict=True)}
 
 
 def ratio(ours: Mapping[str, Value], other: Mapping[str, Value], metric: str) -> float:
-    """One metric of ours as a multiple of another's."""
     value, unit = ours[metric], other[metric]
     assert isinstance(value, float)
     assert isinstance(unit, float)

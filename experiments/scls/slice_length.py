@@ -1,9 +1,9 @@
-"""How long a slice should be (SCLS, Figs. 18 to 21)."""
+"""Throughput, batches, waste and early returns against the slice length (SCLS, Figs. 18 to 21)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from experiments.pictures import lines
+from experiments.pictures import line_panel
 from experiments.registry import Reproduction
 from experiments.result import Effort, Result, Row, Value, between
 from experiments.scls.setup import (
@@ -24,7 +24,6 @@ PAPER_LENGTH = 128
 
 
 def run(effort: Effort) -> Result:
-    """SCLS at 20 requests per second with slices of several lengths."""
     seconds = effort.choose(SECONDS, QUICK_SECONDS)
     points = [(engine, length) for engine in ENGINES for length in LENGTHS]
     rows: list[Row] = []
@@ -62,7 +61,7 @@ def _panels(rows: Sequence[Row], engine: str) -> list[Panel]:
         "invalid_tokens": "invalid tokens of a request",
     }
     return [
-        lines(
+        line_panel(
             rows,
             x="slice_tokens",
             y=metric,
@@ -78,6 +77,6 @@ def _panels(rows: Sequence[Row], engine: str) -> list[Panel]:
 REPRODUCTION = Reproduction(
     name=NAME,
     paper="SCLS, Figs. 18 to 21",
-    says="throughput, batches, waste and early returns against the length of a slice",
+    measures="throughput, batches, waste and early returns against the length of a slice",
     run=run,
 )

@@ -1,8 +1,8 @@
-"""SCLS's main figure: throughput and response times against the arrival rate (Figs. 12 and 13)."""
+"""Throughput and response times against the arrival rate, the main result of SCLS (Figs. 12 and 13)."""
 
 from collections.abc import Mapping, Sequence
 
-from experiments.pictures import lines
+from experiments.pictures import line_panel
 from experiments.registry import Reproduction
 from experiments.result import Effort, Result, Row, Value, between
 from experiments.scls.ils import FEW, ILS_ASSUMPTIONS, ils_figures, run_ils
@@ -41,24 +41,23 @@ MARGINS: Mapping[str, Mapping[str, Value]] = {
         **between("batch_over_sls", 1.432, 1.861),
     },
 }
-"""What section 5.2 prints of SCLS against SLS."""
+"""SCLS relative to SLS, as printed in section 5.2."""
 
 DIFFERS = (
-    "Differs: ILS. In our model continuous batching is faster than SCLS, as neither padding nor prefill "
-    "again nor waiting for slices costs it anything; memory holds about 21 requests on an engine even "
-    "when 1024 output tokens are set aside for each. The paper measured DeepSpeed-FastGen 0.2 and does "
+    "Differs: ILS. In our model continuous batching is faster than SCLS: it has no padding, no repeated "
+    "prefill and no waiting for slices. Memory holds about 21 requests on an engine even when 1024 output "
+    "tokens are reserved for each. The paper measured DeepSpeed-FastGen 0.2 and does "
     "not print how many requests ran at once. Its margins need an engine that runs about 3 (ILS-3) or is "
     "as slow for other reasons.",
     "Differs: response times are cut more than in the paper at 10 requests per second and less at 20 (and "
-    "still less, 0.76 for ds, at 25). The more there is to catch up with at the end, the closer the cut "
-    "comes to 1 - 1/(margin of throughput), 0.75 for hf; so the paper's ranges belong to rates between "
+    "still less, 0.76 for ds, at 25). The larger the backlog at the end, the closer the cut comes to "
+    "1 - 1/(margin of throughput), 0.75 for hf; so the paper's ranges belong to rates between "
     "ours, or its throughput counts otherwise.",
     "Differs: ds batches grow by 26% at 10 per second (paper at least 43%): in 3 s few requests gather.",
 )
 
 
 def run(effort: Effort) -> Result:
-    """Every engine, rate and scheduler."""
     seconds = effort.choose(SECONDS, QUICK_SECONDS)
     rates = effort.choose(RATES, (FEW_RATE,))
     rows: list[Row] = []
@@ -67,12 +66,12 @@ def run(effort: Effort) -> Result:
         found = _measure(engine, rate, seconds)
         for name, metrics in found.items():
             config: dict[str, Value] = {"engine": engine, "rate": rate, "scheduler": name}
-            last = name == "scls"
+            is_scls = name == "scls"
             rows.append(
                 Row(
                     config=config,
-                    metrics=_against(found) if last else metrics,
-                    paper=_margins(engine, found) if last else None,
+                    metrics=_with_margins(found) if is_scls else metrics,
+                    paper=_printed_margins(engine, found) if is_scls else None,
                 )
             )
     return Result(
@@ -85,18 +84,18 @@ def run(effort: Effort) -> Result:
 
 
 def _measure(engine: str, rate: float, seconds: float) -> dict[str, dict[str, Value]]:
-    """Figures by scheduler, SCLS last; transformers has no continuous batching."""
+    """Figures by scheduler, SCLS last; ``hf`` has no continuous batching."""
     found = {"sls": figures(run_static(static_preset("sls", engine), engine, rate=rate, seconds=seconds))}
     if engine == "ds":
         found["ils"] = ils_figures(run_ils(rate=rate, seconds=seconds))
         if rate == FEW_RATE:
-            found[FEW_NAME] = ils_figures(run_ils(rate=rate, seconds=seconds, most=FEW))
+            found[FEW_NAME] = ils_figures(run_ils(rate=rate, seconds=seconds, max_running=FEW))
     found["scls"] = figures(run_static(static_preset("scls", engine), engine, rate=rate, seconds=seconds))
     return found
 
 
-def _against(found: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
-    """SCLS's figures and its margins over all others."""
+def _with_margins(found: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
+    """SCLS's figures, and its margins over the other schedulers."""
     ours = dict(found["scls"])
     for name in found:
         if name != "scls":
@@ -104,14 +103,14 @@ def _against(found: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
     return ours | {"batch_over_sls": ratio(ours, found["sls"], "batch_size")}
 
 
-def _margins(engine: str, found: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
-    """The paper's; those over ILS for each of our two readings of it."""
+def _printed_margins(engine: str, found: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
+    """The paper's margins; those over ILS for each of our two readings of it."""
     printed = dict(MARGINS[engine])
     for name in ("ils", FEW_NAME):
         if name in found:
-            whose = name.replace("-", "_")
+            suffix = name.replace("-", "_")
             for metric, (least, most) in zip(MARGIN_NAMES, _OVER_ILS, strict=True):
-                printed |= between(f"{metric}_{whose}", least, most)
+                printed |= between(f"{metric}_{suffix}", least, most)
     return printed
 
 
@@ -123,7 +122,7 @@ def _panels(rows: Sequence[Row]) -> list[list[Panel]]:
     }
     return [
         [
-            lines(
+            line_panel(
                 rows,
                 x="rate",
                 y=metric,
@@ -142,6 +141,6 @@ def _panels(rows: Sequence[Row]) -> list[list[Panel]]:
 REPRODUCTION = Reproduction(
     name=NAME,
     paper="SCLS, Figs. 12 and 13",
-    says="throughput, mean and p95 response time against arrival rate: SLS, ILS and SCLS",
+    measures="throughput, mean and p95 response time against arrival rate: SLS, ILS and SCLS",
     run=run,
 )

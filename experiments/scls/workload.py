@@ -1,8 +1,8 @@
-"""Requests as SCLS's evaluation sends them: Poisson arrivals, lengths of a chatbot for code.
+"""Workload of SCLS's evaluation: Poisson arrivals, lognormal lengths of a chatbot for code.
 
-The paper prints the limits of the lengths (1024 and 1024), not their distributions: of outputs it says that
-the vast majority is shorter than 512 (section 3.3) and that most requests end within three slices of 128
-(section 5.2). Both lengths are lognormal here, cut at the limits as the paper cuts them.
+The paper prints the limits of the lengths (1024 and 1024), not their distributions: the vast majority of
+outputs is shorter than 512 (section 3.3), and most requests end within three slices of 128 (section 5.2).
+Lengths are cut at the limits, as in the paper.
 """
 
 import math
@@ -19,30 +19,25 @@ _ARRIVALS, _PROMPTS, _OUTPUTS = range(3)
 
 @dataclass(frozen=True, slots=True)
 class Lognormal:
-    """Lengths in tokens whose logarithm is normal, rounded."""
+    """Lognormal lengths in tokens, rounded."""
 
     median: float
-    """The median length."""
     sigma: float
     """Standard deviation of the logarithm."""
-    most: int
-    """What is longer becomes this; what is below 1 becomes 1."""
+    maximum: int
+    """Lengths are clipped to 1 and this."""
 
     def at(self, quantile: float) -> int:
-        """The length below which this share of all lengths is."""
         deviation = _STANDARD.inv_cdf(min(max(quantile, 1e-12), 1 - 1e-12))
-        return max(1, min(self.most, round(self.median * math.exp(self.sigma * deviation))))
+        return max(1, min(self.maximum, round(self.median * math.exp(self.sigma * deviation))))
 
 
-PROMPTS = Lognormal(median=500.0, sigma=1.0, most=MAX_PROMPT)
-OUTPUTS = Lognormal(median=150.0, sigma=0.8, most=MAX_OUTPUT)
+PROMPTS = Lognormal(median=500.0, sigma=1.0, maximum=MAX_PROMPT)
+OUTPUTS = Lognormal(median=150.0, sigma=0.8, maximum=MAX_OUTPUT)
 
 
 def codefuse_requests(rate: float, seconds: float, seed: int = 0) -> list[Request]:
-    """Requests that arrive within ``seconds`` at ``rate`` per second; the same seed has the same lengths.
-
-    An output at the limit is one that the limit cut off.
-    """
+    """Requests that arrive within ``seconds``; with the same seed, all rates have the same lengths."""
     requests: list[Request] = []
     now_s = 0.0
     while True:

@@ -1,11 +1,11 @@
-"""SeaLLM's services on fewer and more devices (Fig. 11)."""
+"""Latency and SLO attainment of SeaLLM's 16 services on 16 to 64 devices (Fig. 11)."""
 
-from experiments.parallel import at_each
-from experiments.pictures import lines
+from experiments.parallel import map_points
+from experiments.pictures import line_panel
 from experiments.registry import Reproduction
 from experiments.result import Effort, Result, Row
 from experiments.seallm.end_to_end import ASSUMPTIONS, Point, measure
-from experiments.seallm.points import PAPER
+from experiments.seallm.group_runs import PAPER
 from experiments.seallm.services import Traffic
 
 NAME = "seallm-density"
@@ -18,20 +18,19 @@ COMPARED, QUICK_COMPARED = ("vllm", "alpaserve", "muxserve", "seallm", "shoal"),
 DIFFERS = (
     "As `seallm-end-to-end`, at 20 requests/s. `density` is 32 / devices (the paper calls 48 devices 0.67). "
     "The paper prints no numbers for Fig. 11, only that SeaLLM is best, most on crowded clusters, and that "
-    "MuxServe finds no placement at density 2; here services that have no room are refused, and have missed "
-    "their goals: `refused` says how many requests.",
+    "MuxServe finds no placement at density 2; here services that do not fit are refused, and their requests "
+    "(`refused`) count as missed SLOs.",
 )
 
 
 def run(effort: Effort) -> Result:
-    """Every size of the cluster under every system."""
     traffic = Traffic(effort.choose(RATE, QUICK_RATE), effort.choose(PHASE_S, QUICK_PHASE_S))
     points = [
         (density, Point(system, traffic, devices))
         for devices, density in effort.choose(DENSITIES, QUICK_DENSITIES).items()
         for system in effort.choose(COMPARED, QUICK_COMPARED)
     ]
-    found = at_each(
+    found = map_points(
         effort,
         NAME,
         measure,
@@ -49,7 +48,9 @@ def run(effort: Effort) -> Result:
         rows=rows,
         panels=[
             [
-                lines(rows, x="density", y=metric, by="system", where={}, x_label="density", y_label=label)
+                line_panel(
+                    rows, x="density", y=metric, by="system", where={}, x_label="density", y_label=label
+                )
                 for metric, label in (
                     ("normalised_latency", "mean latency / L^"),
                     ("slo_attainment", "share within 5 L^"),
@@ -60,5 +61,5 @@ def run(effort: Effort) -> Result:
 
 
 REPRODUCTION = Reproduction(
-    name=NAME, paper="SeaLLM, Fig. 11", says="latency and goals kept on 16 to 64 devices", run=run
+    name=NAME, paper="SeaLLM, Fig. 11", measures="latency and SLO attainment on 16 to 64 devices", run=run
 )

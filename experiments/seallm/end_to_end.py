@@ -1,14 +1,14 @@
-"""SeaLLM's main figures: 16 services on 32 A800 at rising load, against other systems (Figs. 6, 7)."""
+"""16 services on 32 A800 at rising load, SeaLLM's main result against other systems (Figs. 6 and 7)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from experiments.factors import largest_factors
-from experiments.parallel import at_each
-from experiments.pictures import lines
+from experiments.parallel import map_points
+from experiments.pictures import line_panel
 from experiments.registry import Reproduction
 from experiments.result import Effort, Result, Row, Value
-from experiments.seallm.points import PAPER
+from experiments.seallm.group_runs import PAPER
 from experiments.seallm.services import Traffic, phases
 from experiments.seallm.systems import SYSTEMS, Placer, figures, serve
 from shoal.measure import Panel
@@ -31,29 +31,29 @@ FACTORS: Mapping[str, Mapping[str, Value]] = {
         "ttft_factor": 51.98,
     },
 }
-"""Section 6.2: how many times better SeaLLM is, at most."""
+"""Largest factors of SeaLLM over other systems (section 6.2)."""
 _FACTOR_OF = {"latency_factor": "normalised_latency", "p99_factor": "p99", "ttft_factor": "ttft"}
 
 ASSUMPTIONS = (
     "From the paper: 4 nodes of 8 A800, Llama-2 7B, 13B, 70B and OPT-6.7B, at most two services in a "
-    "group, goals of 5 L^, 2 to 50 requests/s.",
-    "16 services: 10 clusters of ShareGPT's lengths and 6 of LongBench's (k-means), each with a model by "
-    "lot. ShareGPT's lengths are our fit, LongBench's lognormal, with Table 1's means, cut at 4,096 "
+    "group, SLOs of 5 L^, 2 to 50 requests/s.",
+    "16 services: 10 clusters of ShareGPT's lengths and 6 of LongBench's (k-means), each with a random "
+    "model. ShareGPT's lengths are our fit, LongBench's lognormal, with Table 1's means, cut at 4,096 "
     "tokens of context, also for OPT.",
-    "The MAF trace cannot be had as a whole. Stand-in: the services' popularities are lognormal "
-    "(deviation 1 of the logarithm), and change between two minutes (correlation 0.9); times between a "
-    "service's requests are gamma-distributed with a coefficient of variation of 3.",
+    "The MAF trace is not completely public. Instead the services' popularities are lognormal (deviation 1 "
+    "of the logarithm), and change between two minutes (correlation 0.9); times between a service's "
+    "requests are gamma-distributed with a coefficient of variation of 3.",
     "Every system places services for the first minute and serves the second, from an idle start, until "
-    "all is answered; nothing is placed anew meanwhile. Latencies are in units of L^, the time that the "
-    "service's mean request takes alone on one device (Eq. 7), the same for all; p99 too.",
-    "vllm: devices are split evenly, first come first served. alpaserve: its greedy placement, oldest "
-    "request first. muxserve: its greedy placement in outline, of group sizes at which it shares (free to "
-    "choose, it shares nothing here and is vllm); services of a group have fixed halves of it. seallm: "
+    "all requests are answered; no service is re-placed. Latencies and their p99 are in units of L^, the "
+    "time of the service's mean request alone on one device (Eq. 7), the same for all systems.",
+    "vllm: devices are split evenly, FCFS. alpaserve: its greedy placement, oldest request first. muxserve: "
+    "its greedy placement in outline, limited to group sizes with sharing (otherwise it shares nothing here "
+    "and equals vllm); services of a group have fixed halves of it. seallm: "
     "our search with the order seallm-join; shoal: our search with our default scheduler; "
     "seallm-literal: Algorithm 1 and the order as printed.",
-    "Placements are searched with formulas, the best of them simulated; every service shall have half of "
-    "its requests within their goals first (Eq. 5), but in Algorithm 1 as printed, which may leave "
-    "services out. What no engine serves is refused and has missed its goal.",
+    "Placements are searched with formulas, and the best are simulated; first, half of each service's "
+    "requests must meet their SLO (Eq. 5), except in Algorithm 1 as printed, which may leave services out. "
+    "Requests without an engine are refused and count as missed SLOs.",
     "Step times: a roofline of the A800 with factors fitted to A100 kernels, its NVLink between devices.",
 )
 
@@ -63,15 +63,12 @@ class Point:
     """One system under one load."""
 
     system: str
-    """Its name."""
     traffic: Traffic
-    """What arrives, in two phases: one to place for, one to serve."""
+    """Two phases: services are placed for the first, and serve the second."""
     devices: int = DEVICES
-    """Of the cluster."""
 
 
 def measure(point: Point) -> dict[str, Value]:
-    """Place for the first phase, serve the second."""
     system = SYSTEMS[point.system]
     before, now = phases(point.traffic)
     found = Placer(system, point.devices).place(before, point.traffic.phase_s)
@@ -83,14 +80,13 @@ def measure(point: Point) -> dict[str, Value]:
 
 
 def run(effort: Effort) -> Result:
-    """Every rate under every system, then the largest factors."""
     phase_s = effort.choose(PHASE_S, QUICK_PHASE_S)
     points = [
         Point(system, Traffic(rate, phase_s))
         for rate in effort.choose(RATES, QUICK_RATES)
         for system in effort.choose(COMPARED, QUICK_COMPARED)
     ]
-    found = at_each(effort, NAME, measure, points, heaviest_first=lambda point: point.traffic.rate)
+    found = map_points(effort, NAME, measure, points, heaviest_first=lambda point: point.traffic.rate)
     rows = [
         Row(config={"system": point.system, "rate": point.traffic.rate, "against": None}, metrics=metrics)
         for point, metrics in zip(points, found, strict=True)
@@ -105,9 +101,9 @@ def run(effort: Effort) -> Result:
 
 
 def factors(rows: Sequence[Row], ours: Sequence[str], papers: Mapping[str, Mapping[str, Value]]) -> list[Row]:
-    """How many times better ours are than each baseline, at the rate where that is most.
+    """The largest factors of ours over each baseline, over all rates.
 
-    papers: by baseline, what the paper says of the same factors.
+    papers: by baseline, the same factors in the paper.
     """
     by_system: dict[Value, dict[Value, Mapping[str, Value]]] = {}
     for row in rows:
@@ -131,7 +127,7 @@ def _panels(rows: Sequence[Row]) -> list[Panel]:
         "tpot": "mean TPOT (s)",
     }
     return [
-        lines(rows, x="rate", y=metric, by="system", where={}, x_label="requests/s", y_label=label)
+        line_panel(rows, x="rate", y=metric, by="system", where={}, x_label="requests/s", y_label=label)
         for metric, label in shown.items()
     ]
 
@@ -139,6 +135,6 @@ def _panels(rows: Sequence[Row]) -> list[Panel]:
 REPRODUCTION = Reproduction(
     name=NAME,
     paper="SeaLLM, Figs. 6 and 7",
-    says="latency, p99, goals kept, TTFT and TPOT of 16 services on 32 devices, against other systems",
+    measures="latency, SLO attainment, TTFT and TPOT of 16 services on 32 devices, against other systems",
     run=run,
 )

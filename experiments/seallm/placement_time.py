@@ -1,12 +1,12 @@
-"""How long a placement is searched for (SeaLLM, Fig. 14)."""
+"""Run time of the placement search on 8 to 64 devices (SeaLLM, Fig. 14)."""
 
 import os
 import time
 
-from experiments.pictures import lines
+from experiments.pictures import line_panel
 from experiments.registry import Reproduction
 from experiments.result import Effort, Result, Row, Value, between
-from experiments.seallm.points import PAPER
+from experiments.seallm.group_runs import PAPER
 from experiments.seallm.services import Traffic, phases
 from experiments.seallm.systems import SYSTEMS, Window, place
 from shoal.place.groupwise import GroupwiseEvaluator
@@ -19,24 +19,23 @@ REQUESTS, QUICK_REQUESTS = 5000, 500
 WINDOW_S, QUICK_WINDOW_S = 60.0, 6.0
 COMPARED = ("seallm-literal", "seallm")
 MOST_S = 60.0
-"""Section 6.4: the paper's time is below, with eight processes."""
+"""Upper bound of the paper's times, with eight processes (section 6.4)."""
 
 ASSUMPTIONS = (
     "The 16 services and devices of `seallm-end-to-end`, and 5,000 requests of a minute, on as many "
-    "processes as there are cores; nothing is remembered from other searches. The paper says that all its "
+    "processes as there are cores; no results of other searches are reused. The paper says that all its "
     "times are below one minute with up to eight processes, and prints no other number.",
-    "seallm: formulas search, a simulation chooses among the best and improves the choice. "
+    "seallm: a search with formulas, then simulations choose among the best and improve the choice. "
     "seallm-literal: Algorithm 1 as printed, by formulas, its best placements simulated; the paper "
     "simulates every step of it.",
-    "`groups` is how many different groups were simulated. Times are of the machine that runs this, and "
-    "differ from run to run; the rest does not.",
+    "`groups` is the number of different groups simulated. Times depend on the machine and differ from run "
+    "to run; the other metrics do not.",
 )
 
 
 def run(effort: Effort) -> Result:
-    """Both searches on every size of the cluster."""
     count, window_s = effort.choose(REQUESTS, QUICK_REQUESTS), effort.choose(WINDOW_S, QUICK_WINDOW_S)
-    # Some more, as how many come in a window is random.
+    # Some more, since the number of arrivals in a window is random.
     [history] = phases(Traffic(1.2 * count / window_s, window_s, phases=1))
     points = [(name, devices) for devices in effort.choose(DEVICES, QUICK_DEVICES) for name in COMPARED]
     rows = [
@@ -47,7 +46,7 @@ def run(effort: Effort) -> Result:
         )
         for name, devices in effort.each(NAME, points)
     ]
-    panel = lines(
+    panel = line_panel(
         rows, x="devices", y="seconds", by="search", where={}, x_label="devices", y_label="time to place (s)"
     )
     return Result(name=NAME, paper=PAPER + ", Fig. 14", assumptions=ASSUMPTIONS, rows=rows, panels=[[panel]])
@@ -69,6 +68,6 @@ def _measure(window: Window, name: str, effort: Effort) -> dict[str, Value]:
 REPRODUCTION = Reproduction(
     name=NAME,
     paper="SeaLLM, Fig. 14",
-    says="how long a placement is searched for, on 8 to 64 devices",
+    measures="run time of the placement search, on 8 to 64 devices",
     run=run,
 )

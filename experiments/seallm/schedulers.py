@@ -1,12 +1,12 @@
-"""SeaLLM's main figure: one sharing group at rising load under every scheduler (Figs. 6, 7 and 8)."""
+"""One sharing group at rising load under every scheduler (SeaLLM, Figs. 6, 7 and 8)."""
 
 from collections.abc import Mapping, Sequence
 
 from experiments.factors import largest_factors
 from experiments.registry import Reproduction
 from experiments.result import Effort, Result, Row, Value
-from experiments.seallm.cluster import SYSTEMS
-from experiments.seallm.points import ASSUMPTIONS, PAPER, Measured, Point, measure_all, panels
+from experiments.seallm.group_runs import ASSUMPTIONS, PAPER, Measured, Point, measure_all, panels
+from experiments.seallm.sharing_group import SYSTEMS
 from experiments.seallm.workload import Traffic
 from shoal.measure import Panel
 
@@ -19,7 +19,7 @@ RATES: Mapping[str, tuple[float, ...]] = {
 QUICK_RATES = {"chats": (4.0, 11.0)}
 OURS = ("seallm", "seallm-join", "shoal")
 SIDE = ("vllm", "alpaserve", "muxserve", "fcfs", "fastserve", "seallm", "seallm-join", "shoal")
-"""Systems of the second group."""
+"""Systems of the group ``chats+summaries``."""
 
 FACTORS: Mapping[str, Mapping[str, Value]] = {
     "vllm": {"latency_factor": 10.38, "p99_factor": 12.13, "attainment_factor": 1.82},
@@ -33,19 +33,17 @@ FACTORS: Mapping[str, Mapping[str, Value]] = {
     "fcfs": {"latency_factor": 4.17, "attainment_factor": 1.37},
     "fastserve": {"latency_factor": 4.17, "attainment_factor": 1.37},
 }
-"""Section 6.2 and Fig. 8: how many times better SeaLLM is, at most. Of its own variants with FCFS and MLFQ
-the paper prints one number for both; the TTFT is against the worst."""
+"""Largest factors of SeaLLM (section 6.2 and Fig. 8). The paper prints one number for its variants with FCFS
+and MLFQ; the TTFT is against the worst system."""
 
 DIFFERS = (
-    "Differs: the factors over vllm and muxserve are far below the paper's. Both services of the group "
-    "have the same rate and a GPU's worth of work, so that a GPU of its own is seldom idle; in a cluster "
-    "whose services are unequally popular it often is.",
-    "Differs: seallm, its pseudocode taken at its word, lets a batch drain before anybody joins it, and "
-    "is worse than first come first served at light load; -join, where new requests join, has the paper's "
-    "factors over alpaserve and fcfs.",
-    "Differs: with long prompts (chats+summaries) -join falls behind fcfs: the execution time that it "
-    "learns for summaries includes the prompts of others in the same steps, several times what one takes "
-    "alone.",
+    "Differs: the factors over vllm and muxserve are far below the paper's. Both services of the group have "
+    "the same rate and the work of about one GPU, so a dedicated GPU is rarely idle; in a cluster with "
+    "unequally popular services it often is.",
+    "Differs: seallm, the literal pseudocode, lets a batch drain before new requests join, and is worse than "
+    "FCFS at light load; -join, where new requests join, has the paper's factors over alpaserve and fcfs.",
+    "Differs: with long prompts (chats+summaries) -join falls behind fcfs: the execution time that it learns "
+    "for summaries includes other prompts in the same steps, several times the time of one alone.",
 )
 
 _FACTOR_OF = {
@@ -56,7 +54,6 @@ _FACTOR_OF = {
 
 
 def run(effort: Effort) -> Result:
-    """Every group, rate and system, then the largest factors."""
     seconds = effort.choose(SECONDS, QUICK_SECONDS)
     points = [
         Point(group, system, Traffic(rate, seconds))
@@ -84,7 +81,7 @@ def _config(group: str, system: str, rate: float | None, against: str | None = N
 
 
 def _factors(group: str, points: Sequence[Point], measured: Sequence[Measured]) -> list[Row]:
-    """How many times better ours are than each baseline, at the rate where that is most."""
+    """The largest factors of ours over each baseline, over all rates."""
     found: dict[str, dict[float, Mapping[str, Value]]] = {}
     for point, measurement in zip(points, measured, strict=True):
         if point.group == group:
@@ -105,6 +102,6 @@ def _panels(rows: Sequence[Row], group: str) -> list[Panel]:
 REPRODUCTION = Reproduction(
     name=NAME,
     paper="SeaLLM, Figs. 6, 7 and 8",
-    says="latency, p99, SLO attainment, TTFT and TPOT of one sharing group at rising load, eleven schedulers",
+    measures="latency, SLO attainment, TTFT and TPOT of one sharing group at rising load, eleven schedulers",
     run=run,
 )

@@ -1,4 +1,4 @@
-"""SeaLLM's 16 services on a cluster of A800: their models, their lengths and their changing traffic."""
+"""SeaLLM's 16 services on a cluster of A800: models, length clusters, popularity and traffic phases."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ SERVICES = 16
 MODELS = ("llama-2-7b", "llama-2-13b", "llama-2-70b", "opt-6.7b")
 SLO_SCALE = 5.0
 KV_FLOOR_TOKENS = 4 * CONTEXT
-"""A group with room for fewer tokens of some service is not considered."""
+"""Least KV tokens of each service in a group."""
 _CLUSTERS = {"sharegpt": 10, "longbench": 6}
 _SPREAD = 1.0
 """Standard deviation of the logarithms of the services' rates."""
@@ -32,29 +32,25 @@ _INFINIBAND = Link(4 * 25e9, 1e-5)
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Requests of all services in phases, between which some become more popular and others less."""
+    """Requests of all services, in phases with different popularities of services."""
 
     rate: float
-    """Requests per second of all services together, on the mean."""
+    """Mean requests per second of all services together."""
     phase_s: float
-    """Length of a phase."""
     phases: int = 2
-    """How many there are."""
     memory: float = 0.9
     """Correlation of a service's popularity (its logarithm) with that of the phase before."""
     seed: int = 0
-    """Keys every draw."""
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """Step times of the services' models."""
+    """Step times of a service on a kind of device with tensor parallelism."""
 
     models: Mapping[str, ModelSpec]
     """By service."""
 
     def __call__(self, service: str, kind: str, tp: int) -> StepTimes:
-        """Of a service on so many devices."""
         return RooflineTimes(self.models[service], device_spec(kind), tp)
 
 
@@ -73,7 +69,7 @@ def cluster(devices: int) -> ClusterSpec:
 
 @cache
 def _lengths() -> tuple[tuple[str, str, Lengths], ...]:
-    """(name, model, lengths) of each service: clusters of like lengths, each given a model by lot."""
+    """(name, model, lengths) of each service: a cluster of similar lengths with a random model."""
     draw = np.random.default_rng(derive_seed(0, 16))
     clusters = [
         *k_means(sharegpt(), _CLUSTERS["sharegpt"]),
@@ -87,12 +83,11 @@ def _lengths() -> tuple[tuple[str, str, Lengths], ...]:
 
 
 def models() -> dict[str, ModelSpec]:
-    """The model of each service."""
     return {name: model_spec(model) for name, model, _ in _lengths()}
 
 
 def memory_check() -> MemoryCheck:
-    """Every service has weights of its own: it is fine-tuned."""
+    """Services do not share weights: each is fine-tuned."""
     return MemoryCheck(
         {
             name: PlacedService(name=name, model=model, weights=name, kv_floor_tokens=KV_FLOOR_TOKENS)
@@ -102,7 +97,7 @@ def memory_check() -> MemoryCheck:
 
 
 def served() -> dict[str, ServedService]:
-    """Context, goal and execution time L^ of each service, on one device (Eq. 7)."""
+    """Context, SLO and execution time L^ (on one device, Eq. 7) of each service."""
     times = Roofline(models())
     found = {}
     for name, _, lengths in _lengths():
@@ -115,7 +110,7 @@ def served() -> dict[str, ServedService]:
 
 
 def popularity(traffic: Traffic) -> list[dict[str, float]]:
-    """Each service's share of the requests, by phase."""
+    """For each phase, each service's share of the requests."""
     draw = np.random.default_rng(derive_seed(traffic.seed, 17))
     level = draw.standard_normal(SERVICES)
     found = []
@@ -129,7 +124,7 @@ def popularity(traffic: Traffic) -> list[dict[str, float]]:
 
 
 def phases(traffic: Traffic) -> list[list[Request]]:
-    """The requests of each phase, by arrival, on one clock from the first phase's begin."""
+    """Requests of each phase by arrival; time 0 is the start of the first phase."""
     shares = popularity(traffic)
     return [_phase(traffic, number, shares[number]) for number in range(traffic.phases)]
 
@@ -152,7 +147,7 @@ def _phase(traffic: Traffic, number: int, shares: Mapping[str, float]) -> list[R
 
 
 def by_service(requests: Sequence[Request]) -> dict[str, list[Request]]:
-    """The requests of each of the 16 services."""
+    """Requests grouped by service, including services without requests."""
     found: dict[str, list[Request]] = {name: [] for name, _, _ in _lengths()}
     for request in requests:
         found[request.service].append(request)

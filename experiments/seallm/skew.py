@@ -1,8 +1,8 @@
-"""SeaLLM's sharing group under skew: runs of requests for one service, and a popular service (Fig. 12)."""
+"""A sharing group with skewed traffic: runs of one service, or a popular service (SeaLLM, Fig. 12)."""
 
 from experiments.registry import Reproduction
 from experiments.result import Effort, Result, Row
-from experiments.seallm.points import ASSUMPTIONS, COMPARED, PAPER, Point, measure_all, panels
+from experiments.seallm.group_runs import ASSUMPTIONS, COMPARED, PAPER, Point, measure_all, panels
 from experiments.seallm.workload import Traffic
 
 NAME = "seallm-skew"
@@ -13,15 +13,14 @@ CONSECUTIVE = (1, 4, 16, 32)
 SHARES = (0.3, 0.5, 0.7, 0.9)
 
 DIFFERS = (
-    "Fig. 12 varies how many consecutive requests are of the same service (`consecutive`): one stream of "
-    "arrivals is dealt to the services in such runs. The paper prints no numbers for it, only that all "
-    "systems get slightly worse with more of them and SeaLLM stays the best.",
-    "`short_share` is ours: the share of requests that are of short-chat, each service with its own bursts.",
+    "Fig. 12 varies the number of consecutive requests of the same service (`consecutive`): one stream of "
+    "arrivals alternates between the services in such runs. The paper prints no numbers for it, only that "
+    "all systems get slightly worse with longer runs, and that SeaLLM stays the best.",
+    "`short_share` is our addition: the share of requests of short-chat, each service with its own bursts.",
 )
 
 
 def run(effort: Effort) -> Result:
-    """Every skew under every system."""
     seconds = effort.choose(SECONDS, QUICK_SECONDS)
     traffics = [
         Traffic(RATE, seconds, consecutive=run_length)
@@ -56,5 +55,8 @@ def run(effort: Effort) -> Result:
 
 
 REPRODUCTION = Reproduction(
-    name=NAME, paper="SeaLLM, Fig. 12", says="latency and attainment against skew between services", run=run
+    name=NAME,
+    paper="SeaLLM, Fig. 12",
+    measures="latency and attainment against skew between services",
+    run=run,
 )

@@ -1,12 +1,12 @@
-"""SLO attainment of SeaLLM's sharing group against how strict the goals are (Fig. 10)."""
+"""SLO attainment of a sharing group against the scale of the SLOs (SeaLLM, Fig. 10)."""
 
 from dataclasses import replace
 
-from experiments.pictures import lines
+from experiments.pictures import line_panel
 from experiments.registry import Reproduction
 from experiments.result import Effort, Result, Row
-from experiments.seallm.cluster import SYSTEMS
-from experiments.seallm.points import ASSUMPTIONS, PAPER, UNDRAWN, Point, coloured, measure_all
+from experiments.seallm.group_runs import ASSUMPTIONS, PAPER, UNDRAWN, Point, assign_colours, measure_all
+from experiments.seallm.sharing_group import SYSTEMS
 from experiments.seallm.workload import Traffic
 from shoal.measure import Panel
 
@@ -17,12 +17,11 @@ SECONDS, QUICK_SECONDS = 20.0, 2.0
 
 DIFFERS = (
     "The paper prints no number for Fig. 10, only that SeaLLM's attainment is the highest at every scale."
-    " No system here looks at the goals, so one run gives the attainment at all scales.",
+    " No system here uses SLOs, so one run gives the attainment at all scales.",
 )
 
 
 def run(effort: Effort) -> Result:
-    """One run for each rate and system, read at every scale."""
     seconds = effort.choose(SECONDS, QUICK_SECONDS)
     rates = effort.choose(RATES, RATES[1:])
     points = [Point("chats", system, Traffic(rate, seconds)) for rate in rates for system in SYSTEMS]
@@ -44,19 +43,19 @@ def run(effort: Effort) -> Result:
 
 
 def _panel(rows: list[Row], rate: float) -> Panel:
-    panel = lines(
+    panel = line_panel(
         [row for row in rows if row.config["scheduler"] != UNDRAWN],
         x="scale",
         y="slo_attainment",
         by="scheduler",
         where={"rate": rate},
-        x_label="goal / L^",
-        y_label="share within the goal",
+        x_label="SLO / L^",
+        y_label="share within the SLO",
         title=f"{rate:g} requests/s",
     )
-    return replace(panel, series=coloured(panel.series), share=True, log_x=True)
+    return replace(panel, series=assign_colours(panel.series), share=True, log_x=True)
 
 
 REPRODUCTION = Reproduction(
-    name=NAME, paper="SeaLLM, Fig. 10", says="SLO attainment against the scale of the goals", run=run
+    name=NAME, paper="SeaLLM, Fig. 10", measures="SLO attainment against the scale of the SLOs", run=run
 )

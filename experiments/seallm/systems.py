@@ -1,10 +1,9 @@
-"""The systems that SeaLLM compares: how each places services, and how its engines serve."""
+"""The systems of SeaLLM's cluster experiments: how each places services, and its engines' scheduler."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from experiments.result import Value
-from experiments.seallm.cluster import NEVER_S
 from experiments.seallm.services import (
     SLO_SCALE,
     Roofline,
@@ -14,6 +13,7 @@ from experiments.seallm.services import (
     models,
     served,
 )
+from experiments.seallm.sharing_group import NEVER_S
 from shoal.config.presets import PRESETS
 from shoal.core import Request
 from shoal.measure import RunRecord, summarise
@@ -30,20 +30,18 @@ from shoal.schedule import SchedulerOptions
 from shoal.simulate.placed_engines import PlacedEngines
 from shoal.simulate.simulated_groups import GroupTraffic, SimulatedGroups, estimates
 
-MOST_SHARING = 2
+MAX_SERVICES = 2
 """Services of a group."""
 FLOOR = 0.5
-"""Attainment that every service is to have before all else, but in Algorithm 1 as printed."""
+"""Least attainment of every service, the first objective except in Algorithm 1 as printed."""
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """One of the compared systems."""
-
     scheduler: SchedulerOptions
-    """Of its engines."""
+    """Of each engine."""
     places: str
-    """How it places services: ``even``, ``alpaserve``, ``muxserve``, ``literal`` or ``search``."""
+    """Placement algorithm: ``even``, ``alpaserve``, ``muxserve``, ``literal`` or ``search``."""
     fixed_parts: bool = False
     """Whether services that share devices have fixed parts of them."""
 
@@ -63,11 +61,10 @@ SYSTEMS: Mapping[str, System] = {
     "seallm-m": System(PRESETS["fastserve"].scheduler, "search"),
     "seallm-p": System(PRESETS["seallm-join"].scheduler, "even"),
 }
-"""By name; the last three are the paper's variants: another order, or no placement of their own."""
+"""By name; the last three are the paper's variants, with another order or without placement."""
 
 
 def engines_of(system: System) -> PlacedEngines:
-    """How its engines are made."""
     return PlacedEngines(
         services=served(),
         memory=memory_check(),
@@ -79,20 +76,20 @@ def engines_of(system: System) -> PlacedEngines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """What a system knows when it places services: the requests of some time before."""
+    """The input of a placement, from the requests of a past window."""
 
     problem: Problem
-    """Its devices and services."""
+    """Devices and services."""
     loads: Mapping[str, ServiceLoad]
-    """Of each service."""
+    """By service."""
     formulas: AnalyticGroups
-    """What they say of groups."""
+    """Analytic estimates of groups."""
     traffic: GroupTraffic
-    """What groups are simulated with."""
+    """For simulations of groups."""
 
     @classmethod
     def of(cls, system: System, devices: int, history: Sequence[Request], window_s: float) -> "Window":
-        """The requests of ``window_s`` seconds."""
+        """history: the requests of ``window_s`` seconds."""
         engines, requests = engines_of(system), by_service(history)
         loads = {
             name: load_of(requests[name], window_s, each.execution_s, SLO_SCALE * each.execution_s)
@@ -102,7 +99,7 @@ class Window:
             cluster=cluster(devices),
             memory=engines.memory,
             rates={name: load.rate_per_s for name, load in loads.items()},
-            max_services=MOST_SHARING,
+            max_services=MAX_SERVICES,
             objective=Objective() if system.places == "literal" else Objective(floor=FLOOR),
         )
         short_first = system.places in ("search", "literal")
@@ -116,21 +113,19 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Placer:
-    """Places services as a system does, for traffic like that of a window before."""
+    """Places services with a system's algorithm, for traffic like that of a past window."""
 
     system: System
-    """Which."""
     devices: int
-    """Of the cluster."""
 
     def place(self, history: Sequence[Request], window_s: float) -> Found:
-        """Its placement, and what it expects of that for the same traffic again."""
+        """The placement, with its estimate for the same traffic."""
         return self(history, window_s, None)[0]
 
     def __call__(
         self, history: Sequence[Request], window_s: float, present: Placement | None
     ) -> tuple[Found, Estimate]:
-        """Its placement, and the estimate of the present one, if there is one, else of its own."""
+        """The placement, and the estimate of the present one; without a present one, its own estimate."""
         window = Window.of(self.system, self.devices, history, window_s)
         simulated = GroupwiseEvaluator(SimulatedGroups(window.traffic))
         found = place(self.system, window, simulated)
@@ -140,7 +135,7 @@ class Placer:
 
 
 def place(system: System, window: Window, simulated: PlanEvaluator) -> Found:
-    """What the system's search finds; simulated: chooses among what formulas find."""
+    """The placement by the system's algorithm; simulated: chooses among the best by formulas."""
     problem, loads = window.problem, window.loads
     screen = GroupwiseEvaluator(window.formulas)
     if system.places == "search":
@@ -162,21 +157,21 @@ def _shares(found: Found) -> bool:
 
 
 def _demands(loads: Mapping[str, ServiceLoad]) -> dict[str, float]:
-    """Device seconds of a second's requests, each alone."""
+    """Device seconds per second, with each request alone."""
     return {name: load.rate_per_s * load.execution_s for name, load in loads.items()}
 
 
 def serve(system: System, placement: Placement, requests: Sequence[Request]) -> RunRecord:
-    """The whole cluster under these requests, from an idle start."""
+    """Simulate the whole cluster from an idle start."""
     begin_ns = min(request.arrival_ns for request in requests)
-    moved = [replace(request, arrival_ns=request.arrival_ns - begin_ns) for request in requests]
-    return engines_of(system).simulate(placement, moved)
+    shifted = [replace(request, arrival_ns=request.arrival_ns - begin_ns) for request in requests]
+    return engines_of(system).simulate(placement, shifted)
 
 
 def figures(run: RunRecord) -> dict[str, Value]:
-    """The paper's metrics of a run, of all services; latencies are in units of L^.
+    """The paper's metrics over all services; latencies are in units of L^.
 
-    What no engine served has missed its goal, and has no latency.
+    Requests without an engine count as missed SLOs, and have no latency.
     """
     found = summarise(run).overall
     estimate = Estimate(estimates(run, list(served())))

@@ -1,8 +1,8 @@
-"""SeaLLM's sharing group when outputs are not as long as profiled (Fig. 13)."""
+"""A sharing group whose output lengths deviate from the profiled ones (SeaLLM, Fig. 13)."""
 
 from experiments.registry import Reproduction
 from experiments.result import Effort, Result, Row
-from experiments.seallm.points import ASSUMPTIONS, COMPARED, PAPER, Point, measure_all, panels
+from experiments.seallm.group_runs import ASSUMPTIONS, COMPARED, PAPER, Point, measure_all, panels
 from experiments.seallm.workload import Traffic
 
 NAME = "seallm-variance"
@@ -13,18 +13,16 @@ DEVIATIONS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
 
 DIFFERS = (
     "As in the paper, a normal error with a standard deviation of 0 to 16 times the output's length is "
-    "added to every output. What falls below one token becomes one, what exceeds the context ends there; "
-    "so with the error the mean length, and with it the load, grows (about sixfold for short outputs at "
-    "16). L^ stays that of the profiled lengths.",
+    "added to every output. Lengths are clipped to one token and to the context, so the mean length and the "
+    "load grow with the error (about sixfold for short outputs at 16). L^ is that of the profiled lengths.",
     "The paper prints no numbers for Fig. 13, only that all systems get worse with the error, that "
-    "SeaLLM's lead shrinks, and that it stays the best. Online means adapt to the changed lengths, as "
-    "SeaLLM's monitor does.",
+    "SeaLLM's lead shrinks, and that it stays the best. Online means adapt to the changed lengths, like "
+    "SeaLLM's monitor.",
     "Differs: seallm-join falls behind vllm and muxserve from a deviation of 2 on; shoal stays ahead.",
 )
 
 
 def run(effort: Effort) -> Result:
-    """Every error under every system."""
     seconds = effort.choose(SECONDS, QUICK_SECONDS)
     points = [
         Point(GROUP, system, Traffic(RATE, seconds, output_deviation=deviation))
@@ -50,6 +48,6 @@ def run(effort: Effort) -> Result:
 REPRODUCTION = Reproduction(
     name=NAME,
     paper="SeaLLM, Fig. 13",
-    says="latency and attainment against the error of profiled output lengths",
+    measures="latency and attainment against the error of profiled output lengths",
     run=run,
 )

@@ -1,9 +1,9 @@
-"""UELLM's batchers against each other (its Figs. 4a, 4b and 5b)."""
+"""Latency, SLO attainment and throughput of UELLM's batching algorithms (Figs. 4a, 4b and 5b)."""
 
 from dataclasses import replace
 from statistics import fmean
 
-from experiments.pictures import lines
+from experiments.pictures import line_panel
 from experiments.registry import Reproduction
 from experiments.result import Effort, Result, Row, Value
 from experiments.uellm.workload import MAX_OUTPUT, MAX_PROMPT, BucketPredictor, question_requests
@@ -24,7 +24,7 @@ BATCHERS = {
     "slo-odbs": "uellm",
     "slo-odbs-literal": "uellm-literal",
 }
-"""The paper's names, and our presets."""
+"""Our presets, by the paper's names."""
 
 WAITING = (64, 128, 256)
 LARGEST = (16, 32)
@@ -36,43 +36,41 @@ TIME = PaddedLatency(
     prefill=Bilinear(product=3.6e-4, sequence=0.0, length=0.0, constant=0.044),
     decode=Bilinear(product=1.4e-7, sequence=3.6e-4, length=0.0, constant=0.044),
 )
-"""ChatGLM2-6B over four RTX 3090 that work one after the other."""
+"""ChatGLM2-6B in four pipeline stages on RTX 3090, without overlap."""
 
 MEMORY = MemoryByBytes(token_bytes=4 * 28 * 4096, available_bytes=80 * 10**9)
 
 ASSUMPTIONS = (
-    "From the paper: ChatGLM2-6B on four RTX 3090 that form one engine, goals uniform over 1 to 350 s, "
+    "From the paper: ChatGLM2-6B on four RTX 3090 that form one engine, SLOs uniform over 1 to 350 s, "
     "means of five repetitions, KV of 4 x layers x hidden size bytes per token, output lengths known by "
     "bucket to 99.51%.",
-    "The paper prints neither how many requests there are nor when they come. Its algorithm takes a list, "
-    "so all wait at the beginning: 64, 128 and 256.",
+    "The paper prints neither the number of requests nor their arrivals. Its algorithm takes a list, so all "
+    "are queued at the start: 64, 128 and 256.",
     "Lengths: lognormal inputs of median 30 and outputs of median 150 (sigma 0.8), both at most 512; ten "
     "buckets.",
     "Times: 44 ms for a decode iteration (22.55 tokens/s of Table 1's best device map), 0.36 ms per "
     "computed token (12.5 GFLOP at 35 TFLOP/s), 0.14 us per attended position (grouped keys and values, "
     "copied at each iteration).",
-    "Every batcher, S3 too, has the same largest batch. FIFO predicts nothing and runs a batch until all "
-    "have ended.",
+    "Every batcher, S3 too, has the same largest batch. FIFO predicts nothing and runs a batch until all of "
+    "its requests have ended.",
     "The paper prints 87.4% for UB, SLO-ODBS alone; its other figures (latency -72 to -90%, throughput "
     "1.9 to 5.0 times) are of batching and deployment together against S3 and Morphling, and are not "
     "compared here.",
 )
 DIFFERS = (
-    "Differs: SLO-ODBS has not the latency of ODBS. It looks at requests by goal, so the lengths that "
-    "meet in a batch are little closer than chance, and its threshold closes batches at half their "
-    "largest size when goals are above the mean; decoding costs nearly the same for half a batch. Allowed "
-    "twice the batch it has FIFO's mean size, and then 16 to 25% less latency and far fewer violations "
-    "than FIFO.",
-    "Differs: serving the most urgent first keeps the most goals as long as nearly all can be kept, and "
-    "almost none when 256 wait: every request is then served when it is already late. ODBS serves the "
-    "shortest first, and is hurt least.",
-    "Differs: S3 is not the worst. In batches of at most 16 its sorting by predicted memory is one by "
-    "length, as ODBS's, but the longest come first.",
+    "Differs: SLO-ODBS does not have the latency of ODBS. It sorts requests by SLO, so the lengths in a batch"
+    " are little closer than chance, and its threshold closes batches at half their largest size when SLOs "
+    "are above the mean; decoding costs nearly the same for half a batch. With twice the largest batch it "
+    "has FIFO's mean size, 16 to 25% less latency and far fewer violations than FIFO.",
+    "Differs: serving the most urgent first meets the most SLOs as long as nearly all can be met, and almost "
+    "none with 256 queued: every request is then served too late. ODBS serves the shortest first and loses "
+    "least.",
+    "Differs: S3 is not the worst. In batches of at most 16, its order by predicted memory is one by length, "
+    "like that of ODBS, but with the longest first.",
 )
 
 
 def run(effort: Effort) -> Result:
-    """Every batcher, number of waiting requests and largest batch."""
     seeds = effort.choose(SEEDS, range(1))
     points = [(n, largest, name) for n in WAITING for largest in LARGEST for name in BATCHERS]
     rows = []
@@ -115,17 +113,17 @@ def _serve(preset: str, waiting: int, largest: int, seed: int) -> StaticRun:
 def _panels(rows: list[Row], largest: int) -> list[Panel]:
     shown = {
         "mean_latency_s": "mean latency (s)",
-        "slo_attainment": "share within its goal",
+        "slo_attainment": "share within the SLO",
         "tokens_per_s": "tokens/s",
     }
     return [
-        lines(
+        line_panel(
             rows,
             x="waiting",
             y=metric,
             by="batcher",
             where={"max_batch": largest},
-            x_label="requests that wait",
+            x_label="queued requests",
             y_label=label,
             title=f"batches of at most {largest}",
         )
@@ -136,6 +134,6 @@ def _panels(rows: list[Row], largest: int) -> list[Panel]:
 REPRODUCTION = Reproduction(
     name=NAME,
     paper="UELLM, Figs. 4a, 4b and 5b",
-    says="latency, SLO attainment and throughput of FIFO, S3, ODBS, SLO-DBS and SLO-ODBS",
+    measures="latency, SLO attainment and throughput of FIFO, S3, ODBS, SLO-DBS and SLO-ODBS",
     run=run,
 )

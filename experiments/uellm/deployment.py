@@ -1,4 +1,4 @@
-"""UELLM's device maps: those of its Table 1, and its deployment algorithms compared (Fig. 4c, d)."""
+"""Throughput and utilisation of UELLM's device maps (Table 1) and deployment algorithms (Fig. 4c, d)."""
 
 from collections.abc import Mapping
 from statistics import fmean
@@ -30,31 +30,30 @@ ASSUMPTIONS = (
     "Table 1: 33 equal layers of ChatGLM2-6B (12.5 GB); a layer takes {first_ms:.2f} ms on the V100 and "
     "{second_ms:.2f} ms on the RTX 3090. These two constants are fitted to its five means (least squares of "
     "the relative errors); the link is crossed once in every row, and is in both.",
-    "`helr` and the others of Table 1's devices: what the search chooses when the V100 has room for as many "
-    "layers as given, and the RTX 3090 for all.",
-    "a1 and a2 occur in none of the paper's formulas. HELR counts the time of a pass, relative to that of "
-    "the fastest device alone, as much as the devices, relative to the fewest that could have the model; LR "
-    "counts the time ten times; HE takes the fewest devices, and among those the least time. `cost` is the "
+    "`helr` and the other maps of Table 1's devices: the result of the search when the V100 has memory for "
+    "as many layers as given, and the RTX 3090 for all.",
+    "a1 and a2 occur in none of the paper's formulas. HELR weighs the time of a pass, relative to that of "
+    "the fastest device alone, and the number of devices, relative to the fewest that can hold the model, "
+    "equally; LR weighs the time ten times; HE takes the fewest devices, then the least time. `cost` is the "
     "time alone.",
-    "Fig. 4 (c, d): the paper prints neither figures nor how much memory is free. Table 2's four RTX 3090 "
-    "have each between 2 and 24 GB free, at random; {draws} draws in which the model fits, the same for all.",
+    "Fig. 4 (c, d): the paper prints neither figures nor the free memory. Table 2's four RTX 3090 each have "
+    "between 2 and 24 GB free, at random; {draws} draws in which the model fits, the same for all.",
     "A device is as fast as its power limit says, the one of 350 W as the faster of Table 1. PIX takes "
     "20 us, NODE 50 us, and 8 kB cross.",
-    "Utilisation: the share of a pass in which a device in use computes; devices take turns.",
-    "`even` has as many layers on every device, as accelerate's balanced maps; only where all are free.",
+    "Utilisation: the share of a pass in which a device in use computes; one device computes at a time.",
+    "`even` has equally many layers on every device, like accelerate's balanced maps; only with all free.",
 )
 DIFFERS = (
     "Differs: greedy has the utilisation of HE. It fills the largest memories, so it takes the fewest "
-    "devices too, but slow ones as gladly as fast ones.",
+    "devices too, but regardless of their speed.",
 )
 
 
 def run(effort: Effort) -> Result:
-    """Table 1's rows, the maps for its devices, and the algorithms on Table 2's devices."""
     draws = effort.choose(DRAWS, DRAWS // 10)
     first_s, second_s = fitted_layer_s()
     facts = {"first_ms": first_s * 1e3, "second_ms": second_s * 1e3, "draws": draws}
-    rows = [*_table_1(), *_chosen(), *_idle(), *_busy(effort, draws)]
+    rows = [*_table_1(), *_searched(), *_all_free(), *_some_free(effort, draws)]
     return Result(
         name=NAME,
         paper=PAPER,
@@ -74,8 +73,8 @@ def _table_1() -> list[Row]:
     return rows
 
 
-def _chosen() -> list[Row]:
-    """What the search finds for Table 1's devices, with its last row's room and with room for all."""
+def _searched() -> list[Row]:
+    """Maps found for Table 1's devices, with memory on the first as in its last row, and for all layers."""
     return [
         _row(f"room for {room}", name, DEVICE_MAPS[name](pair_problem(room)), {}, None)
         for room in (LAYERS - 1, LAYERS)
@@ -83,7 +82,7 @@ def _chosen() -> list[Row]:
     ]
 
 
-def _idle() -> list[Row]:
+def _all_free() -> list[Row]:
     problem = four_devices([24 * GB] * 4)
     maps = {name: find(problem) for name, find in DEVICE_MAPS.items()}
     maps["even"] = even_map(problem, 4)
@@ -93,7 +92,7 @@ def _idle() -> list[Row]:
     ]
 
 
-def _busy(effort: Effort, draws: int) -> list[Row]:
+def _some_free(effort: Effort, draws: int) -> list[Row]:
     maps: dict[str, list[tuple[MapProblem, DeviceMap]]] = {name: [] for name in DEVICE_MAPS}
     problems = _problems(draws)
     for problem in effort.each(NAME, problems):
@@ -113,7 +112,7 @@ def _busy(effort: Effort, draws: int) -> list[Row]:
 
 
 def _problems(draws: int) -> list[MapProblem]:
-    """Devices with free memory at random, in which the model fits."""
+    """Devices with random free memory in which the model fits."""
     problems: list[MapProblem] = []
     seed = 0
     while len(problems) < draws:
@@ -142,7 +141,6 @@ def _row(
 
 
 def _panels(rows: list[Row]) -> list[Panel]:
-    """Table 1's throughput over layers; throughput and utilisation of each algorithm."""
     table_1 = [row for row in rows if row.config["devices"] == "Table 1"]
     layers = [float(on_first) for on_first, *_ in TABLE_1]
     series = [
@@ -173,7 +171,6 @@ def _number(row: Row, metric: str) -> float:
 REPRODUCTION = Reproduction(
     name=NAME,
     paper="UELLM, Table 1 and Fig. 4c, d",
-    says="throughput and utilisation of device maps: HELR, HE, LR, cost alone, greedy",
+    measures="throughput and utilisation of device maps: HELR, HE, LR, cost alone, greedy",
     run=run,
 )
-"""Device maps as UELLM's evaluation describes them."""

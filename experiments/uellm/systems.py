@@ -1,4 +1,4 @@
-"""The systems of UELLM's Fig. 5: a device map each, and a way to batch on it."""
+"""The systems compared in UELLM's Fig. 5: each a device map and a batching algorithm."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ from shoal.static.serving.simulated_request import StaticLimits
 
 DEVICE_BYTES = 24 * GB
 SPARE_BYTES = GB
-"""Of each device, that neither weights nor KV may have."""
+"""Of each device, reserved for neither weights nor KV."""
 TOKEN_BYTES = 4 * 28 * 4096
 ACCURACY = 0.9951
 PROMPT_TOKEN_S = 3.6e-4
@@ -32,45 +32,43 @@ CONTEXT_S = 1.4e-7
 BLOCK_TOKENS = 16
 TEST_REQUESTS = 64
 TEST_SEED = 1000
-"""Of the requests of stress tests, which no run serves."""
+"""Of the requests of stress tests; runs use other seeds."""
 
 HELR, EVEN, SEARCHED = "helr", "even", "searched"
 
 
 @dataclass(frozen=True, slots=True)
-class System:
-    """One of the compared systems."""
-
+class BatchingSystem:
     device_map: str
-    """HELR's; even over all devices; or what stress tests found."""
+    """HELR's, even over all devices, or the best in stress tests."""
     batching: str | None
-    """Its static preset; None: our continuous batching."""
+    """A static preset; None: our continuous batching."""
     max_batch: int | None = None
-    """Most requests in a batch; None: what memory allows."""
+    """None: bounded by memory alone."""
 
 
-SYSTEMS: Mapping[str, System] = {
-    "s3": System(EVEN, "s3", 16),
-    "s3-memory": System(EVEN, "s3"),
-    "morphling": System(SEARCHED, "fifo", 16),
-    "ud": System(HELR, "fifo", 16),
-    "ub": System(EVEN, "uellm", 64),
-    "ua": System(HELR, "uellm", 64),
-    "ua-literal": System(HELR, "uellm-literal", 64),
-    "ua-odbs": System(HELR, "odbs", 64),
-    "shoal": System(HELR, None),
+SYSTEMS: Mapping[str, BatchingSystem] = {
+    "s3": BatchingSystem(EVEN, "s3", 16),
+    "s3-memory": BatchingSystem(EVEN, "s3"),
+    "morphling": BatchingSystem(SEARCHED, "fifo", 16),
+    "ud": BatchingSystem(HELR, "fifo", 16),
+    "ub": BatchingSystem(EVEN, "uellm", 64),
+    "ua": BatchingSystem(HELR, "uellm", 64),
+    "ua-literal": BatchingSystem(HELR, "uellm-literal", 64),
+    "ua-odbs": BatchingSystem(HELR, "odbs", 64),
+    "shoal": BatchingSystem(HELR, None),
 }
 """The paper's five by its names, and ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """One run of a system."""
+    """Figures of one run."""
 
     latency_s: float
-    """Mean over all requests."""
+    """Mean."""
     attainment: float
-    """Share of requests answered within their goal."""
+    """Share of requests within their SLO."""
     tokens: int
     """Output tokens of all requests."""
     duration_s: float
@@ -78,15 +76,14 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class Deployment:
-    """The model on the paper's four devices."""
+class MappedModel:
+    """The model on the paper's four devices under a device map."""
 
     problem: MapProblem
     """The devices, all of them free."""
     device_map: DeviceMap
-    """Which layers are where."""
     tests_s: float = 0.0
-    """How long stress tests took before it was chosen."""
+    """Time of stress tests before the map was chosen."""
 
     @property
     def utilisation(self) -> float:
@@ -95,18 +92,17 @@ class Deployment:
 
     @property
     def slowdown(self) -> float:
-        """Times that computing takes as long as on the fastest device alone."""
+        """Computing time relative to the fastest device alone."""
         fastest = max(self.problem.bytes_per_s.values())
         return self.device_map.cost_s * fastest / (LAYERS * LAYER_BYTES)
 
     @property
     def kv_bytes(self) -> int:
-        """Memory of the devices in use that is left for KV."""
+        """Memory for KV on the devices in use."""
         return len(self.device_map.stages) * (DEVICE_BYTES - SPARE_BYTES) - LAYERS * LAYER_BYTES
 
     @property
     def times(self) -> PaddedLatency:
-        """How long static batches take."""
         iteration_s = self.device_map.cost_s
         token_s, context_s = PROMPT_TOKEN_S * self.slowdown, CONTEXT_S * self.slowdown
         return PaddedLatency(
@@ -114,8 +110,8 @@ class Deployment:
             decode=Bilinear(product=context_s, sequence=token_s, length=0.0, constant=iteration_s),
         )
 
-    def serve(self, system: System, requests: Sequence[Request]) -> Served:
-        """Requests that all wait at the beginning, on a virtual clock."""
+    def serve(self, system: BatchingSystem, requests: Sequence[Request]) -> Served:
+        """Simulate requests that are all queued at the start."""
         if system.batching is None:
             return self._serve_continuously(requests)
         cluster = StaticCluster(
@@ -129,11 +125,13 @@ class Deployment:
         run = cluster.run(requests)
         return _served(run.requests, run.report.duration_s)
 
-    def kept_alone(self, requests: Sequence[Request]) -> float:
-        """Share of requests whose goal is no shorter than their answer takes with nothing beside it."""
-        times = [self.times.serve(1, len(one.prompt), one.true_output_tokens or 1) for one in requests]
-        goals = [one.slo.e2e_s for one in requests if one.slo is not None]
-        return fmean(goal is None or time <= goal for time, goal in zip(times, goals, strict=True))
+    def attainment_alone(self, requests: Sequence[Request]) -> float:
+        """Share of requests that meet their SLO in a batch of one, without queueing."""
+        times_s = [self.times.serve(1, len(one.prompt), one.true_output_tokens or 1) for one in requests]
+        limits_s = [one.slo.e2e_s for one in requests if one.slo is not None]
+        return fmean(
+            limit_s is None or time_s <= limit_s for time_s, limit_s in zip(times_s, limits_s, strict=True)
+        )
 
     def _serve_continuously(self, requests: Sequence[Request]) -> Served:
         costs = LatencyModel(
@@ -153,15 +151,15 @@ class Deployment:
         return _served(record.requests, record.end_ns / 1e9)
 
 
-def deployments() -> dict[str, Deployment]:
-    """HELR's, the even one, and the best of those that Morphling tries."""
+def mapped_models() -> dict[str, MappedModel]:
+    """The model under HELR's map, the even map, and the best of the maps that Morphling tests."""
     problem = four_devices([DEVICE_BYTES] * 4)
-    tried = [Deployment(problem, even_map(problem, count)) for count in range(1, 5)]
+    tried = [MappedModel(problem, even_map(problem, count)) for count in range(1, 5)]
     requests = question_requests(TEST_REQUESTS, TEST_SEED)
     tests = [one.serve(SYSTEMS["morphling"], requests) for one in tried]
     best = min(range(len(tried)), key=lambda at: tests[at].duration_s)
     return {
-        HELR: Deployment(problem, DEVICE_MAPS["helr"](problem)),
+        HELR: MappedModel(problem, DEVICE_MAPS["helr"](problem)),
         EVEN: tried[-1],
         SEARCHED: replace(tried[best], tests_s=sum(test.duration_s for test in tests)),
     }

@@ -1,4 +1,4 @@
-"""UELLM's devices: the two of its Table 1, and the four of its Table 2; ChatGLM2-6B in 33 parts on them."""
+"""UELLM's devices (Tables 1 and 2), and device maps of ChatGLM2-6B in 33 equal layers on them."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,6 @@ from shoal.place.device_maps import DeviceMap, MapProblem, evaluate, stages_of
 GB = 10**9
 LAYERS = 33
 LAYER_BYTES = model_spec("chatglm2-6b").weight_bytes() // LAYERS
-"""All weights in equal parts."""
 
 TABLE_1 = (
     (16, 11.19, 11.58, 10.84),
@@ -20,18 +19,18 @@ TABLE_1 = (
     (28, 17.23, 18.00, 16.16),
     (32, 22.55, 23.07, 22.11),
 )
-"""Layers on the V100, the others being on the RTX 3090; tokens per second: mean, largest, least."""
+"""Layers on the V100 (the rest is on the RTX 3090); tokens per second: mean, largest, least."""
 
 POWER_W = (350, 300, 250, 150)
-"""Limits of Table 2's devices."""
+"""Power limits of Table 2's devices."""
 PIX, NODE = Link(10e9, 20e-6), Link(8e9, 50e-6)
 """Over one PCIe bridge, and over the host bridge."""
 
 
 def fitted_layer_s() -> tuple[float, float]:
-    """Seconds for a layer on the V100 and on the RTX 3090, with the least squared relative errors in Table 1.
+    """Seconds per layer on the V100 and on the RTX 3090, fitted to Table 1 (least squared relative errors).
 
-    The one crossing between them is in every row, and so in both constants.
+    Every row crosses the link once; that time is part of both constants.
     """
     layers = np.array([(on_first, LAYERS - on_first) for on_first, *_ in TABLE_1], dtype=float)
     tokens_per_s = np.array([mean for _, mean, *_ in TABLE_1])
@@ -42,14 +41,14 @@ def fitted_layer_s() -> tuple[float, float]:
 
 
 def pair_problem(v100_layers: int) -> MapProblem:
-    """Table 1's devices, with room for that many layers on the V100 and for all on the RTX 3090."""
+    """Table 1's devices, with memory for ``v100_layers`` on the V100 and for all on the RTX 3090."""
     v100_s, rtx_3090_s = fitted_layer_s()
     devices = [
         Device(name="GPU#0", kind="v100", host="h", memory_bytes=v100_layers * LAYER_BYTES),
         Device(name="GPU#1", kind="rtx-3090", host="h", memory_bytes=24 * GB),
     ]
-    in_the_constants = Link(10e9, 0.0)
-    cluster = ClusterSpec(devices=devices, host_link=in_the_constants, network=in_the_constants)
+    link = Link(10e9, 0.0)  # its time is part of the constants
+    cluster = ClusterSpec(devices=devices, host_link=link, network=link)
     return MapProblem(
         cluster=cluster,
         layer_bytes=[LAYER_BYTES] * LAYERS,
@@ -58,15 +57,15 @@ def pair_problem(v100_layers: int) -> MapProblem:
 
 
 def even_map(problem: MapProblem, count: int) -> DeviceMap:
-    """About as many layers on each of the first ``count`` devices, as accelerate's balanced maps have."""
-    # Those that come first have one more where it does not come out even.
+    """Layers evenly over the first ``count`` devices, as in accelerate's balanced maps."""
+    # The remainder goes to the first ones.
     layers = [(LAYERS + count - 1 - at) // count for at in range(count)]
     names = [device.name for device in problem.cluster.devices[:count]]
     return evaluate(problem, stages_of(list(zip(names, layers, strict=True))))
 
 
 def busy_share(problem: MapProblem, device_map: DeviceMap) -> float:
-    """How much of a pass a device in use computes, on average: they take turns."""
+    """Mean share of a pass in which a device in use computes; one device computes at a time."""
     kinds = {device.name: device.kind for device in problem.cluster.devices}
     computing_s = sum(
         stage.layers * LAYER_BYTES / problem.bytes_per_s[kinds[stage.device]] for stage in device_map.stages
@@ -75,9 +74,9 @@ def busy_share(problem: MapProblem, device_map: DeviceMap) -> float:
 
 
 def four_devices(free_bytes: Sequence[int]) -> MapProblem:
-    """Table 2's four RTX 3090 with that much free memory, as fast as their power limits say.
+    """Table 2's four RTX 3090 with speeds proportional to their power limits.
 
-    The one without a limit takes as long for a layer as the faster device of Table 1.
+    The fastest takes as long for a layer as the faster device of Table 1.
     """
     devices = [
         Device(name=f"GPU#{at}", kind=f"{watts} W", host="h", memory_bytes=free)

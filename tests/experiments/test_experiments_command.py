@@ -18,10 +18,14 @@ from shoal.measure import Panel, Series
 runner = CliRunner()
 ROWS = (
     Row(
-        config={"rate": 10.0, "who": "ours"}, metrics={"mean_s": 1234.5, "share": 0.25}, paper={"share": 0.5}
+        config={"rate": 10.0, "system": "ours"},
+        metrics={"mean_s": 1234.5, "share": 0.25},
+        paper={"share": 0.5},
     ),
     Row(
-        config={"rate": 20.0, "who": "theirs"}, metrics={"mean_s": math.nan}, paper=between("mean_s", 1, 2.5)
+        config={"rate": 20.0, "system": "theirs"},
+        metrics={"mean_s": math.nan},
+        paper=between("mean_s", 1, 2.5),
     ),
 )
 
@@ -33,7 +37,7 @@ def fake(name):
         lines = [f"quick is {effort.quick}", f"saw {seen}"]
         return Result(name=name, paper="Somebody", assumptions=lines, rows=ROWS, panels=[[panel]])
 
-    return Reproduction(name=name, paper="Somebody, Table 1", says="what it measures", run=go)
+    return Reproduction(name=name, paper="Somebody, Table 1", measures="what it measures", run=go)
 
 
 @pytest.fixture
@@ -51,19 +55,19 @@ def call(*arguments):
 
 
 @pytest.mark.parametrize("arguments", [[], ["--list"]])
-def test_it_lists_what_there_is(fakes, arguments):
+def test_the_list_names_every_experiment(fakes, arguments):
     printed = call(*arguments).stdout
     for name in fakes:
         assert name in printed
     assert printed.count("what it measures") == 2
 
 
-def test_the_list_has_every_reproduction():
+def test_the_real_list_names_every_reproduction():
     words = set(re.findall(r"[\w-]+", call("--list").stdout))
     assert words >= set(REPRODUCTIONS)
 
 
-def test_it_prints_the_paper_below_ours(fakes):
+def test_the_papers_figures_are_printed_below_ours(fakes):
     lines = [line.split() for line in call("first").stdout.splitlines() if line.strip()]
     start = lines.index(["10", "ours", "1234", "0.25"])
     assert lines[start + 1 : start + 4] == [["paper", "0.5"], ["20", "theirs", "-"], ["paper", "1..2.5"]]
@@ -90,20 +94,20 @@ def test_json_of_one_is_an_object_and_of_several_a_list(fakes, tmp_path):
         True,
     ]
     assert written["rows"][1] == {
-        "config": {"rate": 20.0, "who": "theirs"},
+        "config": {"rate": 20.0, "system": "theirs"},
         "metrics": {"mean_s": None},
         "paper": {"mean_s_least": 1, "mean_s_most": 2.5},
     }
     assert [result["name"] for result in json.loads(both.read_text())] == ["second", "first"]
 
 
-def test_all_is_all_of_them(fakes, tmp_path):
+def test_all_runs_every_experiment(fakes, tmp_path):
     path = tmp_path / "all.json"
     call("all", "--json", str(path))
     assert [result["name"] for result in json.loads(path.read_text())] == ["first", "second"]
 
 
-def test_pictures_go_into_a_folder(fakes, tmp_path):
+def test_pictures_are_written_into_a_folder(fakes, tmp_path):
     pytest.importorskip("matplotlib")
     call("first", "second", "--plot", str(tmp_path / "new"))
     assert {path.name for path in (tmp_path / "new").iterdir()} == {"first.png", "second.png"}
@@ -158,7 +162,7 @@ def test_values_are_short():
     assert [format_value(value) for value, _ in cases] == [text for _, text in cases]
 
 
-def test_a_real_one_runs(tmp_path):
+def test_a_real_experiment_runs(tmp_path):
     path = tmp_path / "real.json"
     printed = call("uellm-batching", "--quick", "--json", str(path)).stdout
     assert "slo-odbs" in printed
@@ -166,7 +170,7 @@ def test_a_real_one_runs(tmp_path):
     assert json.loads(path.read_text())["name"] == "uellm-batching"
 
 
-def test_help_teaches_by_examples():
+def test_help_has_examples():
     output = runner.invoke(app, ["--help"], terminal_width=200).output
     assert "Examples:" in output
     assert output.count("python -m experiments") >= 3

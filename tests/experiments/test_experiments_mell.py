@@ -1,4 +1,4 @@
-"""Mell's experiments: what goes into them, and that each gives its figures."""
+"""Mell's experiments: workload, capacities, forecasts, and the metrics of quick runs."""
 
 import numpy as np
 import pytest
@@ -11,9 +11,9 @@ from experiments.mell.setup import (
     Point,
     Policy,
     assumptions,
-    deployment,
     figures,
     measure,
+    model_on_device,
     simulate,
     workloads,
 )
@@ -37,7 +37,7 @@ def test_lengths_have_the_means_of_the_data_sets_ten_times() -> None:
     assert outputs.mean() == pytest.approx(10 * (214.5 + 441.3) / 2, rel=0.02)
 
 
-def test_requests_fit_on_a_device_and_come_at_their_rate() -> None:
+def test_requests_fit_on_a_device_and_arrive_at_their_rate() -> None:
     requests = workload.mell_requests("poisson-0.8", 2000.0, 0, 16_000)
     assert len(requests) == pytest.approx(1600, rel=0.1)
     assert all(one.prompt_tokens + one.output_tokens <= 14_000 for one in requests)
@@ -77,13 +77,13 @@ def test_without_its_trace_azure_is_skipped(tmp_path, monkeypatch) -> None:
         workloads(FULL)
 
 
-def test_devices_hold_what_is_left_beside_the_weights() -> None:
-    small = deployment("llama2-7b")
+def test_capacity_is_the_memory_less_the_weights() -> None:
+    small = model_on_device("llama2-7b")
     assert small.capacity * small.token_bytes + small.weight_bytes == pytest.approx(
         0.9 * small.memory_bytes, rel=1e-4
     )
     assert 0.010 < small.speed.step_s < 0.025
-    assert deployment("llama2-13b").capacity < small.capacity
+    assert model_on_device("llama2-13b").capacity < small.capacity
 
 
 def test_forecasts_are_conditional_on_what_was_generated() -> None:
@@ -121,7 +121,7 @@ def test_mell_needs_fewer_devices_than_baselines_that_hardly_preempt() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_quick_run_gives_every_figure(name, tmp_path, monkeypatch) -> None:
+def test_a_quick_run_has_every_metric(name, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("SHOAL_TRACES", str(tmp_path))
     (reproduction,) = find([name])
     result = reproduction.run(QUICK)

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from experiments import Effort
-from experiments.parallel import at_each
-from experiments.past_future.clients import Clients, Deployment, figures, requests_that_fit, within
+from experiments.parallel import map_points
+from experiments.past_future.clients import ClosedLoopRun, ServedModel, figures, meets_sla, requests_that_fit
 from experiments.past_future.setup import (
     ADMIT_EVERY,
     CAPACITY,
@@ -18,7 +18,7 @@ from experiments.past_future.setup import (
 )
 from experiments.past_future.table1 import TABLE, queue_of, run
 from experiments.past_future.traces import FOLDER_VARIABLE, TRACES, outputs_over_time, traces_folder
-from experiments.past_future.windows import binned, cosines, histograms, neighbours_and_all
+from experiments.past_future.windows import binned, cosines, histograms, window_similarities
 from shoal.core import ConfigError
 from shoal.measure import RequestRow, RunRecord
 from shoal.schedule import Aggressive, Conservative, Oracle
@@ -28,13 +28,13 @@ COUNT = 45
 
 
 def true_peak(running):
-    """M* by walking through the future, one step at a time: (held, remaining) of each request."""
+    """M* step by step; running: (held, remaining) tokens of each request."""
     ends = sorted({left for _, left in running}, reverse=True)
     return max(sum(held + end for held, left in running if left >= end) for end in ends)
 
 
-def by_hand(lengths, fits):
-    """Steps, mean share in use, mean true peak at looks at the queue, and preemptions, one step at a time."""
+def step_by_step(lengths, fits):
+    """Steps, mean share in use, mean true peak at admissions, and preemptions, one step at a time."""
     prompts, outputs = LENGTHS[lengths].sample(COUNT, 0)
     waiting = deque(range(COUNT))
     done = [0] * COUNT
@@ -66,7 +66,7 @@ def by_hand(lengths, fits):
 
 
 @pytest.mark.parametrize("policy", ["oracle", "aggressive"])
-def test_counts_are_those_of_a_queue_worked_off_by_hand(policy):
+def test_counts_equal_a_step_by_step_simulation(policy):
     watermark = 0.97
     rules = {
         "oracle": lambda held: true_peak(held) <= CAPACITY,
@@ -74,7 +74,7 @@ def test_counts_are_those_of_a_queue_worked_off_by_hand(policy):
     }
     parameter = watermark if policy == "aggressive" else None
     found = run_full_queue(queue_of(policy, parameter, 1, COUNT, 0))
-    steps, in_use, required, preemptions = by_hand("distribution-1", rules[policy])
+    steps, in_use, required, preemptions = step_by_step("distribution-1", rules[policy])
     # The first step computes prompts alone, and is no decoding step.
     assert found.steps == steps - 1
     assert found.kv_in_use == pytest.approx(in_use, abs=1e-9)
@@ -83,7 +83,7 @@ def test_counts_are_those_of_a_queue_worked_off_by_hand(policy):
     assert (found.recomputed_tokens > 0) == (preemptions > 0) == (policy == "aggressive")
 
 
-def test_conservative_sets_aside_what_it_assumes():
+def test_conservative_reserves_the_assumed_output():
     same = [
         run_full_queue(FullQueue(lengths="distribution-1", longest=4096, admission=admission, requests=COUNT))
         for admission in (
@@ -97,12 +97,12 @@ def test_conservative_sets_aside_what_it_assumes():
     assert same[1].turned_away == 0
 
 
-def test_overcommitment_turns_away_whom_it_would_let_in():
+def test_overcommitment_turns_away_requests_that_do_not_fit():
     found = run_full_queue(queue_of("conservative", 1.5, 1, COUNT, 0))
     assert found.turned_away > 0
 
 
-def test_a_warm_service_believes_the_past_and_a_new_one_the_maximum():
+def test_a_warm_service_forecasts_past_lengths_and_a_new_one_the_maximum():
     generated = np.zeros(1, dtype=np.int64)
     warm = WarmPastFuture(past="distribution-1").new_history(4096)
     assert not warm.censors
@@ -142,8 +142,8 @@ def test_the_table_has_every_line_of_the_paper_once():
 
 
 def test_a_quick_table_has_our_line_beside_the_papers():
-    told = []
-    result = run(Effort(quick=True, progress=lambda *what: told.append(what)))
+    reported = []
+    result = run(Effort(quick=True, progress=lambda *what: reported.append(what)))
     assert [row.config["policy"] for row in result.rows].count("shoal") == 1
     for row in result.rows:
         assert set(row.config) == {"distribution", "policy", "parameter"}
@@ -154,22 +154,22 @@ def test_a_quick_table_has_our_line_beside_the_papers():
     oracle = result.rows[0]
     assert oracle.config["parameter"] is None
     assert oracle.metrics["steps_over_oracle"] == 0
-    assert told[-1][1:] == (len(result.rows), len(result.rows))
+    assert reported[-1][1:] == (len(result.rows), len(result.rows))
 
 
-def test_points_come_back_in_order_from_other_processes(monkeypatch):
+def test_results_of_parallel_points_keep_their_order(monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    told = []
-    effort = Effort(progress=lambda what, done, total: told.append((what, done, total)))
+    reported = []
+    effort = Effort(progress=lambda what, done, total: reported.append((what, done, total)))
     points = [9.0, 1.0, 4.0]
-    assert at_each(effort, "roots", math.sqrt, points, heaviest_first=float) == [3.0, 1.0, 2.0]
-    assert told == [("roots", done, 3) for done in range(4)]
+    assert map_points(effort, "roots", math.sqrt, points, heaviest_first=float) == [3.0, 1.0, 2.0]
+    assert reported == [("roots", done, 3) for done in range(4)]
 
 
 def test_an_error_in_another_process_is_raised(monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     with pytest.raises(ValueError):
-        at_each(Effort(), "roots", math.sqrt, [1.0, -1.0])
+        map_points(Effort(), "roots", math.sqrt, [1.0, -1.0])
 
 
 def row(number, arrival_s, first_s, finish_s, gap_s=0.1, tokens=10):
@@ -187,21 +187,21 @@ def row(number, arrival_s, first_s, finish_s, gap_s=0.1, tokens=10):
     )
 
 
-DEPLOYMENT = Deployment("llama-2-7b", 1, ttft_s=2.0, gap_s=0.5)
+SERVED = ServedModel("llama-2-7b", 1, ttft_s=2.0, gap_s=0.5)
 
 
-def test_goodput_counts_who_is_within_the_sla_while_all_clients_work():
+def test_goodput_counts_requests_within_the_sla_while_all_clients_are_active():
     rows = [
         row(0, 0, 1, 10),
-        row(1, 0, 1, 11),  # the second of two clients: from here on
+        row(1, 0, 1, 11),  # the second of two clients: figures begin here
         row(2, 10, 11, 20),
         row(3, 11, 14, 21),  # first token too late
         row(4, 20, 21, 30, gap_s=0.6),  # a gap too long
         row(5, 21, 22, 31),
         row(6, 31, 32, 40),  # sent last: figures end here
     ]
-    run_of = Clients(
-        deployment=DEPLOYMENT,
+    run_of = ClosedLoopRun(
+        served=SERVED,
         lengths="sharegpt",
         longest=8,
         admission=Oracle(),
@@ -216,13 +216,13 @@ def test_goodput_counts_who_is_within_the_sla_while_all_clients_work():
 
 
 def test_the_sla_is_on_first_token_and_largest_gap():
-    assert within(row(0, 0, 1.9, 9), DEPLOYMENT)
-    assert not within(row(0, 0, 2.1, 9), DEPLOYMENT)
-    assert not within(row(0, 0, 1, 9, gap_s=0.5), DEPLOYMENT)
+    assert meets_sla(row(0, 0, 1.9, 9), SERVED)
+    assert not meets_sla(row(0, 0, 2.1, 9), SERVED)
+    assert not meets_sla(row(0, 0, 1, 9, gap_s=0.5), SERVED)
 
 
-def test_as_many_requests_fit_as_an_oracle_runs_at_once():
-    room = requests_that_fit(DEPLOYMENT, "distribution-1", 4096)
+def test_requests_that_fit_are_those_an_oracle_runs_at_once():
+    room = requests_that_fit(SERVED, "distribution-1", 4096)
     # 3,000 requests of 3,072 tokens take 297,374 steps in 120,000 tokens, nearly what a 7B leaves.
     assert room == pytest.approx(3000 * 3072 / 297_374, rel=0.1)
 
@@ -242,15 +242,15 @@ def test_bins_end_at_the_99th_percentile():
     assert (found == 50).sum() == pytest.approx(10, abs=2)
 
 
-def test_neighbours_are_more_alike_than_others_where_lengths_drift():
+def test_neighbouring_windows_are_more_similar_than_distant_ones_under_drift():
     steady = LENGTHS["azure-conversation"].sample(12_000, 0)[1]
     drifting = steady + np.arange(12_000) // 10
-    near, least, everywhere = neighbours_and_all(drifting, 1000, 500)
+    near, least, everywhere = window_similarities(drifting, 1000, 500)
     assert least <= near
     assert near > everywhere + 0.1
-    near, _, everywhere = neighbours_and_all(steady, 1000, 500)
+    near, _, everywhere = window_similarities(steady, 1000, 500)
     assert near == pytest.approx(everywhere, abs=0.02)
-    assert math.isnan(neighbours_and_all(steady[:1600], 1000, 500)[0])
+    assert math.isnan(window_similarities(steady[:1600], 1000, 500)[0])
 
 
 def test_missing_traces_are_named_and_replaced(tmp_path):
@@ -273,7 +273,7 @@ def test_missing_traces_are_named_and_replaced(tmp_path):
     assert len(notes) == 1
 
 
-def test_the_folder_of_traces_can_be_named(monkeypatch, tmp_path):
+def test_a_variable_names_the_folder_of_traces(monkeypatch, tmp_path):
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     assert traces_folder() == tmp_path
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "nowhere"))

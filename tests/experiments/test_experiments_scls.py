@@ -1,4 +1,4 @@
-"""SCLS's and UELLM's experiments: what goes into them, and the order in which their figures come out."""
+"""SCLS's and UELLM's experiments: engine times, memory, workloads, and the order of their results."""
 
 import pytest
 
@@ -16,7 +16,7 @@ QUICK = Effort(quick=True)
 
 
 def column(result: Result, metric: str, key: str, **where) -> dict:
-    """A metric by one name of the configuration, over the rows that have the others."""
+    """A metric by one configuration key, over the rows that match ``where``."""
     return {
         row.config[key]: row.metrics[metric]
         for row in result.rows
@@ -24,7 +24,7 @@ def column(result: Result, metric: str, key: str, **where) -> dict:
     }
 
 
-def test_the_hf_engine_takes_the_times_that_the_paper_prints() -> None:
+def test_the_hf_engine_has_the_printed_times() -> None:
     serve = ENGINES["hf"].time.serve
     assert serve(16, 1024, 128) == pytest.approx(13.5, rel=0.01)
     assert serve(15, 10, 128) + serve(1, 1024, 128) == pytest.approx(7.6, rel=0.01)
@@ -38,12 +38,12 @@ def test_memory_is_that_of_the_fixed_batches() -> None:
 
 
 def test_lengths_have_their_median_and_limits() -> None:
-    lengths = Lognormal(median=100.0, sigma=1.0, most=300)
+    lengths = Lognormal(median=100.0, sigma=1.0, maximum=300)
     assert [lengths.at(q) for q in (0.0, 0.5, 1.0)] == [1, 100, 300]
     assert lengths.at(0.8413447) == 272
 
 
-def test_requests_come_at_their_rate_with_lengths_of_their_own() -> None:
+def test_requests_arrive_at_their_rate_with_the_same_lengths() -> None:
     slow, fast = codefuse_requests(5.0, 400.0), codefuse_requests(20.0, 400.0)
     assert len(slow) == pytest.approx(2000, rel=0.1)
     assert len(fast) == pytest.approx(8000, rel=0.05)
@@ -56,14 +56,14 @@ def test_requests_come_at_their_rate_with_lengths_of_their_own() -> None:
     assert 0.85 < short < 0.92
 
 
-def test_ragged_times_skip_ahead_to_the_same_bits() -> None:
+def test_times_of_decode_runs_equal_single_steps() -> None:
     times = RaggedTimes(0.016, 1.45e-4, 1e-6)
     ahead = times.decode_times(3, 100, 50)
     assert [times.step_time(StepRows(3, 100 + 3 * n)) for n in range(50)] == list(ahead)
     assert times.step_time(StepRows(0, 0, ((10, 0), (5, 5)))) == pytest.approx(0.016 + 15 * 1.45e-4)
 
 
-def test_buckets() -> None:
+def test_the_bucket_predictor_returns_upper_ends_of_buckets() -> None:
     right, wrong = BucketPredictor(1.0), BucketPredictor(0.0)
     for request in question_requests(200):
         true = request.true_output_tokens
@@ -115,7 +115,7 @@ def test_throughput_grows_with_the_workers() -> None:
         assert all(0.75 * workers < value <= 1.05 * workers for workers, value in speedup.items())
 
 
-def test_batching_by_length_answers_sooner_and_by_goal_keeps_more_goals() -> None:
+def test_batching_by_length_lowers_latency_and_by_slo_raises_attainment() -> None:
     result = REPRODUCTIONS["uellm-batching"].run(QUICK)
     latency = column(result, "mean_latency_s", "batcher", waiting=128, max_batch=16)
     kept = column(result, "slo_attainment", "batcher", waiting=128, max_batch=16)

@@ -1,4 +1,4 @@
-"""SeaLLM's experiments: their requests, their systems, and what their results must satisfy."""
+"""SeaLLM's sharing group experiments: workload, systems, and properties of their results."""
 
 import itertools
 from collections import Counter
@@ -8,14 +8,14 @@ import pytest
 
 from experiments import Effort, find
 from experiments.seallm import schedulers, slo_scale
-from experiments.seallm.cluster import (
+from experiments.seallm.group_runs import Measured, Point, measure
+from experiments.seallm.sharing_group import (
     MODELS,
     SYSTEMS,
     FractionOf,
     execution_times,
     simulate,
 )
-from experiments.seallm.points import Measured, Point, measure
 from experiments.seallm.workload import (
     CONTEXT,
     Traffic,
@@ -44,7 +44,7 @@ def test_lengths_have_the_means_of_the_papers_table():
     assert np.median(summaries[:, 0]) > 3_900  # the paper's mean is far beyond the context
 
 
-def test_k_means_separates_two_clouds_and_loses_nobody():
+def test_k_means_separates_two_clouds_and_keeps_every_point():
     rng = np.random.default_rng(0)
     near = np.stack([rng.integers(5, 15, 40), rng.integers(90, 110, 40)], axis=1)
     far = np.stack([rng.integers(5, 15, 60), rng.integers(900, 1100, 60)], axis=1)
@@ -54,7 +54,7 @@ def test_k_means_separates_two_clouds_and_loses_nobody():
     assert sorted(map(tuple, long)) == sorted(map(tuple, far))
 
 
-def test_k_means_ends_where_everybody_is_nearest_to_the_own_centre():
+def test_k_means_ends_with_every_point_nearest_to_its_own_centre():
     clusters = k_means(sharegpt(), 3)
     centres = np.stack([cluster.mean(axis=0) for cluster in clusters])
     for number, cluster in enumerate(clusters):
@@ -63,7 +63,7 @@ def test_k_means_ends_where_everybody_is_nearest_to_the_own_centre():
     assert [cluster[:, 1].mean() for cluster in clusters] == sorted(c[:, 1].mean() for c in clusters)
 
 
-def test_a_higher_rate_has_the_same_requests_only_faster():
+def test_a_higher_rate_has_the_same_requests_closer_together():
     slow, fast = (requests_of("chats", Traffic(rate, 8.0)) for rate in (2.0, 4.0))
     for name in lengths_of("chats"):
         few, many = ([one for one in requests if one.service == name] for requests in (slow, fast))
@@ -81,13 +81,13 @@ def test_consecutive_requests_are_of_one_service():
     assert all(run[0] != after[0] for run, after in itertools.pairwise(runs))
 
 
-def test_shares_are_shares_of_the_rate():
+def test_shares_divide_the_rate():
     shares = {"short-chat": 0.9, "long-chat": 0.1}
     counts = Counter(one.service for one in requests_of("chats", Traffic(50.0, 40.0, cv=1.0, shares=shares)))
     assert counts["short-chat"] / counts.total() == pytest.approx(0.9, abs=0.03)
 
 
-def test_errors_change_outputs_and_nothing_else():
+def test_errors_change_only_outputs():
     exact, wrong = (requests_of("chats", Traffic(20.0, 8.0, output_deviation=d)) for d in (0.0, 4.0))
     assert [(a.id, a.arrival_ns, len(a.prompt)) for a in exact] == [
         (b.id, b.arrival_ns, len(b.prompt)) for b in wrong
@@ -141,7 +141,7 @@ def test_attainment_counts_what_ended_within_the_scale():
     assert [measured.attainment(scale) for scale in (0.4, 2.0, 5.0, 10.0)] == [0.0, 0.5, 0.75, 1.0]
 
 
-def test_a_point_is_what_the_run_says():
+def test_measurements_equal_those_of_the_run():
     point = Point("chats", "vllm", LIGHT)
     run, found = simulate("chats", "vllm", LIGHT), measure(point)
     normalised = [row.e2e_s / run.execution_s[row.service] for row in run.requests]
@@ -206,7 +206,7 @@ def test_factors_are_the_largest_ratios_over_the_rates(monkeypatch):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_all_are_listed_with_what_they_assume(name):
+def test_every_experiment_names_its_paper(name):
     [found] = find([name])
     assert found.name == name
     assert "SeaLLM" in found.paper

@@ -1,4 +1,4 @@
-"""SeaLLM's experiments on a cluster: their services, their traffic, and what their results must satisfy."""
+"""SeaLLM's cluster experiments: services, traffic, placement, and properties of their results."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_there_are_16_services_four_of_each_model_in_nodes_of_eight():
     assert {len(devices) for devices in cluster(32).hosts().values()} == {8}
 
 
-def test_phases_follow_each_other_at_the_rate_asked_for():
+def test_phases_follow_each_other_at_the_given_rate():
     traffic = Traffic(rate=50.0, phase_s=40.0, phases=2)
     first, second = phases(traffic)
     assert len(first) == pytest.approx(2000, rel=0.25)
@@ -52,7 +52,7 @@ def test_popularity_drifts_with_less_memory():
 
 
 @pytest.mark.parametrize(("name", "devices"), [("vllm", 32), ("muxserve", 32), SEALLM])
-def test_a_system_places_all_services_and_answers_everybody(name, devices):
+def test_a_system_places_all_services_and_answers_all_requests(name, devices):
     before, now = phases(Traffic(rate=4.0, phase_s=4.0))
     found = Placer(SYSTEMS[name], devices).place(before, 4.0)
     assert found.placement.services == set(served())
@@ -77,7 +77,7 @@ def test_factors_are_the_largest_over_the_rates():
     assert (found.metrics["latency_factor"], found.metrics["attainment_factor"]) == (3.0, 2.0)
 
 
-def test_end_to_end_has_the_metrics_that_are_asked_for(monkeypatch):
+def test_end_to_end_has_the_metrics_of_the_paper(monkeypatch):
     def fake(point: Point):
         names = ("normalised_latency", "p99", "slo_attainment", "ttft", "tpot")
         return dict.fromkeys(names, 1.0 + (point.system in end_to_end.OURS))

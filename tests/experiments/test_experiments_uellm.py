@@ -1,10 +1,10 @@
-"""UELLM's deployments: what the paper prints of device maps, and the order in which ours come out."""
+"""UELLM's device maps: the paper's table, and the order of our results."""
 
 import pytest
 
 from experiments import Effort, Result, Row
 from experiments.registry import REPRODUCTIONS
-from experiments.uellm.systems import EVEN, HELR, SEARCHED, deployments
+from experiments.uellm.systems import EVEN, HELR, SEARCHED, mapped_models
 from experiments.uellm.testbed import GB, LAYERS, busy_share, even_map, four_devices, pair_problem
 from shoal.place.device_maps import DEVICE_MAPS, OBJECTIVES, find_map
 
@@ -20,14 +20,14 @@ def rows_of(result: Result, devices: str) -> list[Row]:
     return [row for row in result.rows if row.config["devices"] == devices]
 
 
-def test_table_1_comes_out_within_four_percent(deployment: Result) -> None:
+def test_table_1_is_reproduced_within_four_percent(deployment: Result) -> None:
     rows = rows_of(deployment, "Table 1")
     assert len(rows) == 5
     for row in rows:
         assert row.metrics["tokens_per_s"] == pytest.approx(row.paper["tokens_per_s"], rel=0.04)
 
 
-def test_the_search_finds_the_papers_best_map_where_it_is_the_best() -> None:
+def test_the_search_finds_the_papers_best_map() -> None:
     for name in ("helr", "lr", "cost"):
         (first, second) = DEVICE_MAPS[name](pair_problem(LAYERS - 1)).stages
         assert {first.device: first.layers, second.device: second.layers} == {"GPU#0": 32, "GPU#1": 1}
@@ -62,7 +62,7 @@ def end_to_end() -> Result:
 
 
 @pytest.mark.parametrize("waiting", [64, 128, 256])
-def test_the_map_and_the_batching_each_add_to_the_other(end_to_end: Result, waiting: int) -> None:
+def test_device_map_and_batching_add_up(end_to_end: Result, waiting: int) -> None:
     found = {row.config["system"]: row.metrics for row in end_to_end.rows if row.config["waiting"] == waiting}
     assert found["ub"]["slo_attainment"] < found["ua"]["slo_attainment"] <= found["alone"]["slo_attainment"]
     assert found["ud"]["slo_attainment"] < found["ua"]["slo_attainment"]
@@ -74,10 +74,10 @@ def test_the_map_and_the_batching_each_add_to_the_other(end_to_end: Result, wait
     assert 1.2 < found["ua"]["utilisation_over_s3"] < 4.1
 
 
-def test_stress_tests_are_what_morphling_has_beside_ud(end_to_end: Result) -> None:
-    on = deployments()
-    assert on[SEARCHED].device_map == on[HELR].device_map
-    assert on[SEARCHED].tests_s > 100
+def test_morphling_is_ud_after_its_stress_tests(end_to_end: Result) -> None:
+    mapped = mapped_models()
+    assert mapped[SEARCHED].device_map == mapped[HELR].device_map
+    assert mapped[SEARCHED].tests_s > 100
     for row in end_to_end.rows:
         if row.config["system"] == "ud":
             ud = row.metrics
@@ -88,12 +88,12 @@ def test_stress_tests_are_what_morphling_has_beside_ud(end_to_end: Result) -> No
             )
             assert morphling["slo_attainment"] == ud["slo_attainment"]
             waited_s = morphling["mean_latency_s"] - ud["mean_latency_s"]
-            assert waited_s == pytest.approx(on[SEARCHED].tests_s)
+            assert waited_s == pytest.approx(mapped[SEARCHED].tests_s)
 
 
 def test_memory_for_kv_is_that_of_the_devices_in_use() -> None:
-    on = deployments()
-    alone, even = on[HELR].kv_bytes, on[EVEN].kv_bytes
+    mapped = mapped_models()
+    alone, even = mapped[HELR].kv_bytes, mapped[EVEN].kv_bytes
     assert even - alone == 3 * 23 * GB
-    assert on[HELR].slowdown == pytest.approx(1.0)
-    assert on[EVEN].slowdown == pytest.approx(1.46, rel=0.02)
+    assert mapped[HELR].slowdown == pytest.approx(1.0)
+    assert mapped[EVEN].slowdown == pytest.approx(1.46, rel=0.02)

@@ -1,4 +1,4 @@
-"""SeaLLM's sharing group on two A800, shared or divided, under every scheduler."""
+"""One sharing group of SeaLLM: two services on two A800, shared or separate, under each scheduler."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -28,20 +28,17 @@ MODELS: Mapping[str, Mapping[str, str]] = {
     "chats": {"short-chat": "llama-2-7b", "long-chat": "llama-2-13b"},
     "chats+summaries": {"summary": "llama-2-7b", "chat": "llama-2-13b"},
 }
-"""The LLM of each service, by sharing group."""
+"""Models by service, for each sharing group."""
 
 
 @dataclass(frozen=True, slots=True)
-class System:
-    """One of the compared systems."""
-
+class GroupSystem:
     scheduler: SchedulerOptions
-    """Of each of its engines."""
+    """Of each engine."""
     shares: bool = True
     """Whether both services have one engine over all GPUs."""
     fraction: float | None = None
-    """Where they do not: the fixed part of the compute of all GPUs that each service has; None: a GPU of its
-    own."""
+    """Without sharing: each service's fixed part of the compute of all GPUs; None: a GPU for each service."""
 
 
 def _published(preset: str) -> SchedulerOptions:
@@ -49,42 +46,40 @@ def _published(preset: str) -> SchedulerOptions:
 
 
 _SEALLM = PRESETS["seallm"].scheduler
-SYSTEMS: Mapping[str, System] = {
-    "vllm": System(_published("vllm"), shares=False),
-    "alpaserve": System(_published("alpaserve")),
-    "fcfs": System(_published("vllm")),
-    "muxserve": System(_published("vllm"), shares=False, fraction=1 / GPUS),
-    "round-robin": System(_published("muxserve")),
-    "fastserve": System(PRESETS["fastserve"].scheduler),
-    "seallm": System(_SEALLM),
-    "seallm-join": System(PRESETS["seallm-join"].scheduler),
-    "seallm-batch": System(PRESETS["seallm-batch"].scheduler),
-    "seallm-c-mu": System(replace(_SEALLM, order=DoublingBudget(variant="c-mu"))),
-    "shoal": System(PRESETS["shoal"].scheduler),
+SYSTEMS: Mapping[str, GroupSystem] = {
+    "vllm": GroupSystem(_published("vllm"), shares=False),
+    "alpaserve": GroupSystem(_published("alpaserve")),
+    "fcfs": GroupSystem(_published("vllm")),
+    "muxserve": GroupSystem(_published("vllm"), shares=False, fraction=1 / GPUS),
+    "round-robin": GroupSystem(_published("muxserve")),
+    "fastserve": GroupSystem(PRESETS["fastserve"].scheduler),
+    "seallm": GroupSystem(_SEALLM),
+    "seallm-join": GroupSystem(PRESETS["seallm-join"].scheduler),
+    "seallm-batch": GroupSystem(PRESETS["seallm-batch"].scheduler),
+    "seallm-c-mu": GroupSystem(replace(_SEALLM, order=DoublingBudget(variant="c-mu"))),
+    "shoal": GroupSystem(PRESETS["shoal"].scheduler),
 }
-"""By name: ``vllm`` is dedicated, ``muxserve`` spatially shared, all others take turns in one engine."""
+"""By name: ``vllm`` has dedicated GPUs, ``muxserve`` shares in space, the rest in time, in one engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class FractionOf:
-    """Step times on a fixed fraction of a device's compute."""
+    """Step times on a fixed fraction of a device's compute, above 0 and at most 1."""
 
     times: StepTimes
-    """On all of it."""
+    """On the whole device."""
     fraction: float
-    """Above 0, at most 1."""
 
     def step_time(self, rows: StepRows) -> float:
-        """Seconds of one step."""
         return self.times.step_time(rows) / self.fraction
 
     def decode_times(self, sequences: int, context: int, steps: int) -> FloatArray:
-        """Seconds of each of a run of decode steps."""
+        """Seconds of each of ``steps`` decode steps in a row."""
         return self.times.decode_times(sequences, context, steps) / self.fraction
 
 
 def execution_times(group: str) -> dict[str, float]:
-    """L^: seconds that a request of mean lengths takes alone on one GPU, by service."""
+    """L^ by service: seconds of a request of mean lengths alone on one GPU."""
     found = {}
     for name, lengths in lengths_of(group).items():
         prompt, output = (round(sum(side) / len(side)) for side in zip(*lengths.pairs, strict=True))
@@ -95,20 +90,20 @@ def execution_times(group: str) -> dict[str, float]:
 
 
 def simulate(group: str, system: str, traffic: Traffic) -> RunRecord:
-    """One system under one traffic, until everything is answered."""
+    """Simulate a system until all requests are answered."""
     execution_s = execution_times(group)
     source = OpenLoop(requests_of(group, traffic))
     watch = Watch(sample_s=3600.0)
     return Simulation(_engines(group, SYSTEMS[system], execution_s), source, watch=watch).run(system)
 
 
-def _engines(group: str, system: System, execution_s: Mapping[str, float]) -> list[EngineSpec]:
+def _engines(group: str, system: GroupSystem, execution_s: Mapping[str, float]) -> list[EngineSpec]:
     models = {name: model_spec(model) for name, model in MODELS[group].items()}
     if system.shares:
         return [_engine(models, system.scheduler, execution_s, GPUS)]
     if system.fraction is None:
         return [_engine({name: model}, system.scheduler, execution_s, 1) for name, model in models.items()]
-    # Both models' weights lie on all GPUs; what is left is cut in equal parts.
+    # Both models' weights are on all GPUs; the remaining memory is split equally.
     left = _memory(models.values(), GPUS) // len(models)
     return [
         _engine({name: model}, system.scheduler, execution_s, GPUS, memory=left, fraction=system.fraction)
@@ -139,13 +134,13 @@ def _engine(
         layout=layout,
         scheduler=scheduler,
         host=layout,
-        # Every device has a link of its own to the host.
+        # Each device has its own link to the host.
         host_bytes_per_s=tp * HOST_BYTES_PER_S,
     )
 
 
 def _memory(models: Iterable[ModelSpec], tp: int) -> int:
-    """Bytes left for KV on all devices of an engine."""
+    """Bytes for KV on all devices of an engine."""
     weights = sum(model.weight_bytes(tp) for model in models)
     return tp * (int(DEVICE.memory_bytes * MEMORY_SHARE) - weights)
 

@@ -1,4 +1,4 @@
-"""SeaLLM's cluster over several phases of traffic, placed anew from time to time or not."""
+"""Runs of SeaLLM's cluster over several phases of traffic, with re-placement of services or without."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,27 +15,25 @@ from shoal.simulate.periodic_placement import Interval, serve_replacing
 from shoal.simulate.simulated_groups import estimates_of_rows
 
 REPLACES = ("never", "literal", "hysteresis")
-"""Whether services are placed anew: not, after every interval (Eq. 8), or where it is worth it."""
+"""When services are re-placed: never, after every interval (Eq. 8), or if it pays."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One system under traffic that changes."""
+    """One system under changing traffic."""
 
     system: str
-    """Its name."""
     traffic: Traffic
-    """Services are placed for the first phase; the others are served."""
+    """Services are placed for the first phase, and serve the later ones."""
     replaces: str
     """One of ``REPLACES``."""
     devices: int
-    """Of the cluster."""
     rule: IntervalRule
-    """How long intervals are."""
+    """Length of intervals."""
 
 
 def measure(run: Run) -> dict[str, Value]:
-    """Serve all phases but the first; latencies are in units of L^."""
+    """Simulate all phases but the first; latencies are in units of L^."""
     system, phase_s = SYSTEMS[run.system], run.traffic.phase_s
     first, *later = phases(run.traffic)
     begin_ns = round(phase_s * 1e9)
@@ -55,7 +53,7 @@ def measure(run: Run) -> dict[str, Value]:
 
 
 def _figures(cluster: ChangingCluster, requests: Sequence[Request]) -> dict[str, Value]:
-    """Requests of services that never had an engine are unanswered, and have missed their goals."""
+    """Requests of services that never had an engine are unanswered, and count as missed SLOs."""
     rows = cluster.rows
     total = Estimate(estimates_of_rows(rows, cluster.services, cluster.execution_s)).total
     normalised = sorted(row.e2e_s / cluster.execution_s[row.service] for row in rows)
@@ -71,7 +69,7 @@ def _figures(cluster: ChangingCluster, requests: Sequence[Request]) -> dict[str,
 
 
 def _of_intervals(intervals: Sequence[Interval]) -> dict[str, Value]:
-    """How often services were placed anew, what was loaded, and how far estimates were off."""
+    """Number of re-placements, loaded weights, and errors of the estimates."""
     if not intervals:
         return {"intervals": 0, "changes": 0, "loaded_gib": 0.0}
     return {
