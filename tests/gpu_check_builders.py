@@ -1,4 +1,4 @@
-"""Parts for `benchmarks/gpu_check` in which something goes wrong."""
+"""Faulty parts for tests of `benchmarks.gpu_check`."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ def run(cases):
 def run(cases):
     raise OSError("no room")
 """,
-    # Its processes write down which cases they run.
+    # Its processes note the cases that they run.
     "dies": """
 import os, signal
 from pathlib import Path
@@ -36,7 +36,7 @@ def run(cases):
     cases.run("deadly", lambda: note("deadly", dies=True))
     cases.run("after", lambda: note("after"))
 """,
-    # It has told of a case, and has a child that would go on for long.
+    # It has recorded a case, and has a long-running child.
     "hangs": """
 import subprocess, threading
 from pathlib import Path
@@ -52,11 +52,11 @@ def run(cases):
     cases.run("endless", hang)
 """,
     "not_here": """
-from benchmarks.gpu_check.cases import LeftOut
+from benchmarks.gpu_check.cases import SkipCase
 
 def run(cases):
     def measure():
-        raise LeftOut("too small a device")
+        raise SkipCase("too small a device")
     cases.run("large", measure)
 """,
     "short_of_time": """
@@ -83,7 +83,7 @@ sys.exit(main(sys.argv[1:], PARTS))
 
 
 def write_check(folder: Path, *names: str, seconds: float = 100, needs: tuple[str, ...] = ()) -> list[str]:
-    """A command that runs parts by these names, in ``folder``; its arguments are to follow."""
+    """A command that runs these parts in ``folder``; further arguments may follow."""
     for name in names:
         (folder / f"part_{name}.py").write_text(SOURCES[name])
     parts = ", ".join(f"Part({n!r}, 'what is {n}', 'part_{n}', {seconds}, {needs!r})" for n in names)
@@ -93,6 +93,6 @@ def write_check(folder: Path, *names: str, seconds: float = 100, needs: tuple[st
 
 
 def environment_of(folder: Path) -> dict[str, str]:
-    """In which parts are found in ``folder``."""
+    """Environment in which parts are imported from ``folder``."""
     paths = [str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

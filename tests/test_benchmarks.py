@@ -1,4 +1,4 @@
-"""Benchmarks show what they have measured, also where Ctrl-C ends them."""
+"""Benchmarks print their measurements when Ctrl-C ends them."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ with printed_at_end(table):
 
 
 @pytest.mark.parametrize(("error", "status"), [("KeyboardInterrupt", 130), ("ValueError('bug')", 1)])
-def test_rows_are_printed_where_ctrl_c_comes_and_errors_stay_errors(error: str, status: int) -> None:
+def test_rows_are_printed_after_ctrl_c_and_not_after_errors(error: str, status: int) -> None:
     command = [sys.executable, "-c", ROWS.format(error=error)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == status

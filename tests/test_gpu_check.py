@@ -1,4 +1,4 @@
-"""`benchmarks/gpu_check` keeps what it has measured, whatever goes wrong in a part."""
+"""`benchmarks.gpu_check` keeps its measurements when parts fail, crash, hang or are interrupted."""
 
 import json
 import signal
@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from benchmarks.gpu_check import run
 from benchmarks.gpu_check.cases import Cases, quantile
 from benchmarks.gpu_check.part_list import PARTS, Part, environment, visible, wheels
-from benchmarks.gpu_check.report import line_of, tables, written
-from benchmarks.gpu_check.run import Done, Setting, run_part
+from benchmarks.gpu_check.report import format_figure, line_of, tables
+from benchmarks.gpu_check.run import PartResult, Setting, run_part
 from gpu_check_builders import ROOT, environment_of, write_check
 
 
@@ -42,7 +42,7 @@ def states_of(part: Mapping[str, Any]) -> dict[str, str]:
     return {case["case"]: case["state"] for case in part["cases"]}
 
 
-def test_parts_go_on_whatever_goes_wrong_in_one(tmp_path: Path) -> None:
+def test_errors_in_a_part_do_not_stop_other_parts(tmp_path: Path) -> None:
     names = ("raises", "no_cases", "dies", "not_here", "short_of_time", "fine")
     status, lines, parts = check(tmp_path, write_check(tmp_path, *names), "--seconds", "600")
     assert status == 1
@@ -69,15 +69,17 @@ def test_parts_go_on_whatever_goes_wrong_in_one(tmp_path: Path) -> None:
     assert lines[-1].startswith("Not all of it was measured: raises (failed), no_cases (its process ended")
 
 
-def test_a_part_whose_process_dies_goes_on_behind_the_case_that_killed_it(tmp_path: Path) -> None:
+def test_a_part_continues_after_the_case_that_killed_its_process(tmp_path: Path) -> None:
     _, _, parts = check(tmp_path, write_check(tmp_path, "dies"))
     assert states_of(parts["dies"]) == {"before": "ok", "deadly": "failed", "after": "ok"}
     assert parts["dies"]["cases"][1]["error"] == "the process ended with signal 9"
     assert (tmp_path / "noted").read_text().split() == ["before", "deadly", "after"]
 
 
-def test_a_part_is_cut_at_its_time_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its time is over as soon as it hangs."""
+def test_a_part_and_its_children_are_killed_at_the_time_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock jumps past the limit as soon as the part hangs."""
     write_check(tmp_path, "hangs")
     hung = tmp_path / "child"
     clock = SimpleNamespace(
@@ -85,18 +87,20 @@ def test_a_part_is_cut_at_its_time_with_its_children(tmp_path: Path, monkeypatch
     )
     monkeypatch.setattr(run, "time", clock)
     monkeypatch.chdir(tmp_path)
-    done = Done(Part("hangs", "hangs", "part_hangs", 1000, ()))
+    result = PartResult(Part("hangs", "hangs", "part_hangs", 1000, ()))
     seen: list[int] = []
-    run_part(done, 1e5, Setting("cpu", True, environment_of(tmp_path)), lambda: seen.append(len(done.cases)))
-    assert (done.state, done.reason) == ("cut", "its time was over")
-    assert [case["case"] for case in done.cases] == ["quick"]
+    run_part(
+        result, 1e5, Setting("cpu", True, environment_of(tmp_path)), lambda: seen.append(len(result.cases))
+    )
+    assert (result.state, result.reason) == ("cut", "its time was over")
+    assert [case["case"] for case in result.cases] == ["quick"]
     assert seen[-1] == 1
     assert is_gone(int(hung.read_text()))
-    assert "3 ms" in line_of(done)
+    assert "3 ms" in line_of(result)
 
 
 def is_gone(process: int) -> bool:
-    """Whether it has ended; a system that nobody cleans up may keep its number."""
+    """Whether it has ended; without an init process it stays a zombie."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
@@ -104,7 +108,7 @@ def is_gone(process: int) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_what_was_measured_is_there_after_an_interruption(tmp_path: Path, number: int) -> None:
+def test_measurements_are_kept_after_an_interruption(tmp_path: Path, number: int) -> None:
     command = write_check(tmp_path, "fine", "hangs", "raises")
     file = tmp_path / "check.json"
     running = subprocess.Popen(
@@ -129,8 +133,8 @@ def test_what_was_measured_is_there_after_an_interruption(tmp_path: Path, number
     assert is_gone(int((tmp_path / "child").read_text()))
 
 
-def test_the_file_has_what_is_known_while_a_part_runs(tmp_path: Path) -> None:
-    """So that even a process that is killed has lost nothing."""
+def test_the_file_is_updated_while_a_part_runs(tmp_path: Path) -> None:
+    """So a kill loses no measurements."""
     file = tmp_path / "check.json"
     running = subprocess.Popen(
         [*write_check(tmp_path, "hangs"), "--json", str(file)], cwd=tmp_path, env=environment_of(tmp_path)
@@ -147,7 +151,7 @@ def test_the_file_has_what_is_known_while_a_part_runs(tmp_path: Path) -> None:
         time.sleep(0.02)
 
 
-def test_some_parts_and_the_list_of_all(tmp_path: Path) -> None:
+def test_selected_parts_and_the_list_of_all(tmp_path: Path) -> None:
     command = write_check(tmp_path, "fine", "raises")
     _, _, parts = check(tmp_path, command, "--only", "fine")
     assert list(parts) == ["fine"]
@@ -178,7 +182,7 @@ def test_missing_packages_are_named_in_the_versions_of_the_constraints(tmp_path:
     )
 
 
-def test_wheels_of_a_folder_are_used(tmp_path: Path) -> None:
+def test_wheels_of_a_folder_are_installed(tmp_path: Path) -> None:
     folder = tmp_path / "wheels"
     folder.mkdir()
     info = "a_tiny_package-1.0.dist-info"
@@ -204,7 +208,7 @@ def test_parts_see_one_gpu() -> None:
     assert "TRITON_INTERPRET" not in made
 
 
-def test_without_a_device_no_part_begins(tmp_path: Path) -> None:
+def test_without_a_device_no_part_starts(tmp_path: Path) -> None:
     command = [part for part in write_check(tmp_path, "fine", "raises") if part != "--cpu"]
     status, _, parts = check(tmp_path, command, "--gpu", "99")
     assert status == 1
@@ -214,7 +218,6 @@ def test_without_a_device_no_part_begins(tmp_path: Path) -> None:
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=1), st.floats(0, 1))
 def test_quantiles(values: list[float], share: float) -> None:
-    """As many values as the share says are below it, and a larger one of them would have too many."""
     found = quantile(values, share)
     assert found in values
     assert sum(value < found for value in values) <= share * len(values)
@@ -224,16 +227,16 @@ def test_quantiles(values: list[float], share: float) -> None:
 def test_figures_have_three_digits() -> None:
     given_ = (12_345.6, 1234, 123.4, 12.34, 1.234, 0.1234, 0.01234, 0.0, "text")
     shown = ["12,346", "1,234", "123", "12.3", "1.23", "0.12", "0.012", "0", "text"]
-    assert [written(each) for each in given_] == shown
+    assert [format_figure(each) for each in given_] == shown
 
 
 def test_tables_have_a_column_for_each_figure(tmp_path: Path) -> None:
     cases = Cases(tmp_path / "records", "cpu", tiny=True, ends_s=float("inf"))
-    cases.tell("a | b", "ok", {"ms": 1.0})
-    cases.tell("c", "failed", {"us": 2.0}, error="why\nnot")
+    cases.report("a | b", "ok", {"ms": 1.0})
+    cases.report("c", "failed", {"us": 2.0}, error="why\nnot")
     records = [json.loads(line) for line in (tmp_path / "records").read_text().splitlines()]
-    done = Done(Part("name", "what it does", "module", 1, ()), "failed", 1.0, records)
-    assert tables({"card": "H100"}, [done]).splitlines() == [
+    result = PartResult(Part("name", "what it does", "module", 1, ()), "failed", 1.0, records)
+    assert tables({"card": "H100"}, [result]).splitlines() == [
         *("card H100.", "", "What it does:", ""),
         "| name | ms | us | not ok |",
         "| --- | --- | --- | --- |",

@@ -1,4 +1,4 @@
-"""What the parts of `benchmarks/gpu_check` measure, as far as that can be seen on a CPU."""
+"""Parts of `benchmarks.gpu_check` on a CPU: traces, model sizes, comparisons with the reference, tests."""
 
 import json
 import os
@@ -25,7 +25,7 @@ timed_kernels = st.tuples(st.sampled_from("abcd"), st.integers(0, 20), st.intege
 
 
 @given(st.lists(timed_kernels, min_size=1, max_size=12))
-def test_idle_time_is_that_in_which_no_kernel_runs(lengths: list[tuple[str, int, int]]) -> None:
+def test_idle_time_is_the_time_without_a_running_kernel(lengths: list[tuple[str, int, int]]) -> None:
     ran = [(name, float(start), float(start + length)) for name, start, length in lengths]
     first, last = min(start for _, start, _ in ran), max(end for _, _, end in ran)
     instants = [at + 0.5 for at in range(int(first), int(last))]
@@ -40,12 +40,12 @@ def test_idle_time_is_that_in_which_no_kernel_runs(lengths: list[tuple[str, int,
     assert f" {most / sum(took.values()):.0%}" in found.longest
 
 
-def test_nothing_is_told_of_a_device_that_tells_nothing() -> None:
+def test_no_kernels_give_no_summary() -> None:
     assert summary([]) is None
 
 
 @pytest.mark.parametrize("model", [LLAMA_1B, LLAMA_8B], ids=lambda model: model.name)
-def test_weights_are_counted_as_transformers_makes_them(model: Any) -> None:
+def test_weight_bytes_equal_those_of_transformers(model: Any) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(**model.config())
@@ -61,13 +61,13 @@ if TYPE_CHECKING or find_spec("triton") is not None:
     from benchmarks.gpu_check.parts import kernels as kernels_part
 
     class WithoutWindow(BatchedStep):
-        """Attends too much."""
+        """Attends beyond the window."""
 
         def attend(self, *arguments: Any, **settings: Any) -> torch.Tensor:
             return super().attend(*arguments, **{**settings, "window": None})
 
     class WithoutWriting(BatchedStep):
-        """Leaves the new keys and values out of the pool."""
+        """Does not write new keys and values to the pool."""
 
         def attend(self, *arguments: Any, **settings: Any) -> torch.Tensor:
             with pytest.MonkeyPatch.context() as broken:
@@ -78,7 +78,7 @@ if TYPE_CHECKING or find_spec("triton") is not None:
 @pytest.mark.skipif(find_spec("triton") is None, reason="the part needs triton")
 @pytest.mark.parametrize("layout", ["merged", "split"])
 @pytest.mark.parametrize("spare_bytes", [0, 1 << 20])
-def test_attention_that_is_not_that_of_the_reference_is_found(
+def test_attention_that_differs_from_the_reference_is_found(
     layout: str, spare_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [(17, 18), (0, 1), (0, 9), (3, 9)]
@@ -112,38 +112,38 @@ def test_elsewhere():
 
 @pytest.fixture
 def outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs do not know that a run of pytest starts them."""
+    """Child processes do not see that they run under pytest."""
     for name in [name for name in os.environ if name.startswith("PYTEST_")]:
         monkeypatch.delenv(name)
 
 
 @pytest.mark.usefixtures("outside")
-def test_tests_that_fail_are_named(tmp_path: Path) -> None:
+def test_failing_tests_are_named(tmp_path: Path) -> None:
     file = tmp_path / "test_some.py"
     file.write_text(TESTS)
     cases = Cases(tmp_path / "records", "cpu", tiny=True, ends_s=float("inf"))
     tests_part.run(cases, [str(file)])
-    told = [json.loads(line) for line in (tmp_path / "records").read_text().splitlines()]
-    assert [each["state"] for each in told] == ["failed"] * 3
-    assert told[0]["figures"] == told[2]["figures"] == {"passed": 1, "failed": 1, "skipped": 1}
-    assert told[1]["case"].endswith("test_some.py::test_wrong")
-    assert told[1]["error"] == "assert 1 == 2"
-    assert told[2]["line"] == "1 passed, 1 failed, 1 skipped"
+    records = [json.loads(line) for line in (tmp_path / "records").read_text().splitlines()]
+    assert [each["state"] for each in records] == ["failed"] * 3
+    assert records[0]["figures"] == records[2]["figures"] == {"passed": 1, "failed": 1, "skipped": 1}
+    assert records[1]["case"].endswith("test_some.py::test_wrong")
+    assert records[1]["error"] == "assert 1 == 2"
+    assert records[2]["line"] == "1 passed, 1 failed, 1 skipped"
 
 
 @pytest.mark.usefixtures("outside")
-def test_tests_that_cannot_be_read_are_no_success(tmp_path: Path) -> None:
+def test_tests_that_cannot_be_collected_fail(tmp_path: Path) -> None:
     file = tmp_path / "test_broken.py"
     file.write_text("import a_package_that_is_not_there\n")
     cases = Cases(tmp_path / "records", "cpu", tiny=True, ends_s=float("inf"))
     tests_part.run(cases, [str(file)])
-    told = [json.loads(line) for line in (tmp_path / "records").read_text().splitlines()]
-    assert {each["state"] for each in told} == {"failed"}
-    assert told[1]["error"] == "ModuleNotFoundError: No module named 'a_package_that_is_not_there'"
-    assert told[-1]["error"] == "pytest ended with status 2"
+    records = [json.loads(line) for line in (tmp_path / "records").read_text().splitlines()]
+    assert {each["state"] for each in records} == {"failed"}
+    assert records[1]["error"] == "ModuleNotFoundError: No module named 'a_package_that_is_not_there'"
+    assert records[-1]["error"] == "pytest ended with status 2"
 
 
-def test_all_tests_for_the_device_are_there() -> None:
+def test_all_listed_tests_exist() -> None:
     for test in tests_part.TESTS:
         assert (ROOT / test).is_file()
 

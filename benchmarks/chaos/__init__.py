@@ -1,1 +1,1 @@
-"""Chaos tests: engines and servers under load are killed, and every answer is compared with a quiet run's."""
+"""Chaos tests: engines and servers are killed under load, and answers compared with undisturbed runs."""

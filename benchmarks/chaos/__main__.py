@@ -1,26 +1,25 @@
-"""Engines of real streams are killed again and again: nothing may be lost, doubled or changed.
+"""Chaos test: engines or servers under load are killed; no token may be lost, doubled or changed.
 
     python -m benchmarks.chaos                        # SmolLM2 in float32, two engines on this machine
-    python -m benchmarks.chaos --small                # what the slow tests run: a few kills, under 90 s
+    python -m benchmarks.chaos --small                # as in the slow tests: a few kills, under 90 s
     PYTHONPATH=$PWD ray start --head --num-cpus 2
     python -m benchmarks.chaos --backend ray --kills 5 --hangs 1 --raises 0 --poisons 0
     python -m benchmarks.chaos --configs              # servers under all configurations, int8
     python -m benchmarks.chaos --configs default mell-moves --seconds 20 --seed 7
 
-Clients read one stream after the other. Every kill takes an engine that has at least five streams amid their
-answers, and prompts that are being computed. Hangs stop a process (SIGSTOP) until it is found and killed;
-raises let an executor fail once; a poison request lets it fail always, and must be the only one that fails.
-All streams are compared with those of an undisturbed run: their tokens must be the same, but for places where
-the two likeliest tokens lay closer than 0.001, and their log-probabilities within 0.001. Printed are how many
-streams were resumed, how long each waited for its next token, and how much of that from its dispatch to
-another engine on: for computing its KV again, among others.
+Clients read one stream after another. A kill takes an engine with at least five streams in decode, and with
+prompts being computed. A hang stops a process (SIGSTOP) until it is detected and killed; a raise makes an
+executor fail once; a poison request makes it fail always, and must be the only one that fails. Streams are
+compared with those of an undisturbed run: tokens must be equal, except where the two likeliest tokens are
+closer than 0.001, and log-probabilities must be within 0.001. Prints the number of resumed streams, the time
+until their next token, and the part of it after the dispatch to another engine, with KV recomputation.
 
-With --configs it is servers (`shoal serve`, processes on loopback) under many configurations that are
-disturbed, one after the other, while clients send valid requests of every kind, and leave some. Engines and
-the processes of grammars and tokenizers are killed and stopped, engines drained, and services come, go and
-are unloaded. Every answer must be, to the last digit, what a quiet server gives to the same request alone:
-both run in int8, where the native kernels compute the same bits for any batch. A request without an answer
-within --deadline hangs; errors that are not documented for ends of processes (docs/http.md) are wrong.
+With --configs, servers (`shoal serve` on loopback) are disturbed under many configurations, one after the
+other, while clients send valid requests of every kind, and cancel some. Engines and the processes of grammars
+and tokenizers are killed and stopped, engines are drained, and services are added, removed and unloaded.
+Every answer must equal, to the last digit, that of a quiet server to the same request alone: both run in
+int8, where the native kernels compute the same bits for any batch. A request without an answer within
+--deadline hangs; errors that docs/http.md does not document for ends of processes are wrong.
 """
 
 import argparse
@@ -63,7 +62,7 @@ LEAST_STREAMS = 5
 
 @dataclass
 class Outcome:
-    """What the run showed."""
+    """Counts and differences of a run."""
 
     kills: int = 0
     hangs: int = 0
@@ -79,12 +78,12 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing was lost, and nothing differs but at ties."""
+        """Whether no stream was lost, and none differs except at ties."""
         return not self.lost and self.differences.none
 
 
 class Chaos:
-    """The load, and who disturbs it."""
+    """Clients that read and compare streams, and strikes against their engines."""
 
     def __init__(self, router: Router, jobs: Sequence[Job], clients: int, rng: random.Random) -> None:
         self.router = router
@@ -95,21 +94,22 @@ class Chaos:
         self.outcome = Outcome()
         self.stopped = asyncio.Event()
         self.extra: list[asyncio.Task[None]] = []
-        self.waiting: dict[str, tuple[float, list[float]]] = {}  # since when calls wait, and for which list
+        self.waiting: dict[
+            str, tuple[float, list[float]]
+        ] = {}  # call: (start of the wait, list for its length)
         self.dispatched: dict[str, float] = {}
 
     def on_decision(self, now_ns: int, event: ClusterEvent, decided: Sequence[ClusterAction]) -> None:
-        """Remember when a call was sent to another engine."""
+        """Record when a call is dispatched again."""
         for action in decided:
             if isinstance(action, Dispatch) and action.attempt > 1:
                 self.dispatched[action.request] = now_ns / 1e9
 
     async def read(self, job: Job) -> Output:
-        """One stream to its end."""
         return await read_job(self.router, job, lambda call, _: self._note(call))
 
     def _note(self, call: str) -> None:
-        """A call got tokens: it no longer waits, if it did."""
+        """A call got tokens: end its wait, if any."""
         if call in self.waiting and call in self.dispatched:
             since, waits = self.waiting.pop(call)
             now = time.monotonic()
@@ -117,7 +117,7 @@ class Chaos:
             self.outcome.after_dispatch_s.append(now - self.dispatched.pop(call))
 
     async def undisturbed(self) -> None:
-        """Read every job once, as many at a time as later."""
+        """Read every job once, with the later concurrency."""
         gate = asyncio.Semaphore(self.clients)
 
         async def one(job: Job) -> None:
@@ -127,12 +127,11 @@ class Chaos:
         await asyncio.gather(*(one(job) for job in self.jobs))
 
     async def client(self) -> None:
-        """Read streams until told to stop."""
+        """Read streams until stopped."""
         while not self.stopped.is_set():
             await self.checked(self.rng.choice(self.jobs))
 
     async def checked(self, job: Job) -> None:
-        """Read a stream and compare it."""
         try:
             output = await self.read(job)
         except EngineDied as error:
@@ -142,46 +141,46 @@ class Chaos:
         self.outcome.differences.compare(output, self.reference[job])
 
     async def victim(self) -> tuple[str, int]:
-        """An engine with enough streams amid their answers, and prompts that it computes; and its pid."""
+        """Name and pid of an engine with enough streams in decode, and prompts being computed."""
         while True:
             ready = [engine for engine in self.router.engines if engine.state is EngineState.READY]
-            busy = [engine for engine in ready if self.amid(engine.name) >= LEAST_STREAMS]
+            busy = [engine for engine in ready if self.streams_in_decode(engine.name) >= LEAST_STREAMS]
             if busy and len(ready) == len(self.router.engines):
                 prompts = [self.rng.choice(self.jobs[:8]) for _ in range(4)]
                 self.extra += [asyncio.create_task(self.checked(job)) for job in prompts]
                 await asyncio.sleep(0.05)
                 engine = self.rng.choice(busy)
-                if engine.pid is not None and self.amid(engine.name) >= LEAST_STREAMS:
+                if engine.pid is not None and self.streams_in_decode(engine.name) >= LEAST_STREAMS:
                     return engine.name, engine.pid
             await asyncio.sleep(0.05)
 
-    def amid(self, engine: str) -> int:
-        """Streams of an engine that have begun."""
+    def streams_in_decode(self, engine: str) -> int:
+        """Number of an engine's streams in decode."""
         calls = self.router._calls.all()
         return sum(call.engine == engine and call.output_tokens > 0 for call in calls)
 
     def strike(self, engine: str, waits: list[float]) -> None:
-        """Remember whose streams will wait."""
+        """Record the start of the wait of the engine's streams."""
         now = time.monotonic()
         for call in self.router._calls.all():
             if call.engine == engine and call.output_tokens > 0:
                 self.waiting[call.id] = now, waits
 
     async def signal(self, number: signal.Signals, waits: list[float]) -> None:
-        """Signal an engine, and wait until all of its streams go on."""
+        """Signal an engine, and wait until all of its streams continue."""
         engine, pid = await self.victim()
         self.strike(engine, waits)
         os.kill(pid, number)
-        await self.settled()
+        await self.all_resumed()
 
-    async def settled(self) -> None:
-        """Wait until every stream that waited goes on."""
+    async def all_resumed(self) -> None:
+        """Wait until all waiting streams continue."""
         while any(self.router._calls.get(call) is not None for call in self.waiting):
             await asyncio.sleep(0.02)
         self.waiting.clear()
 
     async def fail_once(self, number: int) -> None:
-        """A request whose first engine dies of it, and which the second answers."""
+        """Send a request that kills its first engine, and is answered by the second."""
         await self.victim()
         stream = await self.router.submit(
             SERVICE, [*FAILS_ONCE, number], SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -191,7 +190,7 @@ class Chaos:
             self.outcome.lost.append("the request that failed once")
 
     async def poison(self, number: int) -> None:
-        """A request that no engine survives."""
+        """Send a request that kills every engine."""
         await self.victim()
         stream = await self.router.submit(SERVICE, [*POISON, number], SamplingParams(max_tokens=8))
         try:
@@ -202,7 +201,7 @@ class Chaos:
         self.outcome.differences.different.append("a poison request was answered")
 
     async def run(self, options: argparse.Namespace, console: Console) -> None:
-        """All strikes, in a random order, under load that outlasts them."""
+        """All strikes in random order, under load."""
         await self.undisturbed()
         console.print(f"{len(self.jobs)} undisturbed streams read")
         clients = [asyncio.create_task(self.client()) for _ in range(self.clients)]
@@ -236,7 +235,6 @@ class Chaos:
 
 
 def report(outcome: Outcome, console: Console) -> None:
-    """Print the outcome as a table."""
     table = Table("", "")
     strikes = (
         f"{outcome.kills} kills, {outcome.hangs} hangs, {outcome.raises} raises, {outcome.poisons} poisons"
@@ -261,7 +259,7 @@ def report(outcome: Outcome, console: Console) -> None:
 
 
 async def main(options: argparse.Namespace, console: Console) -> Outcome:
-    """Start engines, disturb them, and say what came of it."""
+    """Start engines, run the strikes, and return the outcome."""
     folder = resolve_model(options.model)
     tokenizer = Tokenizer.from_folder(folder)
     engine = EngineOptions(
@@ -300,7 +298,6 @@ async def main(options: argparse.Namespace, console: Console) -> Outcome:
 
 
 def arguments() -> argparse.Namespace:
-    """The options of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -336,14 +333,14 @@ def arguments() -> argparse.Namespace:
 
 
 def write(document: dict[str, Any], file: Path | None) -> None:
-    """Write what was found to ``file``, or print it."""
+    """Write the document to ``file``; "-" is standard output."""
     if file is not None:
         text = json.dumps(document)
         sys.stdout.write(text) if file == Path("-") else file.write_text(text)
 
 
 def streams(options: argparse.Namespace, console: Console) -> bool:
-    """Engines under streams; whether nothing was wrong."""
+    """Run the test of engines; whether it passed."""
     with tempfile.TemporaryDirectory() as marks:
         os.environ[MARKS] = marks
         found = asyncio.run(main(options, console))
@@ -353,12 +350,12 @@ def streams(options: argparse.Namespace, console: Console) -> bool:
 
 
 def servers(options: argparse.Namespace, console: Console) -> bool:
-    """Servers under configurations; whether nothing was wrong."""
+    """Run the test of servers; whether it passed."""
     try:
         configurations = named(options.configs)
     except ValueError as error:
         raise SystemExit(str(error)) from None
-    results: list[server_runs.Found] = []
+    results: list[server_runs.ConfigurationResult] = []
 
     def show() -> None:
         server_runs.show(results, console)

@@ -1,4 +1,4 @@
-"""Answers of a server in one form, whether they were streamed or not, without what is random or a time."""
+"""Sends a request, and normalises the answer for comparison: streamed or not, without ids and times."""
 
 import json
 from collections.abc import AsyncIterator
@@ -11,12 +11,12 @@ from benchmarks.chaos.requests import Request
 
 Json = Any
 
-OWN = {"id", "call_id", "item_id", "created", "created_at", "completed_at", "model", "max_model_len"}
-"""Keys whose values are those of one answer, or of one configuration, only."""
+VOLATILE = {"id", "call_id", "item_id", "created", "created_at", "completed_at", "model", "max_model_len"}
+"""Keys whose values differ between answers or configurations."""
 
 
 class Refused(Exception):
-    """An error of the server. code: empty where its API has none."""
+    """An error answer. code: empty if the API has none."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(f"{status} {code}: {message}")
@@ -25,7 +25,7 @@ class Refused(Exception):
 
 @dataclass
 class _Choice:
-    """A choice that is put together from chunks."""
+    """A choice, collected from chunks."""
 
     text: str = ""
     reasoning: str = ""
@@ -36,7 +36,7 @@ class _Choice:
     other: dict[str, Json] = field(default_factory=dict)
 
     def add(self, part: dict[str, Json]) -> None:
-        """Append a choice of a chunk, or take that of a whole response."""
+        """Append a choice of a chunk or of a whole response."""
         said = part.get("delta") or part.get("message") or {}
         self.text += (said.get("content") or "") + (part.get("text") or "")
         self.reasoning += said.get("reasoning_content") or ""
@@ -55,13 +55,12 @@ class _Choice:
                 self.other[name] = part[name]
 
     def written(self) -> Json:
-        """All of it."""
         lists = {name: values for name, values in self.lists.items() if values}
         return {"text": self.text, "reasoning": self.reasoning, "calls": self.calls} | lists | self.other
 
 
 async def ask(client: httpx.AsyncClient, request: Request, model: str, *, stream: bool) -> Json:
-    """The answer of ``model``; raises Refused, and httpx.TransportError."""
+    """The normalised answer of ``model``; raises Refused and httpx.TransportError."""
     body = request.body | {"model": model}
     if request.streams:
         body["stream"] = stream
@@ -89,7 +88,7 @@ async def _events(response: httpx.Response) -> AsyncIterator[Json]:
 
 
 async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
-    """Its lines; not by ``aiter_lines``, which also ends them at other characters of texts."""
+    r"""Lines ended by \n; ``aiter_lines`` also splits at other characters in texts."""
     rest = b""
     async for piece in response.aiter_bytes():
         *lines, rest = (rest + piece).split(b"\n")
@@ -107,13 +106,13 @@ def _refuse(status: int, body: Json) -> None:
 
 
 def answer_of(path: str, events: list[Json], *, whole: bool) -> Json:
-    """What the events of a stream say, or the only one, the ``whole`` answer."""
+    """Normalise the events of a stream, or the single ``whole`` answer."""
     if path.startswith("/api/"):
         return _ollama(events)
     if path == "/v1/responses":
         return _response(events, whole=whole)
     if path in ("/v1/embeddings", "/tokenize"):
-        return without_own(events[0])
+        return without_volatile(events[0])
     choices: dict[int, _Choice] = {}
     shared: dict[str, Json] = {}
     for event in events:
@@ -134,7 +133,7 @@ def _response(events: list[Json], *, whole: bool) -> Json:
     texts = [part["text"] for item in last["output"] for part in item.get("content") or () if "text" in part]
     streamed = [event["delta"] for event in events if event.get("type") == "response.output_text.delta"]
     answer["text"] = "".join(texts if whole else streamed)
-    return without_own(answer | {"usage": [usage["input_tokens"], usage["output_tokens"]]})
+    return without_volatile(answer | {"usage": [usage["input_tokens"], usage["output_tokens"]]})
 
 
 def _ollama(events: list[Json]) -> Json:
@@ -149,20 +148,20 @@ def _ollama(events: list[Json]) -> Json:
         calls += [call["function"] for call in said.get("tool_calls") or ()]
     last = events[-1] if events else {}
     ends = {name: last.get(name) for name in ("done", "done_reason", "prompt_eval_count", "eval_count")}
-    return without_own({"text": text, "thinking": thinking, "calls": calls} | ends)
+    return without_volatile({"text": text, "thinking": thinking, "calls": calls} | ends)
 
 
-def without_own(value: Json) -> Json:
-    """``value`` without what is random or a time."""
+def without_volatile(value: Json) -> Json:
+    """``value`` without volatile keys."""
     if isinstance(value, dict):
-        return {name: without_own(inner) for name, inner in value.items() if name not in OWN}
+        return {name: without_volatile(inner) for name, inner in value.items() if name not in VOLATILE}
     if isinstance(value, list):
-        return [without_own(inner) for inner in value]
+        return [without_volatile(inner) for inner in value]
     return value
 
 
 def first_difference(answer: Json, right: Json, path: str = "") -> str:
-    """Where two answers differ first, in words; empty if they are the same."""
+    """Description of the first difference; empty if the answers are equal."""
     if type(answer) is type(right) and isinstance(answer, dict):
         names = [*right, *(name for name in answer if name not in right)]
         found = (first_difference(answer.get(name), right.get(name), f"{path}.{name}") for name in names)

@@ -1,4 +1,4 @@
-"""The configurations under which ``chaos.py --configs`` runs servers, by name."""
+"""Server configurations of ``chaos --configs``, by name: schedulers, swap, packing, SLOs, small pools."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,19 +10,18 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
-"""For the base model, which has none."""
+"""For the base model, which has no template."""
 
 SMALL, TINY = "24MiB", "16MiB"
-"""KV pools in which some requests wait, and in which nearly all do."""
+"""KV pools in which some requests are queued, and in which nearly all are."""
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A server.
+    """A server's configuration.
 
-    settings: what its file has beside what all have, section by section.
-    engines: how many. kv_cache_dtype: what its KV is stored as, which changes answers.
-    codes: errors that are its purpose, beside those that ends of engines may bring.
+    settings: added to the common ones, by section. engines: their number. kv_cache_dtype: changes answers.
+    codes: expected errors, besides those of ended engines.
     """
 
     name: str
@@ -33,7 +32,7 @@ class Configuration:
     codes: tuple[str, ...] = ()
 
     def document(self, port: int, cluster: str) -> dict[str, Any]:
-        """What its configuration file has."""
+        """Content of the configuration file."""
         services = [
             {"name": "chat", "model": "smollm2", "dtype": "int8"},
             {"name": "twin", "model": "smollm2", "dtype": "int8"},
@@ -69,7 +68,7 @@ def _packed(name: str, dispatch: str, kv_memory: str = SMALL, **scheduler: Any) 
 
 
 QUIET = Configuration("quiet", {"scheduler": {"preset": "vllm"}, "kv_cache": {"prefix_caching": False}})
-"""Whose answers, to one request at a time, are right."""
+"""Its answers, to one request at a time, are the reference."""
 
 CONFIGURATIONS = (
     Configuration("default"),
@@ -128,11 +127,11 @@ CONFIGURATIONS = (
     _packed("best-fit-moves", "best-fit", TINY, preemption_mode="recompute", victim="fewest-tokens"),
     Configuration("idle", {"services": {"idle_after": "1s"}}),
 )
-"""All that there are. Each tries something that no other has."""
+"""Each has a combination that no other has."""
 
 
 def named(names: list[str]) -> list[Configuration]:
-    """Those with these names, in this order; all if there are none. Raises ValueError."""
+    """Configurations by name, in this order; all without names. Raises ValueError."""
     known = {configuration.name: configuration for configuration in CONFIGURATIONS}
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"no configuration {unknown[0]!r}; there are {', '.join(known)}")

@@ -1,12 +1,12 @@
-"""Engine processes without a model are killed many times: nothing may be lost, doubled or changed.
+"""Chaos test of engine processes without a model: many kills; no token may be lost, doubled or changed.
 
     python -m benchmarks.chaos.processes                  # 100 kills of three engines on this machine
     PYTHONPATH=tests/engine ray start --head --num-cpus 3
     python -m benchmarks.chaos.processes --backend ray --kills 30
 
-The engines are those of the tests: real schedulers around a model that is a function of the tokens so far, so
-that every stream is known beforehand. A kill takes an engine that has at least five streams amid their
-answers, while others go on; every fifth stops it (SIGSTOP) instead, until it is found and killed.
+The engines are those of the tests: real schedulers with a fake model that is a function of the tokens so far,
+so every stream is known beforehand. A kill takes an engine with at least five streams in decode; every fifth
+stops it (SIGSTOP) instead, until it is detected and killed.
 """
 
 import argparse
@@ -36,7 +36,7 @@ STEP_MS = 10
 
 
 class Kills:
-    """Clients that read and compare, and who kills their engines."""
+    """Clients that read and compare streams, and kills of their engines."""
 
     def __init__(self, router: Router, clients: int) -> None:
         self.router = router
@@ -48,7 +48,7 @@ class Kills:
         self.stopped = False
 
     async def read(self) -> None:
-        """Streams one after the other, each compared with what it must be."""
+        """Read streams one after another, and compare each with the expected tokens."""
         while not self.stopped:
             prompt = [97, *(self.rng.randrange(97, 123) for _ in range(self.rng.randrange(3, 60)))]
             sampling = SamplingParams(temperature=0.0, max_tokens=TOKENS)
@@ -57,21 +57,21 @@ class Kills:
             self.streams += 1
             self.wrong += tokens != expected_tokens(make_request(prompt=prompt, max_tokens=TOKENS), TOKENS)
 
-    def amid(self, engine: str) -> list[Call]:
-        """The streams of an engine that have begun."""
+    def streams_in_decode(self, engine: str) -> list[Call]:
+        """An engine's streams in decode."""
         calls = self.router._calls.all()
         return [call for call in calls if call.engine == engine and call.output_tokens > 0]
 
     async def kill(self, number: int) -> None:
-        """Kill one engine, and wait until its streams go on."""
+        """Kill one engine, and wait until its streams continue."""
         while True:
             ready = [engine for engine in self.router.engines if engine.state is EngineState.READY]
-            busy = [engine for engine in ready if len(self.amid(engine.name)) >= LEAST_STREAMS]
+            busy = [engine for engine in ready if len(self.streams_in_decode(engine.name)) >= LEAST_STREAMS]
             if busy and len(ready) > 1:
                 break
             await asyncio.sleep(0.01)
         engine = self.rng.choice(busy)
-        made = {call.id: call.output_tokens for call in self.amid(engine.name)}
+        made = {call.id: call.output_tokens for call in self.streams_in_decode(engine.name)}
         began = time.monotonic()
         assert engine.pid is not None
         os.kill(engine.pid, signal.SIGSTOP if number % 5 == 4 else signal.SIGKILL)
@@ -85,7 +85,6 @@ class Kills:
             self.waits_s.append(time.monotonic() - began)
 
     async def run(self, kills: int) -> None:
-        """So many kills under load."""
         reading = [asyncio.create_task(self.read()) for _ in range(self.clients)]
         for number in range(kills):
             await self.kill(number)
@@ -96,7 +95,7 @@ class Kills:
 
 
 async def main(options: argparse.Namespace) -> int:
-    """Start engines, kill them, and say what came of it."""
+    """Start engines, kill them, and print the results."""
     cluster = ClusterOptions(
         backend=options.backend,
         address=options.address,

@@ -1,7 +1,7 @@
-"""Valid requests of every kind that a server takes, at random; each has one right answer.
+"""Random valid requests to all routes of a server, each with one right answer (greedy or seeded).
 
-A request is greedy or has a seed. Its ``model`` is ``chat`` (a model that follows instructions) or
-``complete`` (a base model); services on the same weights answer the same.
+A request's ``model`` is ``chat`` (an instruction model) or ``complete`` (a base model); services with the
+same weights give the same answers.
 """
 
 import random
@@ -38,7 +38,7 @@ _GRAMMARS = ['start: "yes" | "no" | NUMBER\nNUMBER: /[0-9]{1,6}/', 'root ::= "<"
 
 @dataclass(frozen=True)
 class Request:
-    """One request. streams: whether it may be asked for as a stream, with the same answer."""
+    """streams: whether a streamed answer is possible; it is the same."""
 
     path: str
     body: Body
@@ -46,7 +46,6 @@ class Request:
 
 
 def make_requests(seed: int, count: int) -> list[Request]:
-    """So many, of all kinds."""
     rng = random.Random(seed)
     makers: list[Callable[[random.Random], Request]] = [
         _chat, _tools, _completion, _chat_grammar, _response, _completion, _ollama_chat, _chat,
@@ -70,8 +69,8 @@ def _messages(rng: random.Random) -> list[Body]:
     return [*messages, {"role": "user", "content": _words(rng)}]
 
 
-def _drawn(rng: random.Random) -> Body:
-    """How tokens are drawn: all that the routes for texts have in common with Responses and Ollama."""
+def _sampling(rng: random.Random) -> Body:
+    """Sampling fields that the text routes, Responses and Ollama share."""
     if rng.random() < 0.4:
         return {"temperature": 0}
     fields: Body = {"temperature": rng.choice([0.7, 1.0, 1.3]), "seed": rng.randrange(1 << 30)}
@@ -85,7 +84,7 @@ def _drawn(rng: random.Random) -> Body:
 
 
 def _common(rng: random.Random, *, grammar: bool = False) -> Body:
-    fields: Body = {"max_tokens": rng.randint(4, 48), "return_token_ids": True} | _drawn(rng)
+    fields: Body = {"max_tokens": rng.randint(4, 48), "return_token_ids": True} | _sampling(rng)
     options: list[tuple[float, str, Any]] = [
         (0.25, "n", rng.randint(2, 3)),
         (0.2, "presence_penalty", 0.5),
@@ -151,8 +150,8 @@ def _functions() -> list[Body]:
 
 def _tools(rng: random.Random) -> Request:
     body: Body = {"model": "chat", "messages": _messages(rng), "max_tokens": rng.randint(8, 56)}
-    body |= _drawn(rng)
-    if rng.random() < 0.4:  # a call of before, and its result
+    body |= _sampling(rng)
+    if rng.random() < 0.4:  # an earlier tool call and its result
         call = {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
         body["messages"] += [
             {"role": "assistant", "content": None, "tool_calls": [call]},
@@ -201,7 +200,7 @@ def _completion_grammar(rng: random.Random) -> Request:
 
 
 def _scores(rng: random.Random) -> Request:
-    """Log-probabilities of the prompt, for which streams are not made."""
+    """Log-probabilities of the prompt, which cannot be streamed."""
     if rng.random() < 0.5:
         body = _model(rng) | {"messages": _messages(rng)} | _common(rng) | {"prompt_logprobs": 2}
         return Request("/v1/chat/completions", body, False)
@@ -211,7 +210,7 @@ def _scores(rng: random.Random) -> Request:
 
 
 def _response(rng: random.Random) -> Request:
-    body: Body = {"model": "chat", "max_output_tokens": rng.randint(8, 48)} | _drawn(rng)
+    body: Body = {"model": "chat", "max_output_tokens": rng.randint(8, 48)} | _sampling(rng)
     body["input"] = _words(rng) if rng.random() < 0.5 else _messages(rng)
     match rng.randrange(4):
         case 0:
@@ -228,7 +227,7 @@ def _response(rng: random.Random) -> Request:
 
 
 def _options(rng: random.Random) -> Body:
-    options = _drawn(rng) | {"num_predict": rng.randint(4, 40)}
+    options = _sampling(rng) | {"num_predict": rng.randint(4, 40)}
     if rng.random() < 0.3:
         options["stop"] = ["\n", " of"]
     return options
@@ -257,5 +256,5 @@ def _embeddings(rng: random.Random) -> Request:
 
 
 def _tokenize(rng: random.Random) -> Request:
-    asked: Body = rng.choice([{"prompt": _words(rng)}, {"messages": _messages(rng)}])
-    return Request("/tokenize", _model(rng) | asked | {"return_token_strs": True}, False)
+    fields: Body = rng.choice([{"prompt": _words(rng)}, {"messages": _messages(rng)}])
+    return Request("/tokenize", _model(rng) | fields | {"return_token_strs": True}, False)

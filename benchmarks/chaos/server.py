@@ -1,4 +1,4 @@
-"""A server of its own processes for a configuration, and its processes by what they do."""
+"""Starts `shoal serve` under a configuration, finds its processes by role, and checks that all end."""
 
 import asyncio
 import contextlib
@@ -24,15 +24,15 @@ MODULES = {
     "grammar": "shoal.execute.grammar.process",
     "tokenizer": "shoal.models.tokenizer.process",
 }
-"""What processes do, by the module that they run."""
+"""Modules that processes run, by role."""
 
 
 class NotStarted(Exception):
-    """The server did not become ready, or did not stay."""
+    """The server did not become ready, or ended."""
 
 
 class Server:
-    """``shoal serve`` on loopback. Ends with its block, and so does every process that it started."""
+    """``shoal serve`` on loopback, as a context manager; all of its processes end with the block."""
 
     def __init__(self, configuration: Configuration, folder: Path) -> None:
         with socket.socket() as free:
@@ -41,10 +41,10 @@ class Server:
         self.file = folder / f"{configuration.name}.yaml"
         self.log = folder / f"{configuration.name}.log"
         document = configuration.document(port, f"chaos-{os.getpid()}-{port}")
-        self.file.write_text(json.dumps(document, indent=1))  # JSON is YAML, too
+        self.file.write_text(json.dumps(document, indent=1))  # JSON is YAML
         self.url = f"http://127.0.0.1:{port}"
         self.wrong: list[str] = []
-        """What was wrong with its end."""
+        """Errors of its end."""
         self._seen: set[psutil.Process] = set()
 
     async def __aenter__(self) -> Self:
@@ -54,7 +54,7 @@ class Server:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # so that Ctrl-C ends it when this program says so
+                start_new_session=True,  # so that Ctrl-C does not reach it
             )
         self.client = httpx.AsyncClient(
             base_url=self.url, timeout=None, limits=httpx.Limits(max_connections=None)
@@ -86,7 +86,7 @@ class Server:
         return bool(health.get("status") == "ok")
 
     def processes(self, role: str) -> list[psutil.Process]:
-        """Those that are an engine, for example, and run."""
+        """Running processes of a role."""
         try:
             self._seen.update(psutil.Process(self._process.pid).children(recursive=True))
         except psutil.NoSuchProcess:
@@ -100,12 +100,12 @@ class Server:
         return False
 
     async def admin(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """Ask an operators' route."""
+        """Call an admin route; returns status and body."""
         response = await self.client.request(method, f"/admin/{path}", json=body, timeout=60)
         return response.status_code, response.json()
 
     async def metric(self, name: str, label: str = "") -> int:
-        """The sum of a metric, of its lines with such a label."""
+        """Sum of a metric over its lines with a label."""
         lines = (await self.client.get("/metrics", timeout=60)).text.splitlines()
         found = [line for line in lines if line.startswith((name + "{", name + " ")) and label in line]
         return round(sum(float(line.rsplit(" ", 1)[1]) for line in found))

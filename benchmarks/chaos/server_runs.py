@@ -1,4 +1,4 @@
-"""Servers under many configurations, with requests of every kind, whose processes are killed and stopped."""
+"""Runs servers under many configurations with random requests and strikes, and compares all answers."""
 
 import argparse
 import asyncio
@@ -23,9 +23,9 @@ from benchmarks.chaos.strikes import GUEST, Strikes
 from shoal.native import native_status
 
 DOCUMENTED = {"service_unavailable", "engine_died"}
-"""Codes of errors that ends of processes may bring; Ollama's API has the status only."""
-OLLAMAS = {200: "engine", 500: "engine", 503: ""}
-"""Those statuses of Ollama's API, 200 amid a stream, and a word that their message has."""
+"""Error codes documented for ended processes; Ollama's API has only a status."""
+OLLAMA_ERRORS = {200: "engine", 500: "engine", 503: ""}
+"""Such statuses of Ollama's API (200: within a stream), and a word of the message."""
 HEADS = (
     "configuration",
     "compared",
@@ -40,13 +40,13 @@ HEADS = (
 
 
 @dataclass
-class Found:
-    """What a configuration showed."""
+class ConfigurationResult:
+    """Results of one configuration."""
 
     name: str
     compared: int = 0
     streams: int = 0
-    """Of those compared."""
+    """Streamed answers among those compared."""
     cancelled: int = 0
     refused: list[str] = field(default_factory=list)
     """Documented errors."""
@@ -56,15 +56,14 @@ class Found:
     different: list[str] = field(default_factory=list)
     hung: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
-    """Errors that are none of the documented ones, and what else was wrong."""
+    """Undocumented and other errors."""
 
     @property
     def wrong(self) -> list[str]:
-        """All that must not be."""
+        """Everything that must not happen."""
         return [*self.different, *self.hung, *self.errors]
 
     def row(self) -> list[str]:
-        """A row of the table."""
         counts = [
             self.compared, self.streams, self.cancelled, len(self.refused), self.resumed, self.moved,
         ]  # fmt: skip
@@ -72,13 +71,13 @@ class Found:
 
 
 class Oracle:
-    """Answers of a quiet server, each request alone."""
+    """Reference answers of a quiet server, one request at a time."""
 
     def __init__(self) -> None:
         self._answers: dict[str, list[Any]] = {}
 
     async def learn(self, requests: list[Request], kv_cache_dtype: str, folder: Path) -> list[Any]:
-        """The right answers to ``requests``, which are the same at each call."""
+        """Reference answers to ``requests``, which must be the same in each call."""
         if kv_cache_dtype not in self._answers:
             quiet = Configuration(f"quiet-{kv_cache_dtype}", QUIET.settings, kv_cache_dtype=kv_cache_dtype)
             async with Server(quiet, folder) as server:
@@ -89,13 +88,13 @@ class Oracle:
         return self._answers[kv_cache_dtype]
 
 
-class Fuzz:
+class FuzzClients:
     """The clients of one server."""
 
     def __init__(
         self, server: Server, strikes: Strikes, requests: list[Request], right: list[Any],
         configuration: Configuration, rng: random.Random, deadline_s: float,
-        found: Found,
+        found: ConfigurationResult,
     ) -> None:  # fmt: skip
         self._server, self._strikes = server, strikes
         self._requests, self._right = requests, right
@@ -103,7 +102,7 @@ class Fuzz:
         self.found = found
 
     async def client(self, end: float) -> None:
-        """One request after the other until that time."""
+        """Send one request after another until ``end``."""
         while time.monotonic() < end:
             await self._one(self._rng.randrange(len(self._requests)))
 
@@ -113,48 +112,48 @@ class Fuzz:
         if model == "chat":
             model = rng.choice(["chat", "chat", "twin", GUEST] if self._strikes.guest else ["chat", "twin"])
         stream = request.streams and rng.random() < 0.6
-        leaves_s = rng.uniform(0, 1.5) if rng.random() < 0.15 else None
-        what = f"request {number} ({request.path}, {model}, {'stream' if stream else 'whole'})"
+        cancel_after_s = rng.uniform(0, 1.5) if rng.random() < 0.15 else None
+        label = f"request {number} ({request.path}, {model}, {'stream' if stream else 'whole'})"
         try:
             answering = ask(self._server.client, request, model, stream=stream)
-            answer = await self._in_time(answering, leaves_s, what)
+            answer = await self._in_time(answering, cancel_after_s, label)
         except Refused as error:
-            self._refused(error, model, what)
+            self._refused(error, model, label)
         except httpx.TransportError as error:
-            self.found.errors.append(f"{what}: {error!r}")
+            self.found.errors.append(f"{label}: {error!r}")
         else:
             if answer is not None:
                 self.found.compared += 1
                 self.found.streams += stream
                 if difference := first_difference(answer, self._right[number]):
-                    self.found.different.append(f"{what}: {difference}")
+                    self.found.different.append(f"{label}: {difference}")
 
-    async def _in_time(self, answering: Awaitable[Any], leaves_s: float | None, what: str) -> Any:
-        """The answer, or None if the client left before, or waited too long."""
+    async def _in_time(self, answering: Awaitable[Any], cancel_after_s: float | None, label: str) -> Any:
+        """The answer; None if cancelled or too late."""
         try:
-            async with asyncio.timeout(self._deadline_s if leaves_s is None else leaves_s):
+            async with asyncio.timeout(self._deadline_s if cancel_after_s is None else cancel_after_s):
                 return await answering
         except TimeoutError:
-            if leaves_s is None:
-                self.found.hung.append(f"{what}: no answer within {self._deadline_s:g} s")
+            if cancel_after_s is None:
+                self.found.hung.append(f"{label}: no answer within {self._deadline_s:g} s")
             else:
                 self.found.cancelled += 1
             return None
 
-    def _refused(self, error: Refused, model: str, what: str) -> None:
+    def _refused(self, error: Refused, model: str, label: str) -> None:
         gone = model == GUEST and error.status == 404
         if error.code:
             documented = error.code in DOCUMENTED or error.code in self._configuration.codes
         else:
-            documented = OLLAMAS.get(error.status, "\0") in str(error)
+            documented = OLLAMA_ERRORS.get(error.status, "\0") in str(error)
             documented |= error.status == 429 and "goals_out_of_reach" in self._configuration.codes
         if gone or documented:
-            self.found.refused.append(f"{what}: {error}")
+            self.found.refused.append(f"{label}: {error}")
         else:
-            self.found.errors.append(f"{what}: {error}")
+            self.found.errors.append(f"{label}: {error}")
 
     async def settle(self) -> None:
-        """Once nothing is asked any more, nothing is left in the engines."""
+        """Check that engines hold no requests or blocks after all requests have ended."""
         for name, label in (("shoal_requests_running", ""), ("shoal_kv_blocks", 'use="live"')):
             end = time.monotonic() + 60
             while left := await self._server.metric(name, label):
@@ -168,34 +167,39 @@ class Fuzz:
 
 async def try_one(
     configuration: Configuration, requests: list[Request], right: list[Any],
-    options: argparse.Namespace, folder: Path, found: Found,
+    options: argparse.Namespace, folder: Path, found: ConfigurationResult,
 ) -> None:  # fmt: skip
-    """Run one configuration for the time that the options say; ``found`` gets what it shows."""
+    """Run one configuration for ``options.seconds``; fills ``found``."""
     rng = random.Random(f"{options.seed} {configuration.name}")
     server = Server(configuration, folder)
     try:
         async with server:
             strikes = Strikes(server, rng, configuration.engines, options.between, lambda: found.compared)
             found.strikes, found.errors = strikes.done, strikes.failed
-            fuzz = Fuzz(server, strikes, requests, right, configuration, rng, options.deadline, found)
+            clients = FuzzClients(
+                server, strikes, requests, right, configuration, rng, options.deadline, found
+            )
             end = time.monotonic() + options.seconds
             striking = asyncio.create_task(strikes.run(end))
             try:
-                await asyncio.gather(*(fuzz.client(end) for _ in range(options.clients)))
+                await asyncio.gather(*(clients.client(end) for _ in range(options.clients)))
                 await striking
             finally:
                 striking.cancel()
                 await asyncio.wait([striking])
-            await fuzz.settle()
-    except (NotStarted, httpx.TransportError) as error:  # of an operators' route, for example
+            await clients.settle()
+    except (NotStarted, httpx.TransportError) as error:  # of an admin route, for example
         found.errors.append(f"the server: {error!r}")
     found.errors += server.wrong
 
 
 async def run_all(
-    configurations: list[Configuration], options: argparse.Namespace, console: Console, results: list[Found]
+    configurations: list[Configuration],
+    options: argparse.Namespace,
+    console: Console,
+    results: list[ConfigurationResult],
 ) -> None:
-    """All of them, one after the other; ``results`` gets what each showed."""
+    """Run all configurations; fills ``results``."""
     if not native_status().startswith("native"):
         raise SystemExit(f"only native kernels give the same bits for any batch; here: {native_status()}")
     requests = make_requests(options.seed, options.requests)
@@ -204,7 +208,7 @@ async def run_all(
     console.print(f"{len(requests)} requests; configurations and logs of servers: {folder}")
     for configuration in configurations:
         right = await oracle.learn(requests, configuration.kv_cache_dtype, folder)
-        found = Found(configuration.name)
+        found = ConfigurationResult(configuration.name)
         results.append(found)
         await try_one(configuration, requests, right, options, folder, found)
         strikes = ", ".join(f"{count} {kind}" for kind, count in sorted(found.strikes.items()))
@@ -217,15 +221,13 @@ async def run_all(
             console.print(f"  {text}", style="red", soft_wrap=True, markup=False)
 
 
-def show(results: list[Found], console: Console) -> None:
-    """Print all results as a table."""
+def show(results: list[ConfigurationResult], console: Console) -> None:
     table = Table(*HEADS)
     for found in results:
         table.add_row(*found.row())
     console.print(table)
 
 
-def as_json(results: list[Found]) -> dict[str, Any]:
-    """All results, for ``--json``."""
+def as_json(results: list[ConfigurationResult]) -> dict[str, Any]:
     passed = bool(results) and not any(found.wrong for found in results)
     return {"passed": passed, "configurations": [vars(found) for found in results]}

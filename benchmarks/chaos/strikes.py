@@ -1,4 +1,4 @@
-"""What disturbs a server: processes killed or stopped, engines drained, services that come and go."""
+"""Strikes against a server: processes killed or stopped, engines drained, services added and removed."""
 
 import asyncio
 import contextlib
@@ -13,16 +13,16 @@ import psutil
 from benchmarks.chaos.server import Server
 
 GUEST = "guest"
-"""A service that comes and goes; on the weights of ``chat``."""
+"""A service that is added and removed; it has the weights of ``chat``."""
 UNLOADED = "twin"
-"""A service that is unloaded at times."""
+"""A service that is sometimes unloaded."""
 
 
 class Strikes:
-    """One after the other, in a random order in which each kind comes as often as any other.
+    """Strikes in random order, each kind equally often.
 
-    between_s: the mean time between two. answers: how many there are by now; two engines end only with some
-    between them, since loading may take longer than that time.
+    between_s: mean time between two. answers: number of answers so far; between the ends of two engines there
+    must be some, since loading may take longer than that time.
     """
 
     def __init__(
@@ -41,14 +41,14 @@ class Strikes:
             "stop grammar": lambda: self._signal("grammar", signal.SIGSTOP),
             "kill tokenizer": lambda: self._signal("tokenizer", signal.SIGKILL),
             "stop tokenizer": lambda: self._signal("tokenizer", signal.SIGSTOP),
-            "service": self._come_or_go,
+            "service": self._toggle_guest,
             "unload": lambda: self._change("POST", f"services/{UNLOADED}/unload"),
         }
         if engines > 1:
             self._kinds["drain"] = self._drain
 
     async def run(self, end: float) -> None:
-        """Until that time; what is not possible when its turn comes is left out."""
+        """Strike until ``end``; impossible strikes are skipped."""
         kinds: list[str] = []
         while time.monotonic() < end:
             if not kinds:
@@ -60,8 +60,8 @@ class Strikes:
             await asyncio.sleep(self._between_s * self._rng.uniform(0.5, 1.5))
 
     async def _signal(self, role: str, number: signal.Signals) -> bool:
-        """Whether there was such a process; of engines none is taken before all are ready again."""
-        found = self._server.processes(role) if await self._fit(role) else []
+        """Signal a process of a role; False without one, or if not all engines are ready."""
+        found = self._server.processes(role) if await self._can_signal(role) else []
         with contextlib.suppress(psutil.NoSuchProcess):
             if found:
                 self._rng.choice(found).send_signal(number)
@@ -70,7 +70,7 @@ class Strikes:
                 return True
         return False
 
-    async def _fit(self, role: str) -> bool:
+    async def _can_signal(self, role: str) -> bool:
         if role != "engine":
             return True
         ready = all(state == "ready" for state in (await self._engines()).values())
@@ -89,7 +89,7 @@ class Strikes:
         await self._change("POST", f"engines/{name}/undrain")
         return True
 
-    async def _come_or_go(self) -> bool:
+    async def _toggle_guest(self) -> bool:
         if self.guest:
             self.guest = not await self._change("DELETE", f"services/{GUEST}")
             return not self.guest
@@ -98,7 +98,7 @@ class Strikes:
         return self.guest
 
     async def _change(self, method: str, path: str, body: object = None) -> bool:
-        """Whether it was taken; a change that is under way already, or is not possible now, is a 409."""
+        """Whether the change was accepted; 409 is allowed: it is in progress or not possible now."""
         status, answer = await self._server.admin(method, path, body)
         if status not in (200, 202, 409):
             self.failed.append(f"{method} /admin/{path}: {status} {answer}")

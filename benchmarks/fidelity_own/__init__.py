@@ -1,1 +1,1 @@
-"""Simulator fidelity: the same requests in simulation and on the real engine of this machine."""
+"""Simulator fidelity: the same requests simulated and on the real engine of this machine."""

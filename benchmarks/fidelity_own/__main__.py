@@ -1,4 +1,4 @@
-"""How near the simulator comes to Shoal's own engine on this machine.
+"""Fidelity of the simulator to Shoal's own engine on this machine.
 
     python -m benchmarks.fidelity_own                          # 8 runs of 200 requests, about 10 minutes
     python -m benchmarks.fidelity_own --repeat 3 --json own.json
@@ -6,22 +6,21 @@
     python -m benchmarks.fidelity_own --threads 1 --cpu-time   # on a busy machine
 
 Measures step times of the model as `shoal profile` does, and fits a curve to them. Then the same requests
-(Poisson arrivals, ShareGPT's lengths scaled and capped) go in real time through the real engine of this
-process, and in virtual time through the simulator, with the same pool of KV blocks and the same scheduler,
-whose steps take what the curve says. Nothing of the runs is used for the simulation. Mean E2E, TPOT and
-normalised latency should agree within 3%, mean TTFT within 5%.
+(Poisson arrivals, ShareGPT's lengths scaled and capped) run in real time on the real engine in this process,
+and in virtual time in the simulator, with the same KV pool and scheduler, and step times by the curve. The
+simulation uses nothing of the runs. Mean E2E, TPOT and normalised latency should agree within 3%, mean TTFT
+within 5%.
 
-Machines drift. So the model is profiled before and after each group of runs, and both profiles are taken
-together; how far they are apart is printed, and differences below that mean nothing. At two thirds of its
-capacity, a server whose steps are 1% slower is about 2% slower as a whole. "At its pace" takes the machine's
-part out: simulated once more, with steps as much slower or faster than the profile as the run's own were
-within five seconds; what is left is scheduling, memory and queues. The last table is of the roofline alone,
-which knows of this machine no more than the data sheet ``cpu`` says. With --cpu-time clocks count the CPU
-time of the engine's thread, so that other processes matter less.
+Machines drift, so the model is profiled before and after each group of runs, and both profiles are used.
+Their difference is printed; smaller differences of results mean nothing. At two thirds of capacity, 1% slower
+steps make a server about 2% slower. "At its pace" removes the machine's part: another simulation, with step
+times scaled by those of the run within five seconds; what remains is scheduling, memory and queues. The last
+table is of the roofline with the data sheet ``cpu`` alone. With --cpu-time, clocks count the CPU time of the
+engine's thread, so that other processes matter less.
 
-With --http the requests of the first case also go to `shoal serve` under the first preset, over loopback with
-the same number of threads; what they take longer there than here, right before, is HTTP's share, with that of
-the API process, which has the same cores. It takes three minutes more.
+With --http, the requests of the first case also go to `shoal serve` under the first preset, over loopback
+with the same number of threads; the additional time is the share of HTTP and of the API process, which uses
+the same cores. It takes three minutes more.
 """
 
 import argparse
@@ -70,20 +69,20 @@ from shoal.profile.measure import ServiceMeasurements
 
 DEFAULT_PRESETS = "vllm,past-future,seallm-join,shoal"
 GRID = replace(GRIDS["quick"], batches=(1,), slice_batches=(), slice_tokens=8, repeats=2)
-"""What serving looks like; equal batches are SCLS's."""
+"""Steps as in serving, without SCLS's equal batches."""
 USUAL_JITTER = 0.03
-"""What step times vary by where they come from a file."""
+"""Variation of step times from a file, relative."""
 
 Records = Sequence[RequestRecord]
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
 @dataclass
 class Bench:
-    """Settings, the model, and the profiles taken so far, the last of which is taken only when asked for."""
+    """Settings, the model, and the profiles so far."""
 
     args: argparse.Namespace
     setting: Setting
@@ -91,14 +90,14 @@ class Bench:
     profiles: list[ServiceMeasurements]
 
     def profile(self) -> None:
-        """Measure step times once more, unless a file gives them."""
+        """Measure step times again, unless a file gives them."""
         if self.args.profile is not None:
             return
         started = time.monotonic()
         grid = self.args.grid
         self.profiles.append(profile_model(self.setting, self.models, grid, lambda done, total: None))
         curve, report = fit_serving(self.profiles[-1:])
-        say(
+        log(
             f"profiled in {time.monotonic() - started:.0f} s: {report.samples} kinds of step, mean error "
             f"of the fit {report.mean_absolute_percent_error:.1f}%; one row decodes in "
             f"{1e3 * float(curve.decode_times(1, 100, 1)[0]):.1f} ms, 16 in "
@@ -106,7 +105,7 @@ class Bench:
         )
 
     def times(self, last: int) -> tuple[StepTimes, float]:
-        """The fit to the last profiles, or what the file says; and how far it is off, as a share."""
+        """Step times by the last profiles or the file, and the relative error of the fit."""
         if self.args.profile is not None:
             profile = load_profile(self.args.profile)
             names = [name for name, _ in profile.models]
@@ -116,7 +115,7 @@ class Bench:
 
 
 def execution_of(times: StepTimes, case: str) -> dict[str, float]:
-    """L^: what the mean request of each service takes alone, by the fitted model."""
+    """L^: seconds of each service's mean request alone, by the fitted times."""
     found = {}
     for name, lengths in CASES[case].items():
         drawn = lengths.sample(2_000, 0)
@@ -129,14 +128,14 @@ def execution_of(times: StepTimes, case: str) -> dict[str, float]:
 
 
 def measure_case(bench: Bench, case: str, seed: int) -> list[Comparison]:
-    """All presets between two profiles, then simulated with what both say."""
+    """Run all presets between two profiles, then simulate them with both."""
     args, setting, models = bench.args, bench.setting, bench.models
     before, _ = bench.times(1)
     execution_s = execution_of(before, case)
     layout = plan_layout(models.kv_shapes, memory_bytes=setting.kv_bytes, block_size=16, kind="merged")
     most = capacity(before, CASES[case], layout.merged_blocks * 16, 16)
     requests = make_requests(CASES[case], args.requests, args.load * most, seed)
-    say(
+    log(
         f"{case}: {args.load * most:.2f} requests/s, {args.load:.0%} of {most:.2f}; L^ "
         + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in execution_s.items())
     )
@@ -144,7 +143,7 @@ def measure_case(bench: Bench, case: str, seed: int) -> list[Comparison]:
     for preset in args.presets:
         measured[preset] = run_engine(setting, models, preset, requests, execution_s)
         counts = measured[preset].counts
-        say(f"  {preset}: {counts.end_s:.0f} s, {counts.preemptions} preemptions")
+        log(f"  {preset}: {counts.end_s:.0f} s, {counts.preemptions} preemptions")
     bench.profile()
     times, share = bench.times(2)
     varied = [Jittered(times, share, np.random.default_rng((seed, n))) for n in range(args.varied)]
@@ -173,12 +172,12 @@ def measure_case(bench: Bench, case: str, seed: int) -> list[Comparison]:
 
 
 def measure_http(bench: Bench, done: Sequence[Comparison]) -> tuple[Records, Records]:
-    """The first run once more, in this process and over HTTP, one right after the other."""
+    """Repeat the first run in this process and then over HTTP."""
     first = done[0]
     arrivals = {one.request_id: one.arrival_ns for one in first.measured.records}
     requests = make_requests(CASES[first.case], len(arrivals), 1.0, first.seed)
     requests = [replace(one, arrival_ns=arrivals[one.id]) for one in requests]
-    say(f"{first.case}, {first.preset}: in this process again, then over HTTP")
+    log(f"{first.case}, {first.preset}: in this process again, then over HTTP")
     inside = run_engine(bench.setting, bench.models, first.preset, requests, first.execution_s)
     return inside.records, run_http(bench.setting, first.preset, requests)
 
@@ -240,7 +239,7 @@ def main() -> None:
         ]
         served = measure_http(bench, done) if args.http else None
     except ShoalError as error:
-        say(str(error))
+        log(str(error))
         raise SystemExit(1) from error
     console = Console(width=118)
     for case in args.cases:

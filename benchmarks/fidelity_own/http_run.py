@@ -1,4 +1,4 @@
-"""The requests of `fidelity_own.py` over HTTP: `shoal serve` on loopback, one stream for each request."""
+"""HTTP runs of `benchmarks.fidelity_own`: `shoal serve` on loopback, one stream for each request."""
 
 import asyncio
 import socket
@@ -15,7 +15,7 @@ from shoal.core import Request, RequestRecord, SyntheticPrompt
 
 
 def run_http(setting: Setting, preset: str, requests: Sequence[Request]) -> list[RequestRecord]:
-    """What a client sees. Every request asks for as many tokens as it will get, and ends by that."""
+    """Records as seen by a client; `max_tokens` ends every request at its true length."""
     with _serving(setting, preset, sorted({one.service for one in requests})) as url:
         asyncio.run(_drive(url, requests[:2], at_once=True))
         return asyncio.run(_drive(url, requests, at_once=False))
@@ -77,7 +77,7 @@ async def _drive(url: str, requests: Sequence[Request], *, at_once: bool) -> lis
 
 
 async def _tokens(client: httpx.AsyncClient, request: Request):  # type: ignore[no-untyped-def]
-    """When each chunk with text of the answer came."""
+    """Arrival times of the answer's chunks with text, in nanoseconds."""
     prompt = request.prompt
     assert not isinstance(prompt, SyntheticPrompt)
     body = {

@@ -1,4 +1,4 @@
-"""What `fidelity_own.py` prints: measured and simulated figures side by side."""
+"""Tables and JSON of `benchmarks.fidelity_own`: measured and simulated figures side by side."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,15 +21,15 @@ METRICS: Mapping[str, Metric] = {
     "normalised": lambda one, execution_s: normalised_latency(one, execution_s[one.service]),
 }
 GOALS = {"E2E": 0.03, "TTFT": 0.05, "TPOT": 0.03, "normalised": 0.03}
-"""How far a simulated mean may be off."""
+"""Largest relative difference of a simulated mean."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One run, measured and simulated. times: of the simulation's steps.
+    """One run, measured and simulated.
 
-    paced: simulated with steps as long as the run's own were around the same time. varied: simulated with
-    step times that vary by chance. sheet: times of the data sheet alone. by_sheet: simulated with these.
+    times: of the simulation's steps. paced: simulated at the run's own pace. varied: simulated with random
+    jitter. sheet: step times of the data sheet alone. by_sheet: simulated with these.
     """
 
     case: str
@@ -49,8 +49,8 @@ class Comparison:
 class Figure:
     """One metric of one preset: means over its runs, in seconds (normalised: without unit).
 
-    paced: simulated at the run's pace. spread: lowest and highest difference of a run.
-    chance: standard deviation of the simulated figure when step times vary by chance, relative.
+    paced: simulated at the run's pace. spread: lowest and highest difference of single runs.
+    chance: relative standard deviation of the simulated figure under random jitter.
     """
 
     metric: str
@@ -63,12 +63,12 @@ class Figure:
 
     @property
     def difference(self) -> float:
-        """Of the simulated figure from the measured one, relative."""
+        """Relative, of the simulated figure from the measured one."""
         return self.simulated / self.measured - 1
 
     @property
     def verdict(self) -> str:
-        """Whether a mean is as near as it should be."""
+        """Whether a mean is within its goal; empty for other figures."""
         goal = GOALS.get(self.metric) if self.kind == "mean" else None
         if goal is None:
             return ""
@@ -76,7 +76,6 @@ class Figure:
 
 
 def figures(runs: Sequence[Comparison]) -> list[Figure]:
-    """All metrics of one preset in one case."""
     return [
         _figure(metric, kind, runs)
         for metric in METRICS
@@ -98,14 +97,14 @@ def _figure(metric: str, kind: str, runs: Sequence[Comparison]) -> Figure:
     varied = [
         [value(outcome, run.execution_s) for outcome in run.varied] for run in runs if len(run.varied) > 1
     ]
-    chance = np.sqrt(sum(np.var(strayed, ddof=1) for strayed in varied)) / len(runs) / simulated
+    chance = np.sqrt(sum(np.var(values, ddof=1) for values in varied)) / len(runs) / simulated
     return Figure(
         metric, kind, measured, simulated, paced, (min(differences), max(differences)), float(chance)
     )
 
 
 def presets_of(runs: Sequence[Comparison]) -> dict[str, list[Comparison]]:
-    """Runs by preset, in the order of the first of each."""
+    """Runs by preset."""
     found: dict[str, list[Comparison]] = {}
     for run in runs:
         found.setdefault(run.preset, []).append(run)
@@ -113,13 +112,12 @@ def presets_of(runs: Sequence[Comparison]) -> dict[str, list[Comparison]]:
 
 
 def results_table(case: str, runs: Sequence[Comparison]) -> Table:
-    """Every preset's metrics in one case."""
     table = Table(
         title=f"{case}: the real engine and the simulator, means and 99th percentiles",
         title_justify="left",
-        caption="chance: how far the simulated figure strays when step times vary by chance, as much as the\n"
-        "fit is off in the mean; at its pace: the difference if simulated steps were as much slower\n"
-        "or faster as the run's own were around the same time; that leaves what is not the machine's",
+        caption="chance: standard deviation of the simulated figure with random step times, which vary by\n"
+        "the mean error of the fit; at its pace: the difference with simulated steps scaled by the\n"
+        "run's own around the same time, without the machine's part",
         caption_justify="left",
     )
     table.add_column("preset", no_wrap=True)
@@ -127,9 +125,9 @@ def results_table(case: str, runs: Sequence[Comparison]) -> Table:
     for column in ("measured", "simulated", "difference", "of single runs", "chance", "at its pace"):
         table.add_column(column, justify="right")
     table.add_column("goal")
-    for preset, alike in presets_of(runs).items():
-        for number, one in enumerate(figures(alike)):
-            spread = f"{one.spread[0]:+.1%} to {one.spread[1]:+.1%}" if len(alike) > 1 else ""
+    for preset, of_preset in presets_of(runs).items():
+        for number, one in enumerate(figures(of_preset)):
+            spread = f"{one.spread[0]:+.1%} to {one.spread[1]:+.1%}" if len(of_preset) > 1 else ""
             table.add_row(
                 preset if number == 0 else "",
                 one.metric if one.kind == "mean" else f"{one.metric} p99",
@@ -152,11 +150,11 @@ def _amount(one: Figure, value: float) -> str:
 
 
 def steps_table(runs: Sequence[Comparison]) -> Table:
-    """What every run's own steps took, and would have taken by the fitted times; preemptions; the end."""
+    """Times of each run's steps, measured and by the fit; preemptions; end times."""
     table = Table(
-        title="The same steps: what they took, and what the fitted times say of them",
+        title="Times of the same steps, measured and by the fit",
         title_justify="left",
-        caption="Where these differ, the fit or the machine is off; where they agree, the queue is.",
+        caption="If these differ, the fit or the machine is the cause; if they agree, the queue is.",
         caption_justify="left",
     )
     for column in ("case", "preset", "seed"):
@@ -167,25 +165,25 @@ def steps_table(runs: Sequence[Comparison]) -> Table:
     for run in runs:
         decodes = [step for step in run.measured.steps if not step[0].chunks]
         others = [step for step in run.measured.steps if step[0].chunks]
-        ran, told = run.measured.counts, run.simulated.counts
+        measured, simulated = run.measured.counts, run.simulated.counts
         table.add_row(
             run.case,
             run.preset,
             str(run.seed),
             f"{sum(seconds for _, seconds in decodes):.1f} s",
-            f"{off(run.times, decodes):+.1%}",
+            f"{relative_error(run.times, decodes):+.1%}",
             f"{sum(seconds for _, seconds in others):.1f} s",
-            f"{off(run.times, others):+.1%}",
-            f"{off(run.times, run.measured.steps):+.1%}",
+            f"{relative_error(run.times, others):+.1%}",
+            f"{relative_error(run.times, run.measured.steps):+.1%}",
             f"{fmean(rows.decodes + len(rows.chunks) for rows, _ in run.measured.steps):.1f}",
-            f"{ran.preemptions}, {told.preemptions}",
-            f"{ran.end_s:.0f}, {told.end_s:.0f}",
+            f"{measured.preemptions}, {simulated.preemptions}",
+            f"{measured.end_s:.0f}, {simulated.end_s:.0f}",
         )
     return table
 
 
 def sheet_table(runs: Sequence[Comparison]) -> Table:
-    """How far means are off that are simulated with the data sheet alone."""
+    """Differences of means simulated with the data sheet alone."""
     table = Table(title="The roofline of the data sheet alone, against the real engine", title_justify="left")
     for column in ("case", "preset", "seed"):
         table.add_column(column, no_wrap=True)
@@ -196,13 +194,13 @@ def sheet_table(runs: Sequence[Comparison]) -> Table:
             [fmean(metric(one, run.execution_s) for one in outcome.records) for metric in METRICS.values()]
             for outcome in (run.by_sheet, run.measured)
         ]
-        differences = [f"{told / took - 1:+.1%}" for told, took in zip(*means, strict=True)]
-        steps = f"{off(run.sheet, run.measured.steps):+.1%}"
+        differences = [f"{simulated / measured - 1:+.1%}" for simulated, measured in zip(*means, strict=True)]
+        steps = f"{relative_error(run.sheet, run.measured.steps):+.1%}"
         table.add_row(run.case, run.preset, str(run.seed), *differences, steps)
     return table
 
 
-def off(times: StepTimes, steps: Sequence[tuple[Any, float]]) -> float:
+def relative_error(times: StepTimes, steps: Sequence[tuple[Any, float]]) -> float:
     """Relative error of the seconds that ``times`` gives for all of ``steps``."""
     took = sum(seconds for _, seconds in steps)
     return sum(times.step_time(rows) for rows, _ in steps) / took - 1 if took else 0.0
@@ -210,7 +208,7 @@ def off(times: StepTimes, steps: Sequence[tuple[Any, float]]) -> float:
 
 @dataclass(frozen=True)
 class Drift:
-    """How much longer the steps of a profile took than those of the one before: median, and 10% to 90%."""
+    """Relative change of step times between two profiles: median, 10th and 90th percentile."""
 
     median: float
     low: float
@@ -221,7 +219,7 @@ class Drift:
 
 
 def drift_of(before: ServiceMeasurements, after: ServiceMeasurements) -> Drift:
-    """Of the steps that both have."""
+    """The drift of the steps that both profiles have."""
     known = {(one.rows, one.equal): one.seconds for one in before.steps}
     ratios = [
         one.seconds / known[one.rows, one.equal] - 1 for one in after.steps if (one.rows, one.equal) in known
@@ -230,7 +228,6 @@ def drift_of(before: ServiceMeasurements, after: ServiceMeasurements) -> Drift:
 
 
 def http_table(inside: Sequence[RequestRecord], served: Sequence[RequestRecord]) -> Table:
-    """HTTP's share: the same requests in this process and over loopback."""
     table = Table(
         title="HTTP's share: the same requests to `shoal serve` on loopback",
         title_justify="left",
@@ -258,10 +255,10 @@ def to_json(
     drifts: Sequence[Drift],
     served: tuple[Sequence[RequestRecord], Sequence[RequestRecord]] | None,
 ) -> dict[str, Any]:
-    """Everything that the tables say, as plain values."""
+    """All figures of the tables."""
     cases = []
     for case in dict.fromkeys(run.case for run in runs):
-        for preset, alike in presets_of([run for run in runs if run.case == case]).items():
+        for preset, of_preset in presets_of([run for run in runs if run.case == case]).items():
             metrics = {
                 f"{one.metric} {one.kind}": {
                     "measured": one.measured,
@@ -271,9 +268,9 @@ def to_json(
                     "of_single_runs": one.spread,
                     "chance": one.chance,
                 }
-                for one in figures(alike)
+                for one in figures(of_preset)
             }
-            steps = [off(run.times, run.measured.steps) for run in alike]
+            steps = [relative_error(run.times, run.measured.steps) for run in of_preset]
             cases.append({"case": case, "preset": preset, "metrics": metrics, "steps_off": steps})
     share = None
     if served is not None:

@@ -1,4 +1,4 @@
-"""What `fidelity_own.py` does: profiles, runs of the real engine, and the same runs simulated."""
+"""Runs of `benchmarks.fidelity_own`: profiling, the real engine with a client, and the simulation."""
 
 import gc
 import json
@@ -24,12 +24,12 @@ from shoal.simulate import EngineSpec, OpenLoop, ServiceSpec, Simulation, Watch
 
 PROFILE_KV_BYTES = 128 << 20
 SWAP_POOLS = 4
-"""Host memory for swapped KV, in pools, where a preset swaps."""
+"""Host memory for swapped KV, in KV pools."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all runs have in common. cpu_time: clocks count what this thread computes, and one thread does."""
+    """Settings of all runs. cpu_time: clocks count CPU time of the single thread."""
 
     model: str
     dtype: str
@@ -38,23 +38,20 @@ class Setting:
     cpu_time: bool = False
 
     def service(self, name: str, execution_s: float | None = None) -> Service:
-        """A service on the model."""
         return Service(name=name, model=self.model, dtype=self.dtype, execution_s=execution_s)
 
 
 @dataclass
 class Clock:
-    """Nanoseconds that pass: all, or those in which this thread computed and those that it meant to wait."""
+    """Nanoseconds: elapsed, or CPU time of this thread plus its waits."""
 
     cpu_time: bool
     waited_ns: int = 0
 
     def __call__(self) -> int:
-        """The time."""
         return time.thread_time_ns() + self.waited_ns if self.cpu_time else time.monotonic_ns()
 
     def wait(self, seconds: float) -> None:
-        """Let this time pass."""
         if self.cpu_time:
             self.waited_ns += round(seconds * 1e9)
         else:
@@ -63,8 +60,6 @@ class Clock:
 
 @dataclass(frozen=True)
 class Counts:
-    """preemptions: all of a run; end_s: when it was over."""
-
     preemptions: int
     end_s: float
 
@@ -73,7 +68,7 @@ class Counts:
 class Outcome:
     """One run, measured or simulated.
 
-    steps: what each computed with its seconds, where it was measured; started_s: when each began.
+    steps: rows and seconds of each, if measured. started_s: start times of steps.
     """
 
     records: Sequence[RequestRecord]
@@ -84,14 +79,13 @@ class Outcome:
 
 @dataclass
 class Stopwatch:
-    """Tells what every step computed and how long it took."""
+    """Records rows, seconds and start of every step."""
 
     recorder: RowsRecorder
     steps: list[tuple[StepRows, float]] = field(default_factory=list)
     started_s: list[float] = field(default_factory=list)
 
     def note(self, started_s: float, seconds: float) -> None:
-        """A step took so long, if there was one."""
         rows = self.recorder.take()
         if rows is not None:
             self.steps.append((rows, seconds))
@@ -99,7 +93,7 @@ class Stopwatch:
 
 
 def load(setting: Setting) -> ModelSet:
-    """The model, once, for both services."""
+    """Load the model once for both services."""
     services = tuple(setting.service(name) for name in SERVICES)
     folder = resolve_model(setting.model)
     return load_models(services, dict.fromkeys(SERVICES, folder), device="cpu", threads=setting.threads)
@@ -108,7 +102,6 @@ def load(setting: Setting) -> ModelSet:
 def options_of(
     setting: Setting, preset: str, execution_s: Mapping[str, float], kv_bytes: int
 ) -> EngineOptions:
-    """An engine of both services under a preset."""
     memory = KVCacheOptions(
         memory_bytes=kv_bytes, layout=PRESETS[preset].layout, swap_bytes=SWAP_POOLS * kv_bytes
     )
@@ -123,7 +116,7 @@ def options_of(
 def profile_model(
     setting: Setting, models: ModelSet, grid: Grid, advance: Callable[[int, int], None]
 ) -> ServiceMeasurements:
-    """Step times of the model, as `shoal profile` measures them, in an engine with room enough."""
+    """Step times of the model, measured as in `shoal profile`, in an engine with enough KV memory."""
     options = profiling_options(options_of(setting, "vllm", {}, PROFILE_KV_BYTES))
     recorders: list[RowsRecorder] = []
     engine, info = assemble_engine(options, models, threads=setting.threads, wrap=_recording(recorders))
@@ -138,7 +131,7 @@ def profile_model(
 
 
 def data_sheet_times(setting: Setting) -> StepTimes:
-    """What the data sheet of a CPU says of the model, without any measurement."""
+    """Step times by the data sheet of a CPU alone."""
     config = json.loads((resolve_model(setting.model) / "config.json").read_text(encoding="utf-8"))
     size = 4.0 if setting.dtype == "float32" else 2.0
     shape = replace(ModelSpec.from_config(config), weight_bytes_each=size, kv_bytes_each=size)
@@ -160,7 +153,7 @@ def run_engine(
     requests: Sequence[Request],
     execution_s: Mapping[str, float],
 ) -> Outcome:
-    """The requests at their times into the real engine of this process."""
+    """Run the requests in real time on the real engine in this process."""
     recorders: list[RowsRecorder] = []
     options = options_of(setting, preset, execution_s, setting.kv_bytes)
     engine, _ = assemble_engine(options, models, threads=setting.threads, wrap=_recording(recorders))
@@ -174,23 +167,23 @@ def run_engine(
 
 
 class Client:
-    """Submits requests when they arrive, and notes when their tokens come."""
+    """Submits requests at their arrival, and records the times of their tokens."""
 
     def __init__(self, engine: Engine, clock: Clock, requests: Sequence[Request], watch: Stopwatch) -> None:
         self._engine = engine
         self._clock = clock
         self._watch = watch
         self._start_ns = clock()
-        self._coming = deque(requests)
+        self._upcoming = deque(requests)
         self._requests = {one.id: one for one in requests}
         self._first: dict[str, int] = {}
         self._tokens = dict.fromkeys(self._requests, 0)
         self._ended: list[RequestRecord] = []
 
     def run(self) -> Outcome:
-        """Until all have ended."""
+        """Run until all requests have ended."""
         engine = self._engine
-        while self._coming or engine.busy:
+        while self._upcoming or engine.busy:
             started_ns = self._now_ns()
             self._submit_due(started_ns)
             if not engine.busy or engine.idle:
@@ -215,13 +208,13 @@ class Client:
         return self._clock() - self._start_ns
 
     def _submit_due(self, now_ns: int) -> None:
-        while self._coming and self._coming[0].arrival_ns <= now_ns:
-            one = self._coming.popleft()
+        while self._upcoming and self._upcoming[0].arrival_ns <= now_ns:
+            one = self._upcoming.popleft()
             self._engine.submit(replace(one, arrival_ns=one.arrival_ns + self._start_ns))
 
     def _wait(self, now_ns: int) -> None:
-        """Until the next arrival or the time that the engine asked for."""
-        until = [one.arrival_ns for one in list(self._coming)[:1]]
+        """Wait for the next arrival, or for ``idle_until_ns`` of the engine."""
+        until = [one.arrival_ns for one in list(self._upcoming)[:1]]
         if self._engine.idle_until_ns is not None:
             until.append(max(self._engine.idle_until_ns - self._start_ns, now_ns + 1_000_000))
         if until:
@@ -256,7 +249,7 @@ def simulate(
     execution_s: Mapping[str, float],
     times: StepTimes,
 ) -> Outcome:
-    """The same requests, pool and scheduler in virtual time."""
+    """Simulate the requests with the same pool and scheduler."""
     options = options_of(setting, preset, execution_s, setting.kv_bytes)
     layout = plan_layout(
         models.kv_shapes,
@@ -280,8 +273,8 @@ def simulate(
         if options.scheduler.preemption_mode == "swap"
         else None,
     )
-    unread = [replace(one, prompt=SyntheticPrompt(len(one.prompt))) for one in requests]
-    simulation = Simulation([spec], OpenLoop(unread), watch=Watch(skip_ahead=not isinstance(times, Paced)))
+    synthetic = [replace(one, prompt=SyntheticPrompt(len(one.prompt))) for one in requests]
+    simulation = Simulation([spec], OpenLoop(synthetic), watch=Watch(skip_ahead=not isinstance(times, Paced)))
     if isinstance(times, Paced):
         times.clock = simulation._clock
     record = simulation.run()

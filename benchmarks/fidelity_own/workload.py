@@ -1,4 +1,4 @@
-"""The requests of `fidelity_own.py`: who asks, for how much, and when."""
+"""Workload of `benchmarks.fidelity_own`: cases of services, lengths, load and arrivals."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -13,11 +13,10 @@ from shoal.workload import Poisson
 from shoal.workload.presets import SHAREGPT
 
 MAX_TOKENS = 128
-"""What every request asks for; it ends earlier, and no policy is told when."""
-
+"""``max_tokens`` of every request; it ends earlier, at a length that policies do not know."""
 
 LEAST_OUTPUT = 8
-"""With fewer, a mean of TPOT is that of a few gaps."""
+"""With fewer, TPOT is a mean of few values."""
 
 
 @dataclass(frozen=True)
@@ -26,16 +25,16 @@ class Lengths:
 
     share: float
     scale: float
-    most_prompt: int
-    most_output: int
+    max_prompt: int
+    max_output: int
 
     def sample(self, count: int, seed: int) -> list[tuple[int, int]]:
         """(prompt tokens, output tokens) of ``count`` requests."""
         prompts, outputs = SHAREGPT.sample(count, seed)
         return list(
             zip(
-                np.clip(np.rint(prompts * self.scale), 4, self.most_prompt).astype(int).tolist(),
-                np.clip(np.rint(outputs * self.scale), LEAST_OUTPUT, self.most_output).astype(int).tolist(),
+                np.clip(np.rint(prompts * self.scale), 4, self.max_prompt).astype(int).tolist(),
+                np.clip(np.rint(outputs * self.scale), LEAST_OUTPUT, self.max_output).astype(int).tolist(),
                 strict=True,
             )
         )
@@ -46,11 +45,11 @@ CASES: Mapping[str, Mapping[str, Lengths]] = {
     "one service": {"chat": Lengths(1.0, 0.22, 256, 96)},
     "two services": {"chat": Lengths(0.7, 0.13, 128, 48), "complete": Lengths(0.3, 0.45, 256, 96)},
 }
-"""Who asks for what, by the title of the case."""
+"""Lengths by service, for each case."""
 
 
 def capacity(times: StepTimes, case: Mapping[str, Lengths], kv_tokens: int, block_size: int) -> float:
-    """Requests per second that a pool of ``kv_tokens``, nine tenths full, can serve, one service a step."""
+    """Requests per second that a 90% full pool of ``kv_tokens`` can serve, with one service per step."""
     seconds = 0.0
     for one in case.values():
         drawn = np.array(one.sample(2_000, 0), dtype=np.float64)
@@ -65,7 +64,7 @@ def capacity(times: StepTimes, case: Mapping[str, Lengths], kv_tokens: int, bloc
 
 
 def make_requests(case: Mapping[str, Lengths], count: int, rate: float, seed: int) -> list[Request]:
-    """Poisson arrivals, the first at once; prompts are random tokens, so no two share a prefix."""
+    """Poisson arrivals from time 0; prompts are random tokens without common prefixes."""
     rng = np.random.default_rng((seed, 1))
     names = rng.choice(list(case), size=count, p=[one.share for one in case.values()]).tolist()
     lengths = {name: deque(one.sample(count, seed)) for name, one in case.items()}

@@ -1,7 +1,7 @@
-"""What a part of `benchmarks/gpu_check` does in its process: cases, each told as soon as it is known.
+"""Cases of a part of `benchmarks.gpu_check`: run in the part's process, each recorded as soon as it ends.
 
-A part is a module with ``run(cases)``. What it tells goes to a file, one JSON object a line, which is read
-by the process that started it: so nothing is lost when this one is killed.
+A part is a module with ``run(cases)``. Records go to a file, one JSON object per line, which the parent
+process reads, so that a kill loses none.
 """
 
 import json
@@ -14,24 +14,24 @@ from pathlib import Path
 from typing import Any
 
 Figures = Mapping[str, float | str]
-"""What a case measured, by name with the unit."""
+"""Measurements of a case; names include the unit."""
 
 BROKEN = 3
-"""Exit status of a process whose device does not go on after an error; another process may."""
+"""Exit status after an error that leaves the device unusable for this process."""
 NO_DEVICE = 4
-"""Exit status where there is no such device."""
+"""Exit status if the device does not exist."""
 _LONGEST_ERROR = 300
 
 
-class LeftOut(Exception):
-    """Raised by a case that is not for this machine; says why."""
+class SkipCase(Exception):
+    """Raised by a case that does not apply to this machine."""
 
 
 class Cases:
     """The cases of one part.
 
-    records: the file. device: where to compute. tiny: shapes are to be tiny, for a dry run. ends_s: when the
-    part has to be done, by ``time.monotonic``. begun: cases that an earlier process of this part began.
+    records: the file. tiny: use tiny shapes, for a dry run. ends_s: deadline of the part, by
+    ``time.monotonic``. begun: cases that an earlier process of this part began.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Cases:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the part has to be done."""
+        """Seconds until the deadline."""
         return self._ends_s - time.monotonic()
 
     def run(
@@ -56,33 +56,32 @@ class Cases:
         seconds: float = 1.0,
         line: str | None = None,
     ) -> None:
-        """Measure a case, and tell what came of it; an error ends the case alone.
+        """Measure a case and record the result; an error fails this case alone.
 
-        seconds: it is left out where fewer are left. line: what the part's line says of it, formatted with
-        the figures.
+        seconds: the case is cut if fewer are left. line: for the part's line, formatted with the figures.
         """
         if name in self._begun:
             return
         if self.left_s < seconds:
-            self.tell(name, "cut", error="no time was left")
+            self.report(name, "cut", error="no time was left")
             return
         self._write({"begin": name})
         started = time.monotonic()
         try:
             figures = dict(measure() or {})
-        except LeftOut as reason:
-            self.tell(name, "left out", error=str(reason))
+        except SkipCase as reason:
+            self.report(name, "left out", error=str(reason))
         except Exception as error:
             traceback.print_exc()
             message = f"{type(error).__name__}: {error}"[:_LONGEST_ERROR]
-            self.tell(name, "failed", error=message, seconds=time.monotonic() - started)
+            self.report(name, "failed", error=message, seconds=time.monotonic() - started)
         else:
-            said = None if line is None else line.format_map(figures)
-            self.tell(name, "ok", figures, line=said, seconds=time.monotonic() - started)
+            shown = None if line is None else line.format_map(figures)
+            self.report(name, "ok", figures, line=shown, seconds=time.monotonic() - started)
             return
-        self._go_on()
+        self._recover_device()
 
-    def tell(
+    def report(
         self,
         name: str,
         state: str,
@@ -92,7 +91,7 @@ class Cases:
         line: str | None = None,
         seconds: float = 0.0,
     ) -> None:
-        """Tell of a case. state: ok, failed, cut (no time for it) or left out (not for this machine)."""
+        """Record a case. state: ok, failed, cut (no time) or left out (does not apply to this machine)."""
         record: dict[str, Any] = {"case": name, "state": state, "seconds": round(seconds, 3)}
         record |= {"figures": dict(figures or {}), "error": error, "line": line}
         self._write(record)
@@ -101,8 +100,8 @@ class Cases:
         with self._records.open("a") as file:
             file.write(json.dumps(record) + "\n")
 
-    def _go_on(self) -> None:
-        """After an error, give its memory back; ends this process where the device is of no more use."""
+    def _recover_device(self) -> None:
+        """Free memory after an error; ends this process if the device is unusable."""
         if "cuda" not in self.device:
             return
         import torch
@@ -117,6 +116,6 @@ class Cases:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The least value that so large a share of them does not exceed; NaN of none."""
+    """The least value that ``share`` of the values do not exceed; NaN without values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")

@@ -1,6 +1,6 @@
-"""The process of one part of `benchmarks/gpu_check`, which starts it.
+"""Entry point of the process that runs one part of `benchmarks.gpu_check`.
 
-Its argument is a JSON object: `module` (of the part), `device`, `tiny`, `ends_s`, `records` and `begun`.
+The argument is a JSON object with `module` (of the part), `device`, `tiny`, `ends_s`, `records` and `begun`.
 """
 
 import json
@@ -18,28 +18,28 @@ _PARENT_CHECK_S = 1.0
 
 
 def main() -> None:
-    wanted = json.loads(sys.argv[1])
+    job = json.loads(sys.argv[1])
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-    if wanted["device"] != "cpu" and not _is_there(wanted["device"]):
+    if job["device"] != "cpu" and not _exists(job["device"]):
         sys.exit(NO_DEVICE)
     cases = Cases(
-        Path(wanted["records"]),
-        wanted["device"],
-        tiny=wanted["tiny"],
-        ends_s=wanted["ends_s"],
-        begun=wanted["begun"],
+        Path(job["records"]),
+        job["device"],
+        tiny=job["tiny"],
+        ends_s=job["ends_s"],
+        begun=job["begun"],
     )
-    import_module(wanted["module"]).run(cases)
+    import_module(job["module"]).run(cases)
 
 
-def _is_there(device: str) -> bool:
+def _exists(device: str) -> bool:
     import torch
 
     return (torch.device(device).index or 0) < torch.cuda.device_count()
 
 
 def _end_with_parent(parent: int) -> None:
-    """A parent that was killed leaves nothing behind: this process leads a group of its own."""
+    """End this process's group when the parent is gone, even if it was killed."""
     while os.getppid() == parent:
         time.sleep(_PARENT_CHECK_S)
     os.killpg(0, signal.SIGKILL)

@@ -1,9 +1,9 @@
-"""Models with random weights and engines around them, for the parts of `benchmarks/gpu_check`."""
+"""Models with random weights, and engines of them, for the parts of `benchmarks.gpu_check`."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.gpu_check.cases import LeftOut
+from benchmarks.gpu_check.cases import SkipCase
 from benchmarks.gpu_check.shapes import BLOCK, Llama
 from benchmarks.gpu_check.timing import free_bytes
 from shoal.core import Service
@@ -14,39 +14,35 @@ from shoal.kvcache import KVCacheOptions
 from shoal.schedule import SchedulerOptions
 
 _SPARE_BYTES = 2 << 30
-"""For activations, recorded steps, and what libraries take."""
+"""For activations, recorded steps and libraries."""
 
 
 def require_memory(device: str, models: Sequence[Llama], kv_bytes: int) -> None:
-    """Raise LeftOut where the device has too little memory for models and KV."""
+    """Raises SkipCase if the device has too little memory for models and KV."""
     needed = sum(model.weight_bytes for model in models) + kv_bytes + _SPARE_BYTES
     free = free_bytes(device)
     if device != "cpu" and needed > free:
-        raise LeftOut(f"it takes {needed / 2**30:.0f} GiB, and {free / 2**30:.0f} GiB are free")
+        raise SkipCase(f"it takes {needed / 2**30:.0f} GiB, and {free / 2**30:.0f} GiB are free")
 
 
 def service_of(model: Llama, folder: Path, name: str | None = None) -> Service:
-    """A service on random weights, called as its model unless ``name`` says otherwise.
-
-    folder: where its configuration goes.
-    """
+    """A service with random weights; name: by default the model's. folder: for its configuration."""
     where = str(model.write(folder))
     return Service(name=name or model.name, model=where, dtype="bfloat16", weights="random")
 
 
 def load(device: str, services: Sequence[Service]) -> ModelSet:
-    """The models of services."""
     folders = {service.name: Path(service.model) for service in services}
     return load_models(services, folders, device=device, threads=threads_of(device))
 
 
 def threads_of(device: str) -> int:
-    """On a CPU, tiny models take longer with more than one."""
+    """One on a CPU, where tiny models are slower with more."""
     return 1 if device == "cpu" else default_threads()
 
 
 def engine_of(models: ModelSet, services: Sequence[Service], kv_bytes: int, depth: int = 1) -> Engine:
-    """An engine around loaded models, with a KV pool of its own."""
+    """An engine of loaded models with its own KV pool."""
     options = EngineOptions(
         services=tuple(services),
         device=str(models.device),

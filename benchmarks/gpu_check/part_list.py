@@ -1,4 +1,4 @@
-"""The parts of `benchmarks/gpu_check`, and the packages that they need."""
+"""List of the parts of `benchmarks.gpu_check` with time limits and required packages; their environment."""
 
 import subprocess
 import sys
@@ -24,8 +24,7 @@ _DISTRIBUTIONS = {
     "xdist": "pytest-xdist",
     "pytest_timeout": "pytest-timeout",
 }
-"""Names of distributions that are not those of what is imported."""
-
+"""Distributions by import name, where the names differ."""
 
 _NO_GPU = "-1"
 
@@ -34,16 +33,16 @@ _NO_GPU = "-1"
 class Part:
     """One part.
 
-    name, does: for people. module: which has ``run(cases)``. seconds: that it gets at most, while others are
-    to come. needs: what it imports. does_without: what it can do without, and then does less or is slower.
+    module: has ``run(cases)``. seconds: time limit while other parts follow. needs: required packages, by
+    import name. optional: packages without which it does less or is slower.
     """
 
     name: str
-    does: str
+    description: str
     module: str
     seconds: float
     needs: tuple[str, ...]
-    does_without: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
 
 
 PARTS = (
@@ -65,7 +64,7 @@ PARTS = (
             75,
         ),
         needs=(*_ENGINES, "pytest", "hypothesis"),
-        does_without=("xdist", "pytest_timeout"),
+        optional=("xdist", "pytest_timeout"),
     ),
     Part("times", "times of attention", "benchmarks.gpu_check.parts.times", 55, _KERNELS),
     Part("engines", "decode steps of whole engines", "benchmarks.gpu_check.parts.engines", 125, _ENGINES),
@@ -73,16 +72,16 @@ PARTS = (
     Part("mixed", "three models under load in one engine", "benchmarks.gpu_check.parts.mixed", 50, _ENGINES),
     Part("server", "a burst of chats over HTTP", "benchmarks.gpu_check.parts.server", 45, _SERVERS),
 )
-"""The more a part is worth, the earlier it comes."""
+"""The most important parts come first."""
 
 
 def missing(names: Iterable[str]) -> list[str]:
-    """Those of some packages that cannot be imported here."""
+    """Packages that cannot be imported here."""
     return [name for name in names if find_spec(name) is None]
 
 
 def wheels(names: Collection[str]) -> list[str]:
-    """What to give to pip for packages, in the versions that this code is tested with."""
+    """pip requirements of packages, in the versions of constraints.txt."""
     pinned = {}
     for line in (ROOT / "constraints.txt").read_text().splitlines():
         name, _, version = line.partition("==")
@@ -92,7 +91,7 @@ def wheels(names: Collection[str]) -> list[str]:
 
 
 def install(folder: Path, target: Path) -> None:
-    """Put all wheels of a folder into ``target``, without a network; raises CalledProcessError."""
+    """Install all wheels of a folder into ``target``, offline; raises CalledProcessError."""
     options = ("--quiet", "--no-index", "--no-deps", "--no-compile", "--disable-pip-version-check")
     files = sorted(str(file) for file in folder.glob("*.whl"))
     subprocess.run(
@@ -101,7 +100,7 @@ def install(folder: Path, target: Path) -> None:
 
 
 def visible(given: Mapping[str, str], number: int) -> str:
-    """What the driver calls a GPU, or a name of none; number: among those that may be used."""
+    """The driver's name of the GPU with this number among the visible ones; "-1" if there is none."""
     listed = given.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return str(number)
@@ -112,9 +111,9 @@ def visible(given: Mapping[str, str], number: int) -> str:
 def environment(
     given: Mapping[str, str], *, gpu: str | None, folders: Iterable[Path], cache: Path
 ) -> dict[str, str]:
-    """The environment of the parts' processes.
+    """Environment of the parts' processes.
 
-    gpu: the only one that they see; None for a dry run. folders: where else to import from. cache: of Triton.
+    gpu: the only visible one; None: a dry run. folders: further import paths. cache: of Triton.
     """
     kept = {name: value for name, value in given.items() if not name.startswith("PYTEST_")}
     paths = [*map(str, folders), str(ROOT), *filter(None, [given.get("PYTHONPATH")])]

@@ -1,4 +1,4 @@
-"""Sequences in a KV pool on a device, for the parts of `benchmarks/gpu_check` that only attend."""
+"""A KV pool with sequences on a device, for the attention parts of `benchmarks.gpu_check`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ from shoal.kvcache import BlockPool, KVShape, LayerShape, plan_layout
 BLOCK = 16
 _SERVICE = "a"
 _NAN_BYTE = 0xFF
-"""Fills numbers of any dtype with NaN."""
+"""Makes numbers of any float dtype NaN."""
 _PATTERN = 1 << 26
 
 Row = tuple[int, int]
-"""A row of a step, which computes tokens [first, end) of its sequence."""
+"""A row of a step: computes tokens [first, end) of its sequence."""
 
 
 @dataclass(frozen=True)
 class Heads:
-    """Attention of a known model, the same in all layers."""
+    """Attention shape of a known model."""
 
     name: str
     heads: int
@@ -35,9 +35,9 @@ class Heads:
 
 
 class Pool:
-    """A pool, and one sequence for each row of a step, whose blocks are scattered.
+    """A pool with a sequence for each row of a step, in scattered blocks.
 
-    layers: of a block. spare_bytes: all blocks of sequences lie behind so many bytes.
+    layers: of a block. spare_bytes: unused bytes before all blocks of sequences.
     """
 
     def __init__(
@@ -60,20 +60,18 @@ class Pool:
         blocks = BlockPool(plan)
         store = KVStore(plan, torch.device(device), blocks.unit_ids if layout == "split" else None)
         self.buffer = store.buffer
-        """All bytes."""
         self.cache = store.services[_SERVICE]
-        """How the model sees them."""
         free = blocks.allocate(_SERVICE, blocks.max_blocks(_SERVICE))
         assert free is not None
         order = np.random.default_rng(0).permutation(sorted(free)[-sum(needed) :])
         self._tables = np.split(order, np.cumsum(needed)[:-1])
 
     def fill_with_nan(self) -> None:
-        """What is not written then spoils what reads it."""
+        """Reads of unwritten KV then give NaN."""
         self.buffer.fill_(_NAN_BYTE)
 
     def fill_with_numbers(self) -> None:
-        """Normally distributed ones, which repeat."""
+        """Fill with a repeated pattern of normal numbers."""
         numbers = self.buffer[: self.buffer.numel() // self.dtype.itemsize * self.dtype.itemsize].view(
             self.dtype
         )
@@ -106,7 +104,7 @@ class Pool:
         )
 
     def store(self, layer: int, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-        """Write what each row's sequence has before its step; keys, values: of whole sequences."""
+        """Write the KV before each row's first token; keys, values: of whole sequences."""
         for table, (first, _), key, value in zip(self._tables, self.rows, keys, values, strict=True):
             if first:
                 at = np.arange(first)
@@ -117,7 +115,6 @@ class Pool:
     def attend(
         self, step: PagedAttention, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        """The attention of one layer."""
         window, softcap = self.heads.window, self.heads.softcap
         return step.attend(layer, query, key, value, scaling=None, window=window, softcap=softcap, extra={})
 

@@ -1,4 +1,4 @@
-"""What `benchmarks/gpu_check` prints and writes."""
+"""Output of `benchmarks.gpu_check`: a line per part, Markdown tables and the JSON file."""
 
 import json
 import os
@@ -6,33 +6,33 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_check.run import Done
+from benchmarks.gpu_check.run import PartResult
 
 _WIDTH = 200
 _ERROR_WIDTH = 90
 
 
-def line_of(done: Done) -> str:
-    """One line of what came of a part."""
-    head = f"{done.part.name:<8} {done.state:<8} {done.seconds:6.1f} s  "
-    return head + _said(done)[: _WIDTH - len(head)]
+def line_of(result: PartResult) -> str:
+    """One line of a part's result."""
+    head = f"{result.part.name:<8} {result.state:<8} {result.seconds:6.1f} s  "
+    return head + _summary(result)[: _WIDTH - len(head)]
 
 
-def _said(done: Done) -> str:
-    said = [done.reason] if done.reason is not None else []
-    if done.cases:
-        said.append(f"{sum(case['state'] == 'ok' for case in done.cases)} of {len(done.cases)} cases ok")
+def _summary(result: PartResult) -> str:
+    texts = [result.reason] if result.reason is not None else []
+    if result.cases:
+        texts.append(f"{sum(case['state'] == 'ok' for case in result.cases)} of {len(result.cases)} cases ok")
     for state in ("failed", "cut"):
-        bad = [case for case in done.cases if case["state"] == state]
+        bad = [case for case in result.cases if case["state"] == state]
         if bad:
             first = f"{bad[0]['case']}: {bad[0]['error'] or ''}"[:_ERROR_WIDTH]
-            said.append(f"{len(bad)} {state}, {first}")
-    said += [case["line"] for case in done.cases if case["line"]]
-    return "; ".join(said).replace("\n", " ")
+            texts.append(f"{len(bad)} {state}, {first}")
+    texts += [case["line"] for case in result.cases if case["line"]]
+    return "; ".join(texts).replace("\n", " ")
 
 
-def written(value: float | str) -> str:
-    """A figure with about three digits."""
+def format_figure(value: float | str) -> str:
+    """About three significant digits."""
     if isinstance(value, str):
         return value
     if isinstance(value, int) or abs(value) >= 100:
@@ -40,28 +40,30 @@ def written(value: float | str) -> str:
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}" if abs(value) >= 0.1 else f"{value:.2g}"
 
 
-def tables(about: Mapping[str, str], parts: Sequence[Done]) -> str:
-    """Markdown: what was measured, where, and what was not."""
+def tables(about: Mapping[str, str], parts: Sequence[PartResult]) -> str:
+    """Markdown tables of all parts, and the parts that are not ok."""
     text = [", ".join(f"{name} {value}" for name, value in about.items()) + "."]
-    for done in parts:
-        if done.cases:
-            text.append(_table(done))
-    bad = [f"{done.part.name} ({done.reason or done.state})" for done in parts if done.state != "ok"]
+    for result in parts:
+        if result.cases:
+            text.append(_table(result))
+    bad = [
+        f"{result.part.name} ({result.reason or result.state})" for result in parts if result.state != "ok"
+    ]
     text.append(f"Not all of it was measured: {', '.join(bad)}." if bad else "Nothing was left out.")
     return "\n\n".join(text)
 
 
-def _table(done: Done) -> str:
-    columns = list(dict.fromkeys(name for case in done.cases for name in case["figures"]))
-    bad = any(case["state"] != "ok" for case in done.cases)
-    names = [done.part.name, *columns, *(["not ok"] if bad else [])]
+def _table(result: PartResult) -> str:
+    columns = list(dict.fromkeys(name for case in result.cases for name in case["figures"]))
+    bad = any(case["state"] != "ok" for case in result.cases)
+    names = [result.part.name, *columns, *(["not ok"] if bad else [])]
     rows = [names, ["---"] * len(names)]
-    for case in done.cases:
-        row = [case["case"], *(written(case["figures"].get(name, "")) for name in columns)]
+    for case in result.cases:
+        row = [case["case"], *(format_figure(case["figures"].get(name, "")) for name in columns)]
         if bad:
             row.append("" if case["state"] == "ok" else f"{case['state']}: {case['error'] or ''}")
         rows.append(row)
-    title = f"{done.part.does[0].upper()}{done.part.does[1:]}:"
+    title = f"{result.part.description[0].upper()}{result.part.description[1:]}:"
     return title + "\n\n" + "\n".join("| " + " | ".join(map(_cell, row)) + " |" for row in rows)
 
 
@@ -69,20 +71,20 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def write_json(path: Path, about: Mapping[str, str], parts: Sequence[Done]) -> None:
-    """Write all of it; a reader sees either this or what was there before."""
-    content: dict[str, Any] = {"about": about, "parts": [_plain(done) for done in parts]}
+def write_json(path: Path, about: Mapping[str, str], parts: Sequence[PartResult]) -> None:
+    """Write the file atomically."""
+    content: dict[str, Any] = {"about": about, "parts": [_plain(result) for result in parts]}
     partial = path.with_name(f"{path.name}.partial")
     partial.write_text(json.dumps(content, indent=1) + "\n")
     os.replace(partial, path)
 
 
-def _plain(done: Done) -> Mapping[str, Any]:
+def _plain(result: PartResult) -> Mapping[str, Any]:
     return {
-        "name": done.part.name,
-        "state": done.state,
-        "seconds": round(done.seconds, 1),
-        "reason": done.reason,
-        "cases": done.cases,
-        "log": done.log,
+        "name": result.part.name,
+        "state": result.state,
+        "seconds": round(result.seconds, 1),
+        "reason": result.reason,
+        "cases": result.cases,
+        "log": result.log,
     }

@@ -1,4 +1,4 @@
-"""Running one part of `benchmarks/gpu_check` in a process of its own, until it ends or is out of time."""
+"""Runs a part of `benchmarks.gpu_check` in its own process, with a time limit and restarts after crashes."""
 
 import json
 import os
@@ -16,13 +16,13 @@ from benchmarks.gpu_check.cases import NO_DEVICE
 from benchmarks.gpu_check.part_list import Part
 
 NO_SUCH_DEVICE = "there is no such device"
-"""The reason of a part that could not begin; no other can."""
+"""Reason of a part that could not start; later parts are then left out."""
 _CHILD = "benchmarks.gpu_check.child"
 _POLL_S = 0.1
 _DEATH_S = 3.0
-"""A killed process that is inside the driver may take a while, or never end."""
+"""Time for a killed process to end; inside the driver it may take long or forever."""
 _RESTART_S = 10.0
-"""With less time left a part whose process died is not started again."""
+"""Least time left for restarting a part whose process died."""
 _LOG_CHARACTERS = 4000
 _WORST_FIRST = ("failed", "cut", "ok", "left out")
 
@@ -30,11 +30,11 @@ Record = Mapping[str, Any]
 
 
 @dataclass
-class Done:
-    """What came of a part.
+class PartResult:
+    """Result of a part.
 
-    state: ok, failed, cut (no time for all of it) or left out. cases: what its cases told. reason: why it was
-    left out, or ended early. log: the end of what its processes printed, where not all is well.
+    state: ok, failed, cut (out of time) or left out. cases: records. reason: for being left out or ending
+    early. log: the end of its processes' output, unless it is ok.
     """
 
     part: Part
@@ -47,41 +47,41 @@ class Done:
 
 @dataclass(frozen=True)
 class Setting:
-    """What is the same for all parts: where to compute, whether shapes are tiny, and the environment."""
+    """Settings of all parts. tiny: use tiny shapes. environment: of their processes."""
 
     device: str
     tiny: bool
     environment: Mapping[str, str]
 
 
-def run_part(done: Done, limit_s: float, setting: Setting, told: Callable[[], None]) -> None:
-    """Run the part of ``done``, which is filled meanwhile; told: is called whenever more is known."""
+def run_part(result: PartResult, limit_s: float, setting: Setting, on_update: Callable[[], None]) -> None:
+    """Run the part of ``result``, and fill it; on_update: called after each new record."""
     started = time.monotonic()
-    done.state, done.reason = "cut", "interrupted"
+    result.state, result.reason = "cut", "interrupted"
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
-        run = _Run(done, Path(folder), started + limit_s, setting, told)
+        run = _Run(result, Path(folder), started + limit_s, setting, on_update)
         try:
             while run.once():
                 pass
         finally:
-            done.seconds = time.monotonic() - started
-            done.log = "" if done.state == "ok" else run.log()
+            result.seconds = time.monotonic() - started
+            result.log = "" if result.state == "ok" else run.log()
 
 
 class _Run:
     def __init__(
-        self, done: Done, folder: Path, ends_s: float, setting: Setting, told: Callable[[], None]
+        self, result: PartResult, folder: Path, ends_s: float, setting: Setting, on_update: Callable[[], None]
     ) -> None:
-        self._done = done
+        self._result = result
         self._records, self._output = folder / "records", folder / "output"
         self._records.touch()
         self._output.touch()
         self._ends_s = ends_s
         self._setting = setting
-        self._told = told
+        self._on_update = on_update
 
     def once(self) -> bool:
-        """One process from its start to its end; whether another is to go on where it died."""
+        """Run one process to its end; whether to start another after the case that killed it."""
         before = self._begun()
         child = self._start(before)
         try:
@@ -96,12 +96,12 @@ class _Run:
         elif status == 0:
             self._end("ok", None)
         else:
-            return self._goes_on(f"signal {-status}" if status < 0 else f"status {status}", before)
+            return self._continue_after(f"signal {-status}" if status < 0 else f"status {status}", before)
         return False
 
     def _start(self, begun: Sequence[str]) -> "subprocess.Popen[bytes]":
-        wanted = {
-            "module": self._done.part.module,
+        job = {
+            "module": self._result.part.module,
             "device": self._setting.device,
             "tiny": self._setting.tiny,
             "ends_s": self._ends_s,
@@ -110,7 +110,7 @@ class _Run:
         }
         with self._output.open("ab") as output:
             return subprocess.Popen(
-                [sys.executable, "-m", _CHILD, json.dumps(wanted)],
+                [sys.executable, "-m", _CHILD, json.dumps(job)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -118,8 +118,8 @@ class _Run:
                 start_new_session=True,
             )
 
-    def _goes_on(self, how: str, before: Sequence[str]) -> bool:
-        """A process ended by itself, and too early; whether another is to go on with the next case."""
+    def _continue_after(self, how: str, before: Sequence[str]) -> bool:
+        """Handle a process that ended too early; whether to continue with the next case in another."""
         begun = self._begun()
         ended = {record["case"] for record in self._lines() if "case" in record}
         for name in begun:
@@ -133,33 +133,33 @@ class _Run:
         return False
 
     def _end(self, state: str, reason: str | None) -> None:
-        """The worst of how the process ended and what its cases told."""
-        states = {case["state"] for case in self._done.cases} or {"ok"}
+        """Set the worst state of the process and its cases."""
+        states = {case["state"] for case in self._result.cases} or {"ok"}
         if state != "ok":
             states.add(state)
-        self._done.state = next(each for each in _WORST_FIRST if each in states)
-        self._done.reason = reason
-        self._told()
+        self._result.state = next(each for each in _WORST_FIRST if each in states)
+        self._result.reason = reason
+        self._on_update()
 
     def _watch(self, child: "subprocess.Popen[bytes]") -> int | None:
-        """Its exit status; None where its time is over first."""
+        """The exit status; None: out of time."""
         while True:
             try:
                 return child.wait(_POLL_S)
             except subprocess.TimeoutExpired:
                 if self._read():
-                    self._told()
+                    self._on_update()
                 if time.monotonic() > self._ends_s:
                     return None
 
     def _read(self) -> bool:
-        """Read what was told; whether that is more than before."""
-        before = len(self._done.cases)
-        self._done.cases = [record for record in self._lines() if "case" in record]
-        return len(self._done.cases) > before
+        """Read the records; whether there are new ones."""
+        before = len(self._result.cases)
+        self._result.cases = [record for record in self._lines() if "case" in record]
+        return len(self._result.cases) > before
 
     def _lines(self) -> list[Record]:
-        # The last line may be half written.
+        # The last line may be incomplete.
         whole = self._records.read_text().rpartition("\n")[0]
         return [json.loads(line) for line in whole.splitlines()]
 
@@ -171,7 +171,7 @@ class _Run:
             file.write(json.dumps(record) + "\n")
 
     def log(self) -> str:
-        """The end of what the processes printed."""
+        """The end of the processes' output."""
         return self._output.read_text(errors="replace")[-_LOG_CHARACTERS:]
 
 
@@ -180,7 +180,7 @@ def _failed(name: str, error: str) -> Record:
 
 
 def kill_group(leader: "subprocess.Popen[bytes]") -> bool:
-    """Kill what is left of the process group that ``leader`` leads; whether ``leader`` is gone."""
+    """Kill the process group of ``leader``; whether ``leader`` is gone."""
     ends_s = time.monotonic() + _DEATH_S
     while time.monotonic() < ends_s:
         leader.poll()

@@ -1,6 +1,6 @@
-"""Shapes of known models, for the parts of `benchmarks/gpu_check` that run them.
+"""Llama model shapes for the parts of `benchmarks.gpu_check` that run models.
 
-The vocabulary is that of the models behind other figures in docs/benchmarks.md, smaller than the originals'.
+The vocabulary is smaller than the originals', as in other figures of docs/benchmarks.md.
 """
 
 import json
@@ -15,8 +15,6 @@ _ITEM_BYTES = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Llama:
-    """A model built like Llama."""
-
     name: str
     layers: int
     hidden: int
@@ -28,14 +26,13 @@ class Llama:
     context: int = 131_072
 
     def write(self, folder: Path) -> Path:
-        """A folder that holds its configuration, in ``folder``."""
+        """Write config.json into a new folder in ``folder``."""
         made = folder / self.name
         made.mkdir(parents=True, exist_ok=True)
         (made / "config.json").write_text(json.dumps(self.config()))
         return made
 
     def config(self) -> Mapping[str, object]:
-        """Its config.json."""
         return {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
@@ -58,18 +55,17 @@ class Llama:
 
     @property
     def read_bytes(self) -> int:
-        """Bytes of the weights that a step reads: all but embeddings that are not those of the head."""
+        """Weight bytes that a step reads: all except untied embeddings."""
         attention = self.hidden * self.dim * (2 * self.heads + 2 * self.kv_heads)
         layer = attention + 3 * self.hidden * self.intermediate + 2 * self.hidden
         return _ITEM_BYTES * (self.layers * layer + VOCABULARY * self.hidden + self.hidden)
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights."""
         return self.read_bytes + (0 if self.tied else _ITEM_BYTES * VOCABULARY * self.hidden)
 
     def kv_bytes(self, sequences: int, tokens: int) -> int:
-        """Bytes of a KV pool for sequences of so many tokens, and a block more for each."""
+        """KV bytes of sequences of ``tokens`` tokens, with a spare block each."""
         token_bytes = 2 * _ITEM_BYTES * self.layers * self.kv_heads * self.dim
         return sequences * (tokens + 2 * BLOCK) * token_bytes
 

@@ -1,4 +1,4 @@
-"""How long a device takes, for the parts of `benchmarks/gpu_check`. Importing it needs torch."""
+"""Timing, CUDA graphs and kernel traces on a device, for the parts of `benchmarks.gpu_check`; needs torch."""
 
 import gc
 import time
@@ -19,9 +19,9 @@ Work = Callable[[], object]
 
 
 def median_ms(work: Work, device: str, rounds: int) -> float:
-    """Milliseconds that ``work`` takes on a device at the median, each time with a cold L2 cache.
+    """Median milliseconds of ``work`` on a device with a cold L2 cache.
 
-    A GPU's own clock is read. The host's time does not count if it queues ``work`` while the cache is being
+    A GPU's own clock is read. Host time does not count if the host queues ``work`` while the cache is
     cleared, which takes about a tenth of a millisecond.
     """
     if device == "cpu":
@@ -31,15 +31,15 @@ def median_ms(work: Work, device: str, rounds: int) -> float:
     pairs = []
     for _ in range(rounds):
         flushed.zero_()
-        start = _now()
+        start = _record_event()
         work()
-        pairs.append((start, _now()))
+        pairs.append((start, _record_event()))
     torch.cuda.synchronize(device)
     return median(float(start.elapsed_time(end)) for start, end in pairs)
 
 
-def _now() -> torch.cuda.Event:
-    """When the GPU comes to this point of its queue."""
+def _record_event() -> torch.cuda.Event:
+    """An event at this point of the GPU's queue."""
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
@@ -52,13 +52,13 @@ def _host_ms(work: Work) -> float:
 
 
 def wait(device: str) -> None:
-    """Wait until a device has done what was asked of it."""
+    """Wait until the device is idle."""
     if device != "cpu":
         torch.cuda.synchronize(device)
 
 
 def recorded(work: Work, device: str) -> Work:
-    """``work`` as one CUDA graph, so that starting its kernels takes no time; itself on a CPU."""
+    """``work`` as one CUDA graph, to exclude kernel launches; unchanged on a CPU."""
     if device == "cpu":
         return work
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -73,7 +73,7 @@ def recorded(work: Work, device: str) -> Work:
 
 
 def copy_gb_per_s(device: str, *, tiny: bool) -> float:
-    """Bytes read and written, in GB a second, of a large copy on the device."""
+    """GB per second that a large copy on the device reads and writes."""
     size = 1 << 20 if tiny else min(_COPY_BYTES, free_bytes(device) // 4)
     source, target = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
     source.fill_(1)
@@ -81,28 +81,28 @@ def copy_gb_per_s(device: str, *, tiny: bool) -> float:
 
 
 def free_bytes(device: str) -> int:
-    """Bytes that can still be allocated on a GPU; on a CPU as much as a dry run may take."""
+    """Free bytes of a GPU; on a CPU a limit for dry runs."""
     if device == "cpu":
         return 1 << 28
     gc.collect()
-    torch.cuda.empty_cache()  # what this process keeps of former cases
+    torch.cuda.empty_cache()  # memory kept from earlier cases
     return torch.cuda.mem_get_info(device)[0]
 
 
 @dataclass(frozen=True)
-class Traced:
-    """What a GPU did while some steps were made."""
+class KernelTrace:
+    """Summary of the kernels that a GPU ran."""
 
     kernels: int
-    """How many kernels it ran."""
+    """Number of launches."""
     idle: float
-    """Share of the time from the first kernel to the end of the last in which none ran."""
+    """Share of the time from the first kernel to the last in which none ran."""
     longest: str
-    """The kernels that took most of the time together, with their shares."""
+    """Kernels with the most time in all, with their shares."""
 
 
-def traced(work: Work, device: str) -> Traced | None:
-    """What the device does during ``work``; None where it tells nothing, as on a CPU."""
+def traced(work: Work, device: str) -> KernelTrace | None:
+    """Trace ``work``; None if the device reports no kernels, as on a CPU."""
     activities = [ProfilerActivity.CPU if device == "cpu" else ProfilerActivity.CUDA]
     with profile(activities=activities) as trace:
         work()
@@ -111,8 +111,8 @@ def traced(work: Work, device: str) -> Traced | None:
     return summary((event.name, event.time_range.start, event.time_range.end) for event in events)
 
 
-def summary(kernels: Iterable[tuple[str, float, float]]) -> Traced | None:
-    """Of kernels with their begins and ends."""
+def summary(kernels: Iterable[tuple[str, float, float]]) -> KernelTrace | None:
+    """kernels: (name, start, end)."""
     found = sorted(kernels, key=lambda kernel: kernel[1])
     if not found:
         return None
@@ -123,7 +123,7 @@ def summary(kernels: Iterable[tuple[str, float, float]]) -> Traced | None:
         took[name] = took.get(name, 0.0) + end - start
         busy += max(0.0, end - max(start, until))
         until = max(until, end)
-    return Traced(len(found), 1 - busy / (until - found[0][1]), _longest(took))
+    return KernelTrace(len(found), 1 - busy / (until - found[0][1]), _longest(took))
 
 
 def _longest(took: Mapping[str, float]) -> str:

@@ -1,1 +1,1 @@
-"""Fits the constants of the analytic latency models to measured step times, and prints their errors."""
+"""Errors and fits of the analytic step-time models against measured kernels and steps."""

@@ -1,12 +1,12 @@
-"""How near the step-time models come to measured kernels and steps, and the fits behind them.
+"""Errors of the roofline step times against measured kernels and steps, and fits of its efficiencies.
 
     python -m benchmarks.latency_models --calibration FOLDER [--fit] [--json PATH]
 
 FOLDER holds ``op_latency`` (operator tables of aiconfigurator; needs pyarrow), ``vllm_rtx4090_llama31_8b``
-(layer profile of LLMServingSim) and ``splitwise_perf_model``; what is missing is left out. Prints, for each
+(layer profile of LLMServingSim) and ``splitwise_perf_model``; missing ones are skipped. Prints, for each
 device and kind of kernel, the median and the 90th percentile of the roofline's relative error; whole steps
 of Llama-3.1-8B on an RTX 4090 against the layer profile; and prompt and token times of Llama-2-70B against
-those of splitwise-sim. With ``--fit`` it fits the efficiencies anew, prints them as they stand in
+those of splitwise-sim. With ``--fit`` it fits the efficiencies, prints them as written in
 ``device_specs.py``, and the errors after the fit.
 """
 
@@ -30,7 +30,7 @@ from shoal.forecast.roofline_ops import Efficiency, Link
 from shoal.forecast.step_times import StepRows
 
 MOST_SAMPLES = 1500
-"""Kernels that a fit looks at, evenly taken; errors are of all."""
+"""Kernels in a fit, evenly spaced; errors are of all."""
 SPLITWISE_DEVICES = {"a100-80gb": "a100-80", "h100-80gb": "h100"}
 FREE = {
     "matmul": ("compute", "memory", "start_s", "overlap"),
@@ -39,7 +39,7 @@ FREE = {
     "decode": ("memory", "start_s", "row_s"),
     "pointwise": ("memory", "start_s"),
 }
-"""What is fitted of each kind; the rest stays as it is."""
+"""Fitted parameters by kind."""
 FIRST = {"compute": 0.6, "memory": 0.8, "start_s": 5e-6, "overlap": 2.0, "row_s": 1e-7}
 
 
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def kernel_errors(folder: Path, fit: bool) -> list[dict[str, Any]]:
-    """Errors of each device's kernels, after a new fit of them if ``fit``."""
+    """Errors of each device's kernels, after a fit if ``fit``."""
     measured: dict[str, dict[str, data.Rows]] = {}
     if (tables := folder / "op_latency").is_dir():
         measured = {name: data.kernels(tables, DEVICE_SPECS[name]) for name in data.MEASURED}
@@ -96,7 +96,7 @@ def predict(factors: Efficiency, kernels: data.Rows, device: DeviceSpec) -> np.n
 
 
 def fit_kernels(kind: str, kernels: data.Rows, device: DeviceSpec) -> Efficiency:
-    """The factors with the least mean absolute logarithm of predicted over measured."""
+    """Factors with the least mean absolute log ratio of predicted and measured times."""
     sample = kernels[:: max(1, len(kernels) // MOST_SAMPLES)]
     times = np.array([row.seconds for row in sample])
     alike = len({row.rows for row in sample}) == 1
@@ -159,7 +159,7 @@ def fit_link(rows: Sequence[data.Reduction], device: DeviceSpec) -> Link:
 
 
 def step_errors(profile: Path) -> list[dict[str, Any]]:
-    """The roofline's whole steps of Llama-3.1-8B on an RTX 4090 against those of the profile."""
+    """Errors of whole steps of Llama-3.1-8B on an RTX 4090 against the layer profile."""
     measured = ProfileTimes.load(profile)
     roofline = RooflineTimes(MODEL_SPECS["llama-3.1-8b"], DEVICE_SPECS["rtx-4090"])
     sizes = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -178,7 +178,7 @@ def step_errors(profile: Path) -> list[dict[str, Any]]:
 
 
 def splitwise_errors(path: Path) -> list[dict[str, Any]]:
-    """Prompt and token times of Llama-2-70B: that engine's overheads are in the measured ones alone."""
+    """Errors of prompt and token times of Llama-2-70B; only the measured ones have an engine's overhead."""
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}
     model = MODEL_SPECS["llama-2-70b"]
     for row in data.splitwise(path):

@@ -1,7 +1,7 @@
-"""Measured kernels as rows of work and time, for ``latency_models.py``.
+"""Measured kernels for `benchmarks.latency_models`: operations, bytes and seconds.
 
-Reads the operator tables of aiconfigurator (parquet; needs pyarrow), a layer profile and the prompt and token
-times of splitwise-sim. Nothing is written.
+Reads the operator tables of aiconfigurator (parquet; needs pyarrow), a layer profile, and the prompt and
+token times of splitwise-sim.
 """
 
 import csv
@@ -40,10 +40,9 @@ class Reduction:
 
 
 def kernels(folder: Path, device: DeviceSpec) -> dict[str, Rows]:
-    """The kernels measured on ``device``, by kind as ``Efficiencies`` names them.
+    """Kernels measured on ``device``, by kind as in ``Efficiencies``.
 
-    Points faster than the device's own memory allows ran from its cache, which the next layer's weights
-    would have emptied; they are left out.
+    Points faster than the memory bandwidth allows ran from cache, unlike in a model; they are left out.
     """
     tables = folder / MEASURED[device.name]
     kinds = {
@@ -123,7 +122,7 @@ def splitwise(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _table(folder: Path, kind: str, name: str) -> list[dict[str, Any]]:
-    """The rows of the newest version's table; none where there is no such table."""
+    """Rows of the newest version's table; empty without a table."""
     import pyarrow.parquet as parquet
 
     paths = sorted(folder.glob(f"{kind}/*/*/{name}.parquet"))

@@ -1,1 +1,1 @@
-"""Speed of Shoal's simulator beside Vidur's."""
+"""Speed of Shoal's simulator compared with Vidur's."""

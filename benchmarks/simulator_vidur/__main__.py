@@ -1,15 +1,14 @@
-"""Shoal's simulator and Vidur, side by side: requests simulated per second of wall time.
+"""Simulated requests per second of wall time: Shoal's simulator compared with Vidur.
 
     python -m venv /tmp/vidur-venv && /tmp/vidur-venv/bin/pip install vidur==0.0.26
     python -m benchmarks.simulator_vidur --vidur-python /tmp/vidur-venv/bin/python
 
-The first two cases of `benchmarks/simulator_speed.py`, with the same requests, KV blocks, limits, dispatch
-and step times. Vidur runs its `sarathi` scheduler, whose chunked prefill is the nearest to ours, and
-looks step times up in tables that are filled from our roofline for Llama 3.1 8B on an A100 beforehand; its
-own profiles are downloaded and not in its package. It rounds contexts and tokens up, so its steps are a
-little longer and fewer. Of Vidur only the event loop is timed, with metrics,
-plots and traces off; of ours everything from building the engines to the records of all requests. The runs
-of the three alternate; a rate is the median's.
+Runs the first two cases of `benchmarks/simulator_speed.py` with the same requests, KV blocks, limits,
+dispatch and step times. Vidur runs its `sarathi` scheduler, whose chunked prefill is closest to ours, with
+step times from tables that are filled with our roofline of Llama 3.1 8B on an A100; its own profiles are not
+in its package. It rounds contexts and tokens up, so its steps are a little longer and fewer. Of Vidur only
+the event loop is timed, without metrics, plots and traces; of ours everything from building the engines to
+the records. Runs alternate; rates are of median times.
 """
 
 import argparse
@@ -49,20 +48,18 @@ COLUMNS = (
 
 @dataclass
 class Runs:
-    """What the repeats of one simulator gave: seconds of each, and steps and mean TTFT, which do not vary."""
+    """Repeated runs of one simulator: seconds of each; steps and mean TTFT, which do not vary."""
 
     seconds: list[float] = field(default_factory=list)
     steps: int = 0
     ttft_s: float = 0.0
 
     def add(self, seconds: float, steps: int, ttft_s: float) -> None:
-        """Take in one more run."""
         self.seconds.append(seconds)
         self.steps, self.ttft_s = steps, ttft_s
 
     @property
     def median_s(self) -> float:
-        """Seconds of the middle run."""
         return statistics.median(self.seconds)
 
 
@@ -99,7 +96,7 @@ def step_tables(case: Case) -> dict[str, list[tuple[float, ...]]]:
 
 
 def vidur_job(case: Case, requests: Sequence[Request]) -> dict[str, Any]:
-    """What the runner reads."""
+    """Input of the runner."""
     model, device = model_spec("llama-3.1-8b"), device_spec("a100-80")
     return {
         "requests": [
@@ -118,7 +115,7 @@ def vidur_job(case: Case, requests: Sequence[Request]) -> dict[str, Any]:
 
 
 def run_vidur(python: str, job: str, requests: int) -> dict[str, float]:
-    """One run in a process of its own; ends this one with the reason where it fails."""
+    """One run in its own process; exits if it fails."""
     done = subprocess.run([python, str(RUNNER)], input=job, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit(f"Vidur failed:\n{(done.stderr or done.stdout)[-3000:]}")
@@ -129,7 +126,7 @@ def run_vidur(python: str, job: str, requests: int) -> dict[str, float]:
 
 
 def require_vidur(python: str | None) -> str:
-    """The interpreter, if it has Vidur; else a message that says how to get it."""
+    """The interpreter; exits with instructions if it has no Vidur."""
     if python is None:
         raise SystemExit(f"--vidur-python is needed: an interpreter that has Vidur, as made by\n  {INSTALL}")
     try:
@@ -142,7 +139,7 @@ def require_vidur(python: str | None) -> str:
 
 
 def compare(case: Case, requests: Sequence[Request], python: str, repeat: int) -> list[Runs]:
-    """Runs of ours with skip-ahead, of ours with every step made, and of Vidur, alternating."""
+    """Alternating runs of ours with skip-ahead, of ours with every step, and of Vidur."""
     ours_fast, ours_slow, vidur = runs = [Runs(), Runs(), Runs()]
     job = json.dumps(vidur_job(case, requests))
     for round_number in range(repeat):
@@ -158,7 +155,7 @@ def compare(case: Case, requests: Sequence[Request], python: str, repeat: int) -
 
 
 def ratio(ours: Runs, vidur: Runs) -> str:
-    """How many times as fast ours is: of the medians, and in brackets the extremes of single rounds."""
+    """Speedup of ours: of the medians, and in brackets the extremes of single rounds."""
     rounds = [theirs / mine for mine, theirs in zip(ours.seconds, vidur.seconds, strict=True)]
     return f"{vidur.median_s / ours.median_s:.1f} ({min(rounds):.1f}-{max(rounds):.1f})"
 

@@ -1,8 +1,7 @@
-"""Vidur's part of `benchmarks/simulator_vidur`; runs in a virtual environment that has Vidur 0.0.26.
+"""Runs Vidur for `benchmarks.simulator_vidur`, in a virtual environment with Vidur 0.0.26.
 
-Reads a job from standard input (JSON) and prints one JSON line: seconds of Vidur's event loop alone, steps
-and mean TTFT. The job holds the requests, the engine's limits and the step times that Vidur's predictor
-looks up: the profiles that it would train on are downloaded and are not part of its package.
+Reads a job (JSON: requests, limits and step times) from standard input, and prints one JSON line: seconds of
+Vidur's event loop, steps and mean TTFT.
 """
 
 import gc
@@ -15,7 +14,7 @@ from typing import Any
 
 
 def install(job: dict[str, Any]) -> list[Any]:
-    """Make Vidur take the job's step times and requests; returns the list that will hold the requests."""
+    """Register the job's step times and requests in Vidur; returns the list that will hold the requests."""
     from vidur.entities import Request
     from vidur.execution_time_predictor.execution_time_predictor_registry import (
         ExecutionTimePredictorRegistry,
@@ -27,10 +26,10 @@ def install(job: dict[str, Any]) -> list[Any]:
     from vidur.request_generator.request_generator_registry import RequestGeneratorRegistry
     from vidur.types import ExecutionTimePredictorType, RequestGeneratorType
 
-    kept: list[Any] = []
+    requests_out: list[Any] = []
 
     class GivenTimes(RandomForrestExecutionTimePredictor):  # type: ignore[misc]
-        """Vidur's predictor with its tables filled from the job; looking up is left as it is."""
+        """Vidur's predictor with tables from the job."""
 
         def _load_predictions_from_hf(self) -> dict[str, Any]:
             nothing = {(tokens,): 0.0 for tokens, _ in job["tokens_ms"]}
@@ -45,8 +44,8 @@ def install(job: dict[str, Any]) -> list[Any]:
 
     class GivenRequests(BaseRequestGenerator):  # type: ignore[misc]
         def generate_requests(self) -> list[Any]:
-            kept.extend(Request(*row) for row in job["requests"])
-            return list(kept)
+            requests_out.extend(Request(*row) for row in job["requests"])
+            return list(requests_out)
 
     for registry, key, given in (
         (ExecutionTimePredictorRegistry, ExecutionTimePredictorType.RANDOM_FORREST, GivenTimes),
@@ -54,11 +53,11 @@ def install(job: dict[str, Any]) -> list[Any]:
     ):
         registry.unregister(key)
         registry.register(key, given)
-    return kept
+    return requests_out
 
 
 def settings(job: dict[str, Any], folder: str) -> Any:
-    """Llama 3 8B on one A100 a replica, chunked prefill, nothing written and nothing measured."""
+    """Llama 3 8B on one A100 per replica, chunked prefill, no metrics."""
     from vidur.config import config as options
 
     return options.SimulationConfig(

@@ -1,1 +1,1 @@
-"""Offline and HTTP throughput of Shoal, vLLM, OpenVINO and llama.cpp on the same prompts."""
+"""Throughput of Shoal (offline, HTTP), vLLM, OpenVINO and llama.cpp on the same prompts."""

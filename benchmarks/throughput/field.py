@@ -1,4 +1,4 @@
-"""Who takes part in `benchmarks/throughput`: Shoal offline and over HTTP, and its peers."""
+"""The set of contestants of `benchmarks.throughput`: Shoal offline and over HTTP, and its peers."""
 
 import os
 import sys
@@ -12,17 +12,17 @@ from benchmarks.throughput.http_contestant import Served
 from benchmarks.throughput.weight_files import original_file, q8_0_file, twin_folder, weights_of
 from shoal.models import resolve_model
 
-# Memory that vLLM's makers advise to preload, by its name in the `lib` of a virtual environment.
+# Libraries that vLLM recommends to preload, in the `lib` of its virtual environment.
 _PRELOADED = ("libtcmalloc_minimal.so.4", "libiomp5.so")
 _KV_OF = {"int8": "bfloat16"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """What all contestants have in common.
+    """Settings of all contestants.
 
-    largest: `streams`, `request_tokens` and `job_tokens`, as in a runner's setup. peers: a Python by name.
-    kv_gib: for the KV of one contestant.
+    largest: `streams`, `request_tokens` and `job_tokens` of the setup. peers: interpreters by name.
+    kv_gib: KV memory of a contestant.
     """
 
     model: str
@@ -34,7 +34,7 @@ class Field:
     largest: Mapping[str, int]
 
     def with_one_model(self, *, http: bool) -> Iterator[Contestant]:
-        """Shoal offline first, each contestant with all cores."""
+        """Contestants with all cores; Shoal offline first."""
         for dtype in self.dtypes:
             yield self._shoal(f"Shoal {dtype}", dtype, [self.model])
         if http:
@@ -79,7 +79,6 @@ class Field:
         return {"weights": dtype, "kv": _KV_OF.get(dtype, dtype)}
 
     def _kv_cache(self) -> Mapping[str, Any]:
-        """Without its size."""
         return {"layout": self.layout}
 
     def _kv_gib(self, cores: Collection[int]) -> int:

@@ -1,4 +1,4 @@
-"""`shoal serve` as a contestant of `benchmarks/throughput`: all prompts at once, each a stream."""
+"""`shoal serve` as a contestant of `benchmarks.throughput`: one stream for each prompt, all at once."""
 
 import asyncio
 import json
@@ -21,9 +21,9 @@ _EXIT_S = 60
 
 
 class Served:
-    """A server, and a client in this process that reads streams and looks at no more of them than it must.
+    """A server, and a minimal client in this process.
 
-    config: the server's, without its address; the first service is asked. facts: of `weights` and `kv`.
+    config: the server's, without its address; the first service is used. facts: of `weights` and `kv`.
     """
 
     def __init__(self, name: str, config: Mapping[str, Any], facts: Mapping[str, str]) -> None:
@@ -36,9 +36,9 @@ class Served:
         self._server: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Mapping[str, Any]:
-        """As in ``Contestant``; `first_token_s` is counted from the start of the process."""
+        """See ``Contestant``; `first_token_s` counts from the start of the process."""
         with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-            json.dump(self._config, file)  # which is YAML, too
+            json.dump(self._config, file)  # JSON is YAML
             file.flush()
             started = time.perf_counter()
             command = [sys.executable, "-m", "shoal.cli", "serve", "--config", file.name]
@@ -59,7 +59,6 @@ class Served:
             time.sleep(_POLL_S)
 
     def run(self, prompts: Prompts, output: int) -> Mapping[str, Any]:
-        """As in ``Contestant``."""
         started = time.perf_counter()
         tokens = sum(asyncio.run(self._burst(prompts, output)))
         return {"tokens": tokens, "seconds": time.perf_counter() - started}
@@ -68,7 +67,7 @@ class Served:
         return await asyncio.gather(*(self._stream(prompt, output) for prompt in prompts))
 
     async def _stream(self, prompt: Sequence[int], output: int) -> int:
-        """Output tokens of one request, as its last chunk has them."""
+        """Output tokens of one request, from its last chunk."""
         body = {
             "model": self._config["services"][0]["name"], "prompt": prompt, "max_tokens": output,
             "temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
@@ -87,7 +86,6 @@ class Served:
         return int(counts[-1])
 
     def close(self) -> None:
-        """As in ``Contestant``."""
         if self._server is not None:
             self._server.terminate()
             self._server.wait(_EXIT_S)

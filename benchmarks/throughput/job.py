@@ -1,12 +1,11 @@
-"""How `benchmarks/throughput` and the processes that it compares talk: one JSON object a line.
+"""Protocol between `benchmarks.throughput` and its engine processes: one JSON object per line.
 
-A runner gets its setup, answers with facts about itself, and then runs jobs until its input ends. It imports
-only the standard library here, since it runs in a peer's virtual environment.
+A process gets its setup, answers with facts about itself, and runs jobs until its input ends. This module
+imports only the standard library, since it runs in a peer's virtual environment.
 
-The setup: `model` (a folder or file), `threads`, `kv_gib`, and what the largest job needs: `streams`
-(prompts), `request_tokens` (of a prompt and its output) and `job_tokens` (of all requests together); some
-have more. A job: `prompts` (token ids) and `output` (tokens that each gets: always the likeliest, even one
-that ends a text).
+Setup: `model` (folder or file), `threads`, `kv_gib`, and the largest job's `streams` (prompts),
+`request_tokens` (prompt and output) and `job_tokens` (all requests); some engines have more. Job: `prompts`
+(token ids) and `output` (tokens of each answer; greedy, without end tokens).
 """
 
 import json
@@ -19,13 +18,13 @@ from typing import Any
 
 Prompts = Sequence[Sequence[int]]
 Generate = Callable[[Prompts, int], Mapping[str, Any]]
-"""Runs a job; returns how many `tokens` it gave, and whatever else there is to tell."""
+"""Runs a job; returns the number of output `tokens`, and optional further figures."""
 Start = Callable[[Mapping[str, Any]], tuple[Generate, Mapping[str, str]]]
-"""Loads a model as the setup says; returns what runs jobs, and facts: `version`, and precision of `kv`."""
+"""Loads a model by the setup; returns what runs jobs, and facts: `version`, and precision of `kv`."""
 
 
 def serve(start: Start) -> None:
-    """Answer what comes on standard input; what libraries print goes to standard error."""
+    """Answer messages on standard input; output of libraries goes to standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for answer in _answers(start):

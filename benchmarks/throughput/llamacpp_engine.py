@@ -1,4 +1,4 @@
-"""llama.cpp for `benchmarks/throughput`; runs in a virtual environment that has `xllamacpp`."""
+"""llama.cpp process of `benchmarks.throughput`; runs in a virtual environment with `xllamacpp`."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +14,7 @@ def start(setup: Mapping[str, Any]) -> tuple[Generate, Mapping[str, str]]:
     parameters.model.path = setup["model"]
     parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = setup["threads"]
     parameters.n_parallel = setup["streams"]
-    # One cache for all streams, which the largest job fills.
+    # One cache for all streams, as large as the largest job.
     parameters.kv_unified = True
     parameters.n_ctx = setup["job_tokens"] + setup["streams"]
     parameters.n_batch = parameters.n_ubatch = 2048

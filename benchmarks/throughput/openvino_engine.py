@@ -1,4 +1,4 @@
-"""OpenVINO GenAI for `benchmarks/throughput`; runs in a virtual environment that has `openvino-genai`."""
+"""OpenVINO GenAI process of `benchmarks.throughput`; runs in a virtual environment with `openvino-genai`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,7 +25,7 @@ def start(setup: Mapping[str, Any]) -> tuple[Generate, Mapping[str, str]]:
         inputs = openvino_genai.TokenizedInputs(openvino.Tensor(ids), openvino.Tensor(np.ones_like(ids)))
         return {"tokens": sum(map(len, pipeline.generate(inputs, config).tokens))}
 
-    # On a CPU it keeps KV in 8 bits unless told otherwise.
+    # Its default KV on a CPU has 8 bits.
     return generate, {"version": openvino_genai.__version__, "kv": "u8"}
 
 

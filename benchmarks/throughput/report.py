@@ -1,4 +1,4 @@
-"""The tables of `benchmarks/throughput`."""
+"""Result entries and tables of `benchmarks.throughput`."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,10 @@ WIDTH = 140
 
 @dataclass
 class Entry:
-    """What is known of a contestant.
+    """Results of a contestant.
 
-    facts: of its start. failed: why it could not start. jobs, failures: the answers of all rounds, or why
-    there are none, by shape.
+    facts: from its start. failed: reason of a failed start. jobs, failures: answers of all rounds, and
+    reasons of failures, by shape.
     """
 
     name: str
@@ -30,14 +30,14 @@ class Entry:
         return [job["tokens"] / job["seconds"] for job in self.jobs.get(shape, [])]
 
     def failure(self, shape: str) -> str | None:
-        """Why there is nothing, or not all, of a shape."""
+        """Reason why a shape has no or not all results."""
         return self.failed or self.failures.get(shape)
 
 
 def show(entries: Sequence[Entry], shapes: Sequence[str], own: Sequence[str]) -> None:
-    """Print a table for each shape, where the time of steps goes, and how long servers took to a first token.
+    """Print rates by shape, the parts of step times, and servers' times to a first token.
 
-    own: names of the contestants whose ratio to every other is told.
+    own: contestants whose ratio to every other is shown.
     """
     console = Console(width=WIDTH)
     by_name = {entry.name: entry for entry in entries}
@@ -75,13 +75,13 @@ def _rates(shape: str, entries: Sequence[Entry], own: Sequence[Entry]) -> Table:
 
 
 def _ratio(mine: Sequence[float], others: Sequence[float]) -> str:
-    """The median of the ratios in one round."""
+    """Median ratio within rounds."""
     ratios = [one / other for one, other in zip(mine, others, strict=False)]
     return f"{statistics.median(ratios):.2f}" if ratios else ""
 
 
 def _parts(entries: Sequence[Entry], shapes: Sequence[str]) -> Table:
-    """Means over all steps, of those that tell them."""
+    """Mean parts of step times, of contestants that report them."""
     names = list({part: None for job in _with_parts(entries, shapes) for part in job["parts_ns"]})
     table = Table(title="milliseconds of a step, decode and prefill", title_justify="left")
     table.add_column("")

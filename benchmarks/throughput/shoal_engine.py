@@ -1,4 +1,4 @@
-"""Shoal's offline interface for `benchmarks/throughput`, and where the time of its steps goes."""
+"""Shoal's offline process of `benchmarks.throughput`; also reports the parts of its step times."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ PARTS = ("schedule", "prepare", "forward", "sample", "update", "reply")
 
 
 def start(setup: Mapping[str, Any]) -> tuple[Generate, Mapping[str, str]]:
-    """Its setup has several `models`, which get prompts in turn, `dtype`, `device`, `kv_cache` and `kv`."""
+    """The setup has several `models` for alternating prompts, `dtype`, `device`, `kv_cache` and `kv`."""
     services = [
         Service(name=f"model-{number}", model=model, dtype=setup["dtype"])
         for number, model in enumerate(setup["models"])

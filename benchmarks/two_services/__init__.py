@@ -1,1 +1,1 @@
-"""Two services with SLOs on one engine under several policies, and on engines of their own."""
+"""Two services with SLOs on one engine under several policies, and on dedicated engines."""

@@ -1,20 +1,19 @@
-"""Short chats and long texts, two services on one model or one, under many policies and at several loads.
+"""Two services (short chats, long texts) on one engine under many policies and loads, in real time.
 
     python -m benchmarks.two_services --lengths sharegpt_first_pair_qwen.csv
     python -m benchmarks.two_services --lengths ... --loads 0.5 --policies vllm,shoal --seconds 10
     python -m benchmarks.two_services --lengths ... --services 1 --policies vllm,shoal,shoal-never
     python -m benchmarks.two_services --redraw results.json --plot results.png
 
-The real engine in real time. Lengths come from a table of conversations (a CSV file with columns
-prompt_tokens and output_tokens), whose short and long outputs become the two services; with --services 1
-the same requests go to one. Requests arrive as Poisson processes with bursts; all policies get the same ones,
-one policy after the other for each load. First, each service is measured alone: its mean time is L^, the
-yardstick of everything after. Then a full engine, first come first served, gives the capacity, of which loads
-are multiples. Policies are presets; `shoal-...`, the default with one thing changed; and `dedicated`, two
-engines of half the memory and one core each, first come first served.
+Lengths come from a table of conversations (CSV with columns prompt_tokens and output_tokens), whose short and
+long outputs become the two services; with --services 1 the same requests go to one service. Arrivals are
+Poisson with bursts; all policies get the same requests, one policy after another for each load. First, each
+service is measured alone; its mean time is L^, the unit of latencies. Then a full engine with FCFS gives the
+capacity; loads are multiples of it. Policies are presets; `shoal-...`, the default with one change; and
+`dedicated`, two FCFS engines with half of the memory and one core each.
 
-Needs a quiet machine: beside another busy process two threads wait for each other, and every step takes many
-times as long. Give --threads 1 there.
+It needs a quiet machine: next to another busy process two threads wait for each other, and steps take many
+times as long. Use --threads 1 there.
 """
 
 import argparse
@@ -31,7 +30,7 @@ import numpy as np
 from benchmarks.two_services.outcome import Run
 from benchmarks.two_services.policies import DEDICATED, POLICIES
 from benchmarks.two_services.report import Figures, figures_of, save_picture, show, title_of
-from benchmarks.two_services.run import Halves, Setting, build, load, request_of, run_shared
+from benchmarks.two_services.run import DedicatedEngines, Setting, build, load, request_of, run_shared
 from benchmarks.two_services.workload import (
     MIXED,
     SERVICES,
@@ -56,20 +55,20 @@ DEFAULT_POLICIES = (
     "shoal", "dedicated",
 )  # fmt: skip
 OUTSTANDING = 64
-"""Requests in the engine, running or waiting, while its capacity is measured."""
+"""Requests in the engine while its capacity is measured."""
 
 Lengths = Mapping[str, Sequence[Length]]
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """execution_s: L^, seconds that the mean request of each service takes alone; capacity: requests/s."""
+    """execution_s: L^, seconds of each service's mean request alone. capacity: requests/s."""
 
     execution_s: dict[str, float]
     capacity: float
 
     def require(self, names: Sequence[str]) -> "Calibration":
-        """Itself, if it is of these services; else the program ends."""
+        """Itself; exits if it is of other services."""
         if set(self.execution_s) != set(names):
             raise SystemExit(
                 f"--calibration is of {', '.join(self.execution_s)}, but the services are {', '.join(names)};"
@@ -78,7 +77,7 @@ class Calibration:
         return self
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
@@ -97,7 +96,7 @@ def measure_alone(engine: Engine, service: str, lengths: Sequence[Length], round
 
 
 def measure_capacity(engine: Engine, lengths: Lengths, args: argparse.Namespace, max_tokens: int) -> float:
-    """Requests per second of an engine that always has some waiting, after a third of the time to fill."""
+    """Requests per second of a full engine, after a third of the time."""
     arrivals = _endless(lengths, args)
     for _ in range(OUTSTANDING):
         engine.submit(request_of(next(arrivals), max_tokens, engine.now_ns()))
@@ -124,7 +123,7 @@ def _endless(lengths: Lengths, args: argparse.Namespace) -> Iterator[Arrival]:
 
 
 def calibrate(setting: Setting, models: ModelSet, lengths: Lengths, args: argparse.Namespace) -> Calibration:
-    say("measuring requests of each kind alone")
+    log("measuring requests of each kind alone")
     engine = build(setting, models, "vllm", setting.names, args.threads)
     execution_s = {
         kind: measure_alone(engine, service_of(kind, args.services), lengths[kind], args.alone)
@@ -134,7 +133,7 @@ def calibrate(setting: Setting, models: ModelSet, lengths: Lengths, args: argpar
     if args.services == 1:
         shares = zip((args.chat_share, 1 - args.chat_share), execution_s.values(), strict=True)
         execution_s = {MIXED: sum(share * seconds for share, seconds in shares)}
-    say(f"measuring the capacity of a full engine, {args.calibrate:g} s")
+    log(f"measuring the capacity of a full engine, {args.calibrate:g} s")
     engine = build(setting, models, "vllm", setting.names, args.threads)
     capacity = measure_capacity(engine, lengths, args, setting.max_tokens)
     engine.close()
@@ -147,7 +146,7 @@ def run_all(
     calibration: Calibration,
     run: Callable[[str, Sequence[Arrival]], Run],
 ) -> list[Figures]:
-    """All policies at a load before the next load, so that a noisy minute hits all of them."""
+    """Run all policies at a load before the next load, so that noise hits all of them."""
     runs: dict[tuple[float, str], list[Run]] = {}
     planned = [(r, x, p) for r in range(args.repeats) for x in args.loads for p in args.policies]
     started = time.monotonic()
@@ -163,14 +162,14 @@ def run_all(
         if not any(one.at_s >= args.warm_up for one in arrivals):
             raise SystemExit(f"load {x:g}: no request arrives after the warm-up; give --seconds more")
         each_s = (time.monotonic() - started) / number if number else args.seconds + args.drain / 2
-        say(
+        log(
             f"[{number + 1}/{len(planned)}] load {x:g}, {policy}: {len(arrivals)} requests; "
             f"about {each_s * (len(planned) - number) / 60:.1f} min to go"
         )
         done = run(policy, arrivals)
         runs.setdefault((x, policy), []).append(done)
         overall = figures_of(policy, x, [done], calibration.execution_s)[0]
-        say(
+        log(
             f"    {done.ended_s:.0f} s, latency / L^ {overall.normalised:.2f}, "
             f"p99 {overall.normalised_p99:.1f}, within goal {overall.attainment:.0%}, "
             f"largest gap p99 {overall.gap_p99_s:.2f} s, unfinished {overall.unfinished}"
@@ -186,12 +185,12 @@ def measure(args: argparse.Namespace) -> tuple[Calibration, list[Figures]]:
     lengths = read_lengths(args.lengths, args.scale)
     for name, group in lengths.items():
         prompt, output = np.mean([(one.prompt, one.output) for one in group], axis=0)
-        say(f"{name}: {len(group)} conversations, mean prompt {prompt:.0f} and output {output:.0f} tokens")
+        log(f"{name}: {len(group)} conversations, mean prompt {prompt:.0f} and output {output:.0f} tokens")
     longest = max(one.output for group in lengths.values() for one in group)
     memory, times = args.kv_memory, (args.seconds, args.drain, args.warm_up)
     names = tuple(dict.fromkeys(service_of(kind, args.services) for kind in SERVICES))
     setting = Setting(args.model, args.dtype, memory, 2 * longest, *times, names)
-    halves = Halves(setting) if DEDICATED in args.policies else None
+    dedicated = DedicatedEngines(setting) if DEDICATED in args.policies else None
     try:
         models = load(setting, names, args.threads)
         if args.calibration is not None:
@@ -200,18 +199,18 @@ def measure(args: argparse.Namespace) -> tuple[Calibration, list[Figures]]:
         else:
             calibration = calibrate(setting, models, lengths, args)
         alone = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in calibration.execution_s.items())
-        say(f"L^: {alone}; capacity {calibration.capacity:.2f} requests/s")
+        log(f"L^: {alone}; capacity {calibration.capacity:.2f} requests/s")
         setting = replace(setting, execution_s=calibration.execution_s)
 
         def run(policy: str, arrivals: Sequence[Arrival]) -> Run:
-            if policy == DEDICATED and halves is not None:
-                return halves.run(setting, arrivals)
+            if policy == DEDICATED and dedicated is not None:
+                return dedicated.run(setting, arrivals)
             return run_shared(setting, models, policy, arrivals, args.threads)
 
         return calibration, run_all(args, lengths, calibration, run)
     finally:
-        if halves is not None:
-            halves.close()
+        if dedicated is not None:
+            dedicated.close()
 
 
 def parse() -> argparse.Namespace:
@@ -267,12 +266,12 @@ def main() -> None:
         report = json.loads(args.redraw.read_text())
     else:
         if not args.lengths.exists():
-            say(f"{args.lengths}: no such file; name a table of conversation lengths with --lengths")
+            log(f"{args.lengths}: no such file; name a table of conversation lengths with --lengths")
             raise SystemExit(2)
         try:
             calibration, results = measure(args)
         except ShoalError as error:
-            say(str(error))
+            log(str(error))
             raise SystemExit(1) from error
         kept = {name: value for name, value in vars(args).items() if not isinstance(value, Path | None)}
         report = {

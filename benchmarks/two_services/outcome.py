@@ -1,4 +1,4 @@
-"""What a run of `two_services.py` leaves behind."""
+"""Results of a run of `benchmarks.two_services`: token times per request, counts per service."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ from shoal.measure import InterTokenLatencies
 
 @dataclass
 class Outcome:
-    """What became of one request, in seconds from the start of the run.
+    """Times of one request, in seconds from the start of the run.
 
-    first_s: of its first token, last_s: of its newest, finish_s: of its last; None where the run ended
-    before. largest_gap_s: the longest time between two tokens.
+    first_s, last_s: of the first and the newest token; finish_s: of the last. None if the run ended before.
+    largest_gap_s: the largest inter-token latency.
     """
 
     service: str
@@ -23,7 +23,7 @@ class Outcome:
     largest_gap_s: float = 0.0
 
     def receive(self, tokens: int, now_s: float) -> float | None:
-        """Note tokens that come together; the time since those before, None where these are the first."""
+        """Record tokens; returns the time since the previous ones, None for the first."""
         gap_s = None if self.last_s is None else now_s - self.last_s
         if self.first_s is None:
             self.first_s = now_s
@@ -33,14 +33,14 @@ class Outcome:
         return gap_s
 
     def break_off(self, now_s: float) -> None:
-        """The run is over: who waits for a token has waited until now."""
+        """End of the run: a running request counts the time since its newest token."""
         if self.finish_s is None and self.last_s is not None:
             self.largest_gap_s = max(self.largest_gap_s, now_s - self.last_s)
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What one service's engine had to do twice."""
+    """Repeated work of one service."""
 
     preemptions: int
     recomputed_tokens: int
@@ -51,8 +51,8 @@ class Counts:
 class Run:
     """One policy under one workload.
 
-    outcomes: of requests after the warm-up. gaps: of each service, the times between their tokens. ended_s:
-    when it was over, in seconds from its start.
+    outcomes: of requests after the warm-up. gaps: inter-token latencies by service. ended_s: length of the
+    run.
     """
 
     outcomes: list[Outcome]

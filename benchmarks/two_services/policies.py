@@ -1,4 +1,4 @@
-"""The policies that `two_services.py` compares, by name: presets, and the default with one thing changed."""
+"""Policies of `benchmarks.two_services`, by name: presets, and the default with one change."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,12 +17,12 @@ VARIANTS: Mapping[str, SchedulerOptions] = {
     "shoal-watermark": replace(_DEFAULT, admission=Aggressive(watermark=0.8)),
     "shoal-past-future": replace(_DEFAULT, admission=PastFuture()),
 }
-"""Candidates for the default: what it does with who waits, with gaps, and with memory."""
+"""Candidates for the default: preemption for waiting requests, bound of inter-token latency, admission."""
 POLICIES = (*PRESETS, *VARIANTS, MERGED_ROUND_ROBIN, DEDICATED)
 
 
 def policy_of(name: str) -> tuple[SchedulerOptions, str]:
-    """The scheduler of a policy, and the layout of its KV pool."""
+    """Scheduler options and KV layout of a policy."""
     if name in VARIANTS:
         return VARIANTS[name], PRESETS["shoal"].layout
     if name == MERGED_ROUND_ROBIN:

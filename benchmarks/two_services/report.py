@@ -1,4 +1,4 @@
-"""Figures of `two_services.py`'s runs, as tables and as a picture."""
+"""Metrics of `benchmarks.two_services`, as tables and as a picture."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -26,12 +26,12 @@ TICKS = (1.0, 2.0, 5.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """One policy at one load, for one service or for all of them.
+    """One policy at one load, for one service or all.
 
-    normalised: arrival to last token over the service's execution time. attainment: share of requests that
-    ended within E2E_SCALE times it. Requests that were unfinished at the end count with the time so far, and
-    as missed. Times in seconds; tpot_s over requests of two tokens or more, and likewise gap_s and gap_p99_s,
-    mean and 99th percentile of the largest gap between two tokens. itl_p99_s: of all such gaps.
+    normalised: E2E latency over the service's execution time. attainment: share of requests within E2E_SCALE
+    times that. Unfinished requests count with the time so far, and as missed. tpot_s, gap_s and gap_p99_s
+    (mean and 99th percentile of the largest inter-token latency): over requests of at least two tokens.
+    itl_p99_s: of all inter-token latencies.
     """
 
     policy: str
@@ -51,13 +51,13 @@ class Figures:
     gap_s: float = math.nan
     gap_p99_s: float = math.nan
     itl_p99_s: float = math.nan
-    """The three are missing in files of before these were measured."""
+    """These three are missing in old files."""
 
 
 def figures_of(
     policy: str, load: float, runs: Sequence[Run], execution_s: Mapping[str, float]
 ) -> list[Figures]:
-    """The figures for all services and for each, over the requests of all ``runs`` together."""
+    """Figures for all services and for each, over all ``runs``."""
     services = sorted({outcome.service for run in runs for outcome in run.outcomes})
     groups = [ALL, *services] if len(services) > 1 else [ALL]
     return [_figures(policy, load, group, runs, execution_s) for group in groups]
@@ -163,7 +163,7 @@ def _or_dash(value: float, digits: str) -> str:
 
 
 def title_of(report: Mapping[str, dict[str, Any]]) -> str:
-    """What was run, from a file's settings and calibration."""
+    """Title with the settings and the calibration of a file."""
     settings, calibration = report["settings"], report["calibration"]
     alone = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in calibration["execution_s"].items())
     return (
@@ -176,7 +176,7 @@ def title_of(report: Mapping[str, dict[str, Any]]) -> str:
 def save_picture(results: Sequence[Figures], path: Path, title: str) -> None:
     """Figures over all services against the load, a line for each policy; needs matplotlib.
 
-    What an older file lacks is left out.
+    Figures that old files lack are left out.
     """
     require_plots()
     from matplotlib.figure import Figure
@@ -218,7 +218,7 @@ def save_picture(results: Sequence[Figures], path: Path, title: str) -> None:
 
 
 def _style(policy: str, number: int) -> dict[str, object]:
-    """The default policy stands out; the rest differ in colour and in marker."""
+    """A bold black line for the default policy; colours and markers for others."""
     if policy == "shoal":
         return {"color": "black", "marker": "o", "linewidth": 2.5, "zorder": 3}
     return {
@@ -231,7 +231,7 @@ def _style(policy: str, number: int) -> dict[str, object]:
 
 
 def _tick(axis: "Axes", loads: Sequence[float], logarithmic: bool) -> None:
-    """Plain numbers at the loads that were run and, on a logarithmic axis, at 1, 2 and 5 of each decade."""
+    """Ticks at the loads and, on a logarithmic axis, at 1, 2 and 5 of each decade."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     axis.set_xticks(loads, [f"{load:g}" for load in loads])

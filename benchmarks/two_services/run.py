@@ -1,4 +1,4 @@
-"""One run of `two_services.py`: requests at their times into one engine, or into two of half the size."""
+"""Runs of `benchmarks.two_services`: requests in real time on one engine, or on two of half the size."""
 
 import gc
 import multiprocessing
@@ -22,18 +22,18 @@ from shoal.measure import InterTokenLatencies
 from shoal.models import resolve_model
 
 E2E_SCALE = 5.0
-"""The goal of every request: its end within so many times the execution time of its service."""
+"""SLO of every request: E2E latency within this multiple of its service's execution time."""
 
 HEAD_START_NS = 500_000_000
-"""For both dedicated engines to be built before the first request arrives."""
+"""Time to build both dedicated engines before the first arrival."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all runs have in common. max_tokens: what every request asks for, more than it will get.
+    """Settings of all runs.
 
-    seconds: of arrivals; warm_up: of these, at the start, whose requests are served but not counted.
-    names: of the services. execution_s: L^ of each; None while it is being measured.
+    max_tokens: of every request, above its true length. seconds: of arrivals. warm_up: first seconds, whose
+    requests are not counted. names: of the services. execution_s: L^ of each; None while it is measured.
     """
 
     model: str
@@ -47,7 +47,6 @@ class Setting:
     execution_s: Mapping[str, float] | None = None
 
     def services(self, names: Sequence[str]) -> tuple[Service, ...]:
-        """The services by these names."""
         known = self.execution_s or {}
         return tuple(
             Service(
@@ -62,14 +61,14 @@ class Setting:
 
 
 def load(setting: Setting, names: Sequence[str], threads: int) -> ModelSet:
-    """The model, once, for all services that name it."""
+    """Load the model once for all services."""
     services = setting.services(names)
     folders = {service.name: resolve_model(service.model) for service in services}
     return load_models(services, folders, device="cpu", threads=threads)
 
 
 def build(setting: Setting, models: ModelSet, policy: str, names: Sequence[str], threads: int) -> Engine:
-    """A fresh engine around models that are in memory already."""
+    """A new engine of loaded models."""
     scheduler, layout = policy_of(policy)
     memory = KVCacheOptions(memory_bytes=setting.kv_bytes, layout=layout)
     options = EngineOptions(
@@ -79,7 +78,7 @@ def build(setting: Setting, models: ModelSet, policy: str, names: Sequence[str],
 
 
 def request_of(one: Arrival, max_tokens: int, start_ns: int) -> Request:
-    """Ends after exactly its output tokens, which no policy is told (but the oracle)."""
+    """A request that ends at its true length, known to the oracle alone."""
     return Request(
         id=one.id,
         service=one.service,
@@ -91,7 +90,7 @@ def request_of(one: Arrival, max_tokens: int, start_ns: int) -> Request:
 
 
 class Client:
-    """Submits requests when they arrive, and notes when their tokens come."""
+    """Submits requests at their arrival, and records the times of their tokens."""
 
     def __init__(self, engine: Engine, arrivals: Sequence[Arrival], setting: Setting, start_ns: int) -> None:
         self._engine = engine
@@ -103,17 +102,17 @@ class Client:
         self._gaps_ns: dict[str, list[int]] = {one.service: [] for one in arrivals}
 
     def run(self) -> Run:
-        """Until all have ended, or the time to drain is over."""
-        cap_s = self._setting.seconds + self._setting.drain
-        while (now_s := self._now_s()) < cap_s:
+        """Run until all requests have ended, or the drain time is over."""
+        limit_s = self._setting.seconds + self._setting.drain
+        while (now_s := self._now_s()) < limit_s:
             self._submit_due(now_s)
             if self._engine.idle or not self._engine.busy:
                 if self._next == len(self._arrivals) and not self._engine.busy:
                     break
-                self._sleep(now_s, cap_s)
+                self._sleep(now_s, limit_s)
                 continue
             self._step()
-        return self._result(min(self._now_s(), cap_s))
+        return self._result(min(self._now_s(), limit_s))
 
     def _now_s(self) -> float:
         return (self._engine.now_ns() - self._start_ns) / 1e9
@@ -124,17 +123,17 @@ class Client:
             self._engine.submit(request_of(one, self._setting.max_tokens, self._start_ns))
             self._next += 1
 
-    def _sleep(self, now_s: float, cap_s: float) -> None:
-        """Until the next arrival, the time the engine asked for, or the end."""
-        until_s = cap_s
+    def _sleep(self, now_s: float, limit_s: float) -> None:
+        """Wait for the next arrival, ``idle_until_ns`` of the engine, or the end."""
+        until_s = limit_s
         if self._next < len(self._arrivals):
             until_s = min(until_s, self._arrivals[self._next].at_s)
         if self._engine.busy and self._engine.idle_until_ns is not None:
-            asked_s = (self._engine.idle_until_ns - self._start_ns) / 1e9
-            if asked_s <= now_s:
+            idle_until_s = (self._engine.idle_until_ns - self._start_ns) / 1e9
+            if idle_until_s <= now_s:
                 self._step()
                 return
-            until_s = min(until_s, asked_s)
+            until_s = min(until_s, idle_until_s)
         time.sleep(max(0.0, until_s - now_s))
 
     def _step(self) -> None:
@@ -173,7 +172,7 @@ class Client:
 def run_shared(
     setting: Setting, models: ModelSet, policy: str, arrivals: Sequence[Arrival], threads: int
 ) -> Run:
-    """All services in one engine of this process."""
+    """Run all services on one engine in this process."""
     engine = build(setting, models, policy, setting.names, threads)
     gc.collect()
     try:
@@ -183,20 +182,20 @@ def run_shared(
 
 
 @dataclass(frozen=True)
-class HalfJob:
-    """One run of one of the dedicated engines."""
+class DedicatedJob:
+    """One run of a dedicated engine."""
 
     setting: Setting
     arrivals: list[Arrival]
     start_ns: int
 
 
-def _serve_half(pipe: Connection, setting: Setting, name: str) -> None:
-    """The process of one dedicated engine: one service, one thread, first come first served."""
+def _serve_dedicated(pipe: Connection, setting: Setting, name: str) -> None:
+    """Process of a dedicated engine: one service, one thread, FCFS."""
     models = load(setting, (name,), threads=1)
     pipe.send("ready")
     while True:
-        job: HalfJob | None = pipe.recv()
+        job: DedicatedJob | None = pipe.recv()
         if job is None:
             return
         try:
@@ -210,10 +209,10 @@ def _serve_half(pipe: Connection, setting: Setting, name: str) -> None:
         del engine
 
 
-class Halves:
-    """Two engines in two processes, each with one service, one thread and half of the KV memory.
+class DedicatedEngines:
+    """Two engine processes, each with one service, one thread and half of the KV memory.
 
-    They are started once, and wait (without using a core) while other policies run.
+    They are started once, and are idle while other policies run.
     """
 
     def __init__(self, setting: Setting) -> None:
@@ -222,7 +221,7 @@ class Halves:
         self._processes = []
         for name in SERVICES:
             mine, theirs = context.Pipe()
-            process = context.Process(target=_serve_half, args=(theirs, setting, name), daemon=True)
+            process = context.Process(target=_serve_dedicated, args=(theirs, setting, name), daemon=True)
             process.start()
             theirs.close()
             self._pipes[name] = mine
@@ -231,11 +230,11 @@ class Halves:
             pipe.recv()
 
     def run(self, setting: Setting, arrivals: Sequence[Arrival]) -> Run:
-        """As ``run_shared``, each service in its own engine."""
+        """Like ``run_shared``, with each service on its own engine."""
         half = replace(setting, kv_bytes=setting.kv_bytes // 2)
         start_ns = time.monotonic_ns() + HEAD_START_NS
         for name, pipe in self._pipes.items():
-            pipe.send(HalfJob(half, [one for one in arrivals if one.service == name], start_ns))
+            pipe.send(DedicatedJob(half, [one for one in arrivals if one.service == name], start_ns))
         runs: list[Run] = []
         for name, pipe in self._pipes.items():
             answer: Run | ShoalError = pipe.recv()
@@ -250,7 +249,6 @@ class Halves:
         )
 
     def close(self) -> None:
-        """End both processes."""
         for pipe in self._pipes.values():
             with suppress(BrokenPipeError):
                 pipe.send(None)

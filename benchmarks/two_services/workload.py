@@ -1,4 +1,4 @@
-"""The requests of `two_services.py`: lengths from a table, arrivals in bursts, everything from a seed."""
+"""Workload of `benchmarks.two_services`: lengths from a table, Poisson arrivals with bursts, by seed."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 
 SERVICES = ("chat", "write")
-"""The two kinds of requests, each of which may be a service of its own."""
+"""The two kinds of requests, which may be separate services."""
 MIXED = "mixed"
-"""The one service, where there are not two."""
+"""The service of both kinds, with --services 1."""
 
 LONGEST_PROMPT, LONGEST_CHAT_PROMPT, LONGEST_TOTAL = 1024, 256, 2048
-"""Tokens of the table before scaling; longer conversations are left out, and those of fewer than 4 tokens."""
+"""Limits in tokens before scaling; longer conversations, and those below ``SHORTEST``, are left out."""
 SHORTEST = 4
 
 CYCLE_S = 10.0
-"""About; as many whole cycles as fit best."""
+"""Approximate: a run has whole cycles."""
 BURST_SHARE, BURST_RATE = 1 / 3, 3.0
-"""In every cycle each service has one burst, at a place of its own, with three times its rate outside it."""
+"""Each service has one burst per cycle, at a random time, with three times its other rate."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Length:
 
 @dataclass(frozen=True)
 class Arrival:
-    """One request: when it comes (seconds from the start), and how long its output will be."""
+    """One request; at_s: seconds from the start. output_tokens: its true length."""
 
     id: str
     service: str
@@ -42,7 +42,7 @@ class Arrival:
 
 
 def read_lengths(path: Path, scale: float) -> dict[str, list[Length]]:
-    """Conversations of each service, shortest output first; the two groups are 2-means of output length."""
+    """Conversations of each service, shortest output first; groups by 2-means of the output length."""
     with path.open(newline="") as file:
         rows = [Length(int(row["prompt_tokens"]), int(row["output_tokens"])) for row in csv.DictReader(file)]
     rows = [
@@ -65,7 +65,7 @@ def read_lengths(path: Path, scale: float) -> dict[str, list[Length]]:
 
 
 def _between_two_means(values: np.ndarray) -> float:
-    """Where Lloyd's algorithm, begun at the quartiles, puts the border between two groups of numbers."""
+    """Border between two groups of numbers by Lloyd's algorithm, starting at the quartiles."""
     low, high = np.percentile(values, [25, 75])
     while True:
         border = (low + high) / 2
@@ -76,26 +76,26 @@ def _between_two_means(values: np.ndarray) -> float:
 
 
 def typical(lengths: Sequence[Length], count: int) -> list[Length]:
-    """``count`` of the lengths, evenly spaced by output: their mean is near the mean of all."""
+    """``count`` of the lengths, evenly spaced by output, with nearly the mean of all."""
     return [lengths[(2 * i + 1) * len(lengths) // (2 * count)] for i in range(count)]
 
 
 def mean_output(lengths: Mapping[str, Sequence[Length]], chat_share: float) -> float:
-    """Output tokens of the mean request when ``chat_share`` of the requests are chats."""
+    """Mean output tokens with this share of chats."""
     chat, write = (float(np.mean([one.output for one in lengths[name]])) for name in SERVICES)
     return chat_share * chat + (1 - chat_share) * write
 
 
 def prompt_of(length: int, rng: np.random.Generator) -> tuple[int, ...]:
-    """Random token ids: no two prompts share a prefix."""
+    """Random token ids, without common prefixes."""
     return tuple(rng.integers(100, 40_000, length).tolist())
 
 
 def arrival_times(rate: float, seconds: float, rng: np.random.Generator) -> list[float]:
     """Poisson arrivals with bursts, ``rate`` per second on average.
 
-    A stream of rate 1 is drawn and its time is bent by the integral of the burst profile, so that the
-    same generator gives the same stream at another rate, only faster.
+    A stream of rate 1 is drawn, and its times are mapped by the integral of the burst profile, so that
+    another rate has the same stream, scaled.
     """
     quiet = rate / (1 + BURST_SHARE * (BURST_RATE - 1))
     cycles = max(1, round(seconds / CYCLE_S))
@@ -120,7 +120,7 @@ def arrival_times(rate: float, seconds: float, rng: np.random.Generator) -> list
 
 
 def service_of(kind: str, services: int) -> str:
-    """Who serves requests of a kind."""
+    """The service for requests of a kind."""
     return kind if services == len(SERVICES) else MIXED
 
 

@@ -1,4 +1,4 @@
-"""The chaos benchmark compares answers of servers to the last digit, streamed or not."""
+"""Chaos test: configurations, random requests, and comparison of answers to the last digit."""
 
 import json
 
@@ -11,7 +11,7 @@ from shoal.config import load_config
 from shoal.serve import ServerOptions
 
 
-def test_every_configuration_can_be_read(tmp_path):
+def test_every_configuration_loads(tmp_path):
     for configuration in CONFIGURATIONS:
         file = tmp_path / f"{configuration.name}.yaml"
         file.write_text(json.dumps(configuration.document(8000, "chaos")))
@@ -19,7 +19,7 @@ def test_every_configuration_can_be_read(tmp_path):
         assert len(loaded.services) == 3, configuration.name
 
 
-def test_requests_are_the_same_for_a_seed_and_go_to_all_routes():
+def test_requests_depend_on_the_seed_and_use_all_routes():
     requests = make_requests(3, 140)
     assert requests == make_requests(3, 140)
     assert requests != make_requests(4, 140)
@@ -65,7 +65,7 @@ def test_a_changed_digit_is_a_difference():
         ),
     ],
 )
-def test_a_stream_and_a_whole_answer_are_compared_in_one_form(path, chunks, whole):
+def test_streamed_and_whole_answers_have_one_form(path, chunks, whole):
     streamed = answer_of(path, chunks, whole=False)
     assert streamed == answer_of(path, [whole], whole=True)
     assert streamed != answer_of(path, chunks[1:-1], whole=False)

@@ -1,4 +1,4 @@
-"""Small runs of the chaos benchmark: engines of real streams, and processes of a server, are killed."""
+"""Small runs of the chaos test: kills of engines under load, and of a server's processes."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ CHAOS = [sys.executable, "-m", "benchmarks.chaos"]
 
 
 @pytest.mark.slow
-def test_nothing_is_lost_or_changed_when_engines_die(tmp_path):
+def test_no_stream_is_lost_or_changed_when_engines_die(tmp_path):
     found = tmp_path / "chaos.json"
     run = subprocess.run(
         [*CHAOS, "--small", "--json", str(found)],
@@ -34,7 +34,7 @@ def test_nothing_is_lost_or_changed_when_engines_die(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not native_status().startswith("native"), reason="needs native kernels")
-def test_a_server_that_is_disturbed_answers_as_a_quiet_one(tmp_path):
+def test_a_disturbed_server_gives_the_answers_of_a_quiet_one(tmp_path):
     found = tmp_path / "chaos.json"
     sizes = ["--seconds", "6", "--requests", "14", "--clients", "4", "--between", "0.5"]
     run = subprocess.run(

@@ -1,4 +1,4 @@
-"""A small run of the benchmark of packers as dispatch: real streams move and say what they would have."""
+"""A small run of the packed serving benchmark: streams migrate without changes of their output."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-def test_streams_are_packed_and_say_what_they_say_undisturbed(tmp_path):
+def test_packed_streams_equal_undisturbed_ones(tmp_path):
     found = tmp_path / "packed.json"
     run = subprocess.run(
         [sys.executable, "-m", "benchmarks.packed_serving", "--small", "--json", str(found)],

@@ -1,1 +1,1 @@
-"""The parts of the GPU check, by their names on its command line."""
+"""Parts of the GPU check, named as on its command line; each has ``run(cases)``."""

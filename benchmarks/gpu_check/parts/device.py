@@ -1,14 +1,14 @@
-"""The part `device` of `benchmarks/gpu_check`: what the card is, and how fast it copies and multiplies."""
+"""GPU check, part `device`: the card's properties, speed of copies, speed and error of matrix products."""
 
 from functools import partial
 
 import torch
 
-from benchmarks.gpu_check.cases import Cases, Figures, LeftOut
+from benchmarks.gpu_check.cases import Cases, Figures, SkipCase
 from benchmarks.gpu_check.timing import copy_gb_per_s, free_bytes, median_ms
 
 TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}
-"""Of a product, relative to its largest element."""
+"""Largest error of a product, relative to its largest element."""
 
 
 def run(cases: Cases) -> None:
@@ -30,9 +30,12 @@ def run(cases: Cases) -> None:
         )
     for pinned in (True, False):
         for to_device in (True, False):
-            memory, way = "pinned" if pinned else "pageable", "to device" if to_device else "from device"
+            memory, direction = (
+                "pinned" if pinned else "pageable",
+                "to device" if to_device else "from device",
+            )
             cases.run(
-                f"copy {way}, {memory} host memory",
+                f"copy {direction}, {memory} host memory",
                 partial(time_transfer, device, 1 << 20 if tiny else 1 << 29, pinned, to_device),
                 line="host " + ("pinned" if pinned else "pageable") + " {GB/s:.1f} GB/s"
                 if to_device
@@ -41,7 +44,6 @@ def run(cases: Cases) -> None:
 
 
 def card(device: str) -> Figures:
-    """What torch says of the card."""
     if device == "cpu":
         return {"card": "cpu", "multiprocessors": 0, "memory, GiB": 0.0}
     facts = torch.cuda.get_device_properties(device)
@@ -57,7 +59,7 @@ def card(device: str) -> Figures:
 
 
 def check_product(device: str, dtype: str) -> Figures:
-    """A product that is not of round sizes."""
+    """Compare a product of odd sizes with float64."""
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(shape, generator=generator) for shape in ((257, 515), (515, 129)))
     left, right = (each.to(getattr(torch, dtype)) for each in (left, right))
@@ -70,7 +72,6 @@ def check_product(device: str, dtype: str) -> Figures:
 
 
 def time_product(device: str, dtype: str, size: int) -> Figures:
-    """Operations a second of a large product."""
     left, right = (torch.randn((size, size), device=device, dtype=getattr(torch, dtype)) for _ in range(2))
     out = torch.empty_like(left)
     took_ms = median_ms(lambda: torch.mm(left, right, out=out), device, 9)
@@ -78,11 +79,10 @@ def time_product(device: str, dtype: str, size: int) -> Figures:
 
 
 def time_transfer(device: str, size: int, pinned: bool, to_device: bool) -> Figures:
-    """Bytes a second between the host's memory and the device's."""
     if device == "cpu" and pinned:
-        raise LeftOut("a CPU's memory is the host's")
+        raise SkipCase("a CPU's memory is the host's")
     host = torch.empty(size, dtype=torch.uint8, pin_memory=pinned).fill_(1)
-    there = torch.empty(size, dtype=torch.uint8, device=device).fill_(1)
-    source, target = (host, there) if to_device else (there, host)
+    on_device = torch.empty(size, dtype=torch.uint8, device=device).fill_(1)
+    source, target = (host, on_device) if to_device else (on_device, host)
     took_ms = median_ms(lambda: target.copy_(source, non_blocking=pinned), device, 5)
     return {"GB/s": size / took_ms / 1e6}

@@ -1,9 +1,8 @@
-"""The part `engines` of `benchmarks/gpu_check`: decode steps of whole engines, with one and two in
-flight.
+"""GPU check, part `engines`: decode steps of whole engines, with one and two steps in flight.
 
 Requests are those of `benchmarks/iterations.py`: 32 prompt and 65 output tokens each, all at once. A step
-reads all weights but the embeddings, which takes at least their bytes by the bytes a second of a copy on the
-device: *of floor* is how many times as long it takes.
+reads all weights except the embeddings, so it takes at least their bytes by the copy bandwidth of the device;
+*of floor* is the step time relative to that.
 """
 
 import gc
@@ -12,7 +11,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.gpu_check.cases import Cases, Figures, LeftOut
+from benchmarks.gpu_check.cases import Cases, Figures, SkipCase
 from benchmarks.gpu_check.models import engine_of, load, require_memory, service_of
 from benchmarks.gpu_check.shapes import LLAMA_1B, LLAMA_8B, TINY, Llama
 from benchmarks.gpu_check.timing import copy_gb_per_s, traced
@@ -49,14 +48,14 @@ def run(cases: Cases) -> None:
 
 
 class _Bench:
-    """One model, and an engine of each depth around it."""
+    """One model with an engine for each depth."""
 
-    def __init__(self, model: Llama, cases: Cases, folder: Path, most_rows: int) -> None:
+    def __init__(self, model: Llama, cases: Cases, folder: Path, max_rows: int) -> None:
         self._model = model
         self._device, self._tiny = cases.device, cases.tiny
         self._output = 2 * _WARM_UP if cases.tiny else OUTPUT
         self._folder = folder
-        self._kv_bytes = model.kv_bytes(most_rows, PROMPT + self._output)
+        self._kv_bytes = model.kv_bytes(max_rows, PROMPT + self._output)
         self._engines: dict[int, Engine] = {}
         self._number = 0
 
@@ -70,22 +69,19 @@ class _Bench:
         return load(self._device, [self._service])
 
     @cached_property
-    def _copies(self) -> float:
-        """GB a second that a copy on the device reads and writes."""
+    def _copy_gb_per_s(self) -> float:
         return copy_gb_per_s(self._device, tiny=self._tiny)
 
     def load(self) -> Figures:
-        """Make the weights."""
         started = time.perf_counter()
         size = self._models.weight_bytes
         return {"GiB": size / 2**30, "seconds to load": time.perf_counter() - started}
 
     def decode(self, rows: int, depth: int) -> Figures:
-        """Steps of so many rows."""
         engine = self._engine(depth)
         measure(engine, 1, self._requests(rows, _WARM_UP))  # records, and compiles
         done = measure(engine, 1, self._requests(rows, self._output))
-        floor_ms = self._model.read_bytes / self._copies / 1e6
+        floor_ms = self._model.read_bytes / self._copy_gb_per_s / 1e6
         return {
             "ms a step": done.tpot_ms,
             "tokens/s": done.tokens_per_s,
@@ -94,24 +90,23 @@ class _Bench:
         }
 
     def trace(self, rows: int) -> Figures:
-        """What the GPU does in some steps; the tracing makes them slower."""
+        """Kernels of some steps, which tracing slows down."""
         engine = self._engine(1)
         requests = self._requests(rows, self._output)
         engine.submit(*requests)
-        begun: set[str] = set()
-        while len(begun) < rows:
-            begun.update(event.request_id for event in engine.step())
+        decoding: set[str] = set()
+        while len(decoding) < rows:
+            decoding.update(event.request_id for event in engine.step())
         steps = _WARM_UP if self._tiny else _TRACED_STEPS
-        seen = traced(lambda: [engine.step() for _ in range(steps)], self._device)
+        trace = traced(lambda: [engine.step() for _ in range(steps)], self._device)
         engine.cancel_all()
         while engine.busy:
             engine.step()
-        if seen is None:
-            raise LeftOut("this device tells nothing of kernels")
-        return {"kernels a step": seen.kernels / steps, "GPU idle": seen.idle, "longest": seen.longest}
+        if trace is None:
+            raise SkipCase("this device reports no kernels")
+        return {"kernels a step": trace.kernels / steps, "GPU idle": trace.idle, "longest": trace.longest}
 
     def close(self) -> None:
-        """Free the device's memory."""
         for engine in self._engines.values():
             engine.close()
         self._engines.clear()

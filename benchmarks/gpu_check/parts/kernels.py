@@ -1,7 +1,6 @@
-"""The part `kernels` of `benchmarks/gpu_check`: whether attention on the device is that of the reference.
+"""GPU check, part `kernels`: attention of the backend `triton` compared with the reference.
 
-Decodes are attended by our kernels, prompts and their chunks as the backend `triton` does it. All of the
-pool that no token was written to is NaN.
+Unwritten parts of the KV pool are NaN.
 """
 
 import time
@@ -10,7 +9,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.gpu_check.cases import Cases, Figures, LeftOut
+from benchmarks.gpu_check.cases import Cases, Figures, SkipCase
 from benchmarks.gpu_check.pool import Heads, Pool, Row, pool_bytes
 from benchmarks.gpu_check.timing import free_bytes, wait
 from shoal.execute.attention.torch_backends import ReferenceStep
@@ -18,7 +17,7 @@ from shoal.execute.attention.triton_backend import TritonStep
 
 DTYPES = ("bfloat16", "float16", "float32")
 TOLERANCE = {"float32": 1e-4, "float16": 6e-3, "bfloat16": 4e-2}
-"""Of any number of the output, which is about 1."""
+"""Largest absolute error; outputs are about 1."""
 SHAPES = (
     Heads("Llama 3.2 1B", 32, 8, 64),
     Heads("Llama 3.1 8B", 32, 8, 128),
@@ -32,9 +31,9 @@ PROMPTS: tuple[Row, ...] = ((0, 64), (0, 65), (0, 97), (33, 65), (100, 700), (60
 TINY_SHAPES = (Heads("tiny, group of 3", 3, 1, 16), Heads("tiny, windows", 4, 2, 20, window=5, softcap=2.0))
 TINY_DECODES, TINY_PROMPTS = (18, 1), ((0, 9), (3, 9))
 LARGE_BYTES = (2 << 31) + (512 << 20)
-"""In dtypes of two bytes all blocks then lie behind 2^31 elements."""
+"""In two-byte dtypes all blocks are then after 2^31 elements."""
 _SHARPNESS = 3.0
-"""Queries are so many times as large as usual, so that single keys matter."""
+"""Factor of the queries, so that single keys matter."""
 _LAYERS = 2
 
 
@@ -42,8 +41,8 @@ def run(cases: Cases) -> None:
     shapes = TINY_SHAPES if cases.tiny else SHAPES
     decodes, prompts = (TINY_DECODES, TINY_PROMPTS) if cases.tiny else (DECODES, PROMPTS)
     rows = [*((end - 1, end) for end in decodes), *prompts]
-    dtypes = DTYPES[1:] if cases.device == "cpu" else DTYPES  # Triton's interpreter knows no bfloat16
-    # All blocks lie behind so many bytes.
+    dtypes = DTYPES[1:] if cases.device == "cpu" else DTYPES  # Triton's interpreter has no bfloat16
+    # Bytes before all blocks.
     large = 1 << 20 if cases.tiny else LARGE_BYTES
     for dtype in dtypes:
         for heads in shapes:
@@ -64,10 +63,10 @@ def compare(
     layout: str = "merged",
     spare_bytes: int = 0,
 ) -> Figures:
-    """One step over all rows in both ways; raises AssertionError where they differ."""
+    """Compute one step over all rows with both; raises AssertionError if they differ."""
     needed, free = pool_bytes(heads, rows, dtype, _LAYERS) + spare_bytes, free_bytes(device)
     if needed > free:
-        raise LeftOut(f"{needed / 2**30:.1f} GiB are needed, and {free / 2**30:.1f} are free")
+        raise SkipCase(f"{needed / 2**30:.1f} GiB are needed, and {free / 2**30:.1f} are free")
     pool = Pool(heads, rows, dtype, device, layers=_LAYERS, layout=layout, spare_bytes=spare_bytes)
     pool.fill_with_nan()
     ends = [end for _, end in rows]
@@ -86,7 +85,7 @@ def compare(
         out = pool.attend(TritonStep(batch, pool.cache), 1, query, key, value)
         wait(device)
         first_s = time.perf_counter() - started
-        # Behind the other, so that what that did not write is not there for it.
+        # Second, so that it does not hide missing writes of the first.
         expected = pool.attend(ReferenceStep(batch, pool.cache), 1, query, key, value)
     errors = (out.double() - expected.double()).abs().flatten(1).max(1).values.nan_to_num(torch.inf)
     decodes, prompts = errors[: batch.num_decodes], errors[batch.num_decodes :]
@@ -100,7 +99,6 @@ def compare(
 
 
 def _describe(starts: Sequence[int], rows: Sequence[Row], errors: torch.Tensor, tolerance: float) -> str:
-    """Which rows differ, and by how much."""
     wrong = []
     for (first, end), begin, stop in zip(rows, starts, starts[1:], strict=False):
         error = float(errors[begin:stop].max())

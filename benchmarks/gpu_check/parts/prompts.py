@@ -1,4 +1,4 @@
-"""The part `prompts` of `benchmarks/gpu_check`: steps that compute prompts, by the executor alone."""
+"""GPU check, part `prompts`: prefill steps of the executor, without an engine."""
 
 import time
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Chunk:
-    """A step of ``rows`` prompts, each of which computes ``tokens`` tokens behind ``computed`` others."""
+    """A step of ``rows`` prompts that compute ``tokens`` tokens each, after ``computed`` tokens."""
 
     rows: int
     tokens: int
@@ -62,7 +62,6 @@ class _Steps:
         return bench
 
     def measure(self, chunk: Chunk) -> Figures:
-        """The step, some times."""
         known, times = chunk.computed + chunk.tokens, []
         with self._bench.sequences(chunk.rows, known, chunk.computed) as joined:
             for _ in range(1 + _ROUNDS):  # the first one compiles and allocates

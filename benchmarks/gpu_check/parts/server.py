@@ -1,6 +1,6 @@
-"""The part `server` of `benchmarks/gpu_check`: `shoal serve` on this machine, and bursts of chats.
+"""GPU check, part `server`: bursts of chats to `shoal serve` on this machine.
 
-The model has random weights and a tokenizer made here, whose words are numbers.
+The model has random weights, and a generated tokenizer with one token per word.
 """
 
 import http.client
@@ -22,7 +22,7 @@ from benchmarks.gpu_check.cases import Cases, Figures, quantile
 from benchmarks.gpu_check.shapes import LLAMA_1B, TINY, VOCABULARY, Llama
 
 BURSTS = ((1, 64), (64, 64), (256, 64))
-"""How many chats at once, and tokens of output of each."""
+"""Concurrent chats, and output tokens of each."""
 TINY_BURSTS = ((1, 4), (4, 8))
 _PROMPT_WORDS = 100
 _POLL_S = 0.1
@@ -48,7 +48,7 @@ def run(cases: Cases) -> None:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """A tokenizer of words, one for each token, and a chat template that is the messages' text."""
+    """A word-level tokenizer, and a chat template that joins the messages' texts."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = Tokenizer(models.WordLevel({f"w{number}": number for number in range(VOCABULARY)}, "w0"))
@@ -59,7 +59,7 @@ def write_tokenizer(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class _Answer:
-    """Of one chat. first_s, last_s: from its begin to its first and last piece of text."""
+    """first_s, last_s: from the start to the first and last text."""
 
     tokens: int
     first_s: float
@@ -67,7 +67,7 @@ class _Answer:
 
 
 class _Server:
-    """`shoal serve` with one model, on a port of its own."""
+    """`shoal serve` with one model on a free port."""
 
     def __init__(self, model: Llama, device: str, kv_bytes: int, folder: Path) -> None:
         self._name = model.name
@@ -85,11 +85,11 @@ class _Server:
             "server": {"host": "127.0.0.1", "port": self._port},
         }
         self._config = folder / "shoal.yaml"
-        self._config.write_text(json.dumps(config))  # which is YAML, too
+        self._config.write_text(json.dumps(config))  # JSON is YAML
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Figures:
-        """Start it, and wait until it answers."""
+        """Start the server, and wait until it is ready."""
         started = time.perf_counter()
         command = [sys.executable, "-m", "shoal.cli", "serve", "--config", str(self._config)]
         self._process = subprocess.Popen(command)
@@ -100,7 +100,7 @@ class _Server:
         return {"seconds": time.perf_counter() - started}
 
     def measure(self, streams: int, output: int) -> Figures:
-        """So many chats at once, each with as many tokens of output; before them shorter ones to warm up."""
+        """A burst of ``streams`` chats with ``output`` tokens each, after a short warm-up burst."""
         self._burst(streams, 2)
         started = time.perf_counter()
         answers = self._burst(streams, output)
@@ -118,7 +118,6 @@ class _Server:
         return figures
 
     def end(self) -> None:
-        """End it if it runs."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             try:
@@ -138,7 +137,7 @@ class _Server:
 
     def _burst(self, streams: int, output: int) -> list[_Answer]:
         if self._process is None or self._process.poll() is not None:
-            raise RuntimeError("the server does not run")
+            raise RuntimeError("the server is not running")
         with ThreadPoolExecutor(streams) as pool:
             return list(pool.map(self._chat, [output] * streams))
 
@@ -163,7 +162,6 @@ class _Server:
         return _Answer(tokens, times[0], times[-1])
 
     def _chunks(self, body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-        """The events of a streamed answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=_ANSWER_S)
         headers = {"Content-Type": "application/json"}
         connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)

@@ -1,7 +1,7 @@
-"""The part `tests` of `benchmarks/gpu_check`: tests of the executor and of whole engines, on the device.
+"""GPU check, part `tests`: pytest suites of the executor and of whole engines on the device.
 
-They compare tiny models in float32 with `transformers`: recorded decodes, two plans in flight, all ways of
-sampling, services that come and go, preemptions, sliding windows behind prompts that are longer than those.
+They compare tiny models in float32 with `transformers`: recorded decodes, two plans in flight, sampling,
+added and removed services, preemptions, sliding windows with longer prompts.
 """
 
 import json
@@ -30,8 +30,7 @@ TESTS = (
     "tests/end_to_end/test_equality_presets.py",
 )
 TINY_TESTS = ("tests/execute/test_execute_iterations.py::test_iterations_are_steps_one_after_another",)
-# Bundled models are not there without a network, and asking for them takes time. Grammars need no device, but
-# llguidance.
+# Bundled models need a network, and grammars need llguidance but no device.
 _CHOSEN = "not smollm2 and not grammars"
 _OPTIONS = (
     "-m",
@@ -45,41 +44,41 @@ _OPTIONS = (
 )
 _WORKERS = 4
 _END_S = 3.0
-"""To say what came of it."""
-_WHOLE = (0, 1)
-"""Exit statuses of pytest after it has run all tests."""
+"""Time reserved for recording the results."""
+_COMPLETE = (0, 1)
+"""Exit statuses of pytest after a complete run."""
 
 
 def run(cases: Cases, tests: Sequence[str] | None = None) -> None:
-    """tests: in place of those that it is for."""
+    """tests: instead of ``TESTS``."""
     with tempfile.TemporaryDirectory() as folder:
-        told = Path(folder) / "told"
-        told.touch()
-        status = _pytest(cases, tests or (TINY_TESTS if cases.tiny else TESTS), told)
-        outcomes = [json.loads(line) for line in told.read_text().splitlines()]
+        records = Path(folder) / "records"
+        records.touch()
+        status = _pytest(cases, tests or (TINY_TESTS if cases.tiny else TESTS), records)
+        outcomes = [json.loads(line) for line in records.read_text().splitlines()]
     files: dict[str, Counter[str]] = {}
     for outcome in outcomes:
         files.setdefault(outcome["test"].partition("::")[0], Counter())[outcome["outcome"]] += 1
     for file, counted in files.items():
-        cases.tell(file, "failed" if counted["failed"] else "ok", dict(counted))
+        cases.report(file, "failed" if counted["failed"] else "ok", dict(counted))
     for outcome in outcomes:
         if outcome["outcome"] == "failed":
-            cases.tell(outcome["test"], "failed", error=outcome["error"])
-    _tell_all(cases, sum(files.values(), Counter()), status)
+            cases.report(outcome["test"], "failed", error=outcome["error"])
+    _report_all(cases, sum(files.values(), Counter()), status)
 
 
-def _tell_all(cases: Cases, counted: Mapping[str, int], status: int | None) -> None:
-    said = ", ".join(f"{number} {outcome}" for outcome, number in counted.items())
+def _report_all(cases: Cases, counted: Mapping[str, int], status: int | None) -> None:
+    counts = ", ".join(f"{number} {outcome}" for outcome, number in counted.items())
     if status is None:
-        cases.tell("all", "cut", dict(counted), error="no time was left", line=said)
-    elif status in _WHOLE and counted:
-        cases.tell("all", "failed" if counted.get("failed") else "ok", dict(counted), line=said)
+        cases.report("all", "cut", dict(counted), error="no time was left", line=counts)
+    elif status in _COMPLETE and counted:
+        cases.report("all", "failed" if counted.get("failed") else "ok", dict(counted), line=counts)
     else:
-        cases.tell("all", "failed", error=f"pytest ended with status {status}", line=said)
+        cases.report("all", "failed", error=f"pytest ended with status {status}", line=counts)
 
 
-def _pytest(cases: Cases, tests: Sequence[str], told: Path) -> int | None:
-    """Its exit status; None where there was no time for all tests."""
+def _pytest(cases: Cases, tests: Sequence[str], records: Path) -> int | None:
+    """pytest's exit status; None: out of time."""
     command = [sys.executable, "-m", "pytest", *_OPTIONS, *tests]
     if not missing(["xdist"]):
         command += ["-p", "no:xdist"] if cases.tiny else ["-n", str(_WORKERS)]
@@ -88,9 +87,9 @@ def _pytest(cases: Cases, tests: Sequence[str], told: Path) -> int | None:
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
         "SHOAL_TEST_DEVICE": cases.device,
-        FILE_VARIABLE: str(told),
+        FILE_VARIABLE: str(records),
     }
-    environment.pop("CI", None)  # a test without a bundled model then fails
+    environment.pop("CI", None)  # with it, tests without a bundled model fail
     try:
         return subprocess.run(command, cwd=ROOT, env=environment, timeout=cases.left_s - _END_S).returncode
     except subprocess.TimeoutExpired:
