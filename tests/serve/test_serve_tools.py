@@ -25,7 +25,7 @@ from shoal.models.chat_template.template import ChatTemplate
 from shoal.serve import create_app
 from shoal.serve.openai.chat_fields import TemplateFields
 from shoal.serve.openai.chat_prompt import render_chat
-from shoal.serve.openai.messages import Message, messages_for_template
+from shoal.serve.openai.messages import Message, messages_to_template
 from shoal.serve.tools.call_formats import Function, format_of
 from shoal.serve.tools.tool_use import ToolUse
 
@@ -396,12 +396,12 @@ def test_schemas_of_any_shape_become_grammars():
 def test_formats_are_told_from_the_template():
     for family, template in TEMPLATES.items():
         name = type(format_of(template, lambda text: None)).__name__
-        expected = {"gemma-functions": "Gemma", "gemma": "Described", "plain": "Described"}
+        expected = {"gemma-functions": "Gemma", "gemma": "Prompted", "plain": "Prompted"}
         assert name == f"{expected.get(family, family.title().replace('-', ''))}Format"
 
 
 def test_large_histories_render_in_a_worker_as_plain_values():
-    messages = messages_for_template([Message.model_validate(message) for message in ASKED])
+    messages = messages_to_template([Message.model_validate(message) for message in ASKED])
     template, layout = ChatTemplate(PLAIN, {}), TemplateFields().layout(PLAIN, True)
     text = render_chat(template, messages, layout, TOOLS, format_of(PLAIN, lambda text: None), 10_000)
     assert text.endswith("<user>Weather in Oslo?")

@@ -127,7 +127,7 @@ class IgnoredFieldLog:
 
 
 def intended_name(name: str, kind: type[ObjectType], output_fields: frozenset[str]) -> str | None:
-    """The known field that ``name`` is likely a misspelling of, if that field affects the output; else None."""
+    """The known field of which ``name`` is likely a misspelling, if it affects the output; else None."""
     return nearest_name(name, *_candidates(kind, output_fields))
 
 
@@ -145,8 +145,8 @@ def _candidates(
 def nearest_name(name: str, names: frozenset[str], others: frozenset[str] = frozenset()) -> str | None:
     """The nearest of ``names`` within the allowed edits, unless one of ``others`` is nearer; else None.
 
-    Edits are counted as Damerau-Levenshtein distance, without case and separators. Two are allowed, or one for
-    short names.
+    Edits are counted as Damerau-Levenshtein distance, without case and separators. Two are allowed, or one
+    for short names.
     """
     nearest, nearest_other = _nearest(name, names), _nearest(name, others)
     if nearest is None or (nearest_other is not None and nearest_other[0] < nearest[0]):

@@ -1,1 +1,1 @@
-"""OpenAI's API with vLLM's additions: bodies, prompts, endpoints and formats of answers."""
+"""OpenAI's API with vLLM's additions: request bodies, endpoints, prompts of chats, and response formats."""

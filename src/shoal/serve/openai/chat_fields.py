@@ -1,4 +1,4 @@
-"""Fields of chats about tools, reasoning and the chat template."""
+"""Fields of chats: tools and tool_choice, reasoning, and variables of the chat template."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, cast
@@ -17,7 +17,7 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 Effort = Annotated[
     ReasoningEffort | None, AfterValidator(lambda sent: None if sent in ("auto", "default") else sent)
 ]
-"""How much to reason; auto and default: as the chat template has it, like null."""
+"""How much to reason; auto and default: the chat template decides, as with null."""
 ChosenKind = Annotated[
     Literal["none", "auto", "required", "any"],
     AfterValidator(lambda sent: "required" if sent == "any" else sent),
@@ -28,7 +28,7 @@ REASONING_VARIABLES = ("enable_thinking", "thinking")
 """Chat template variables that turn reasoning on or off: most templates use the first; those of DeepSeek,
 Granite and Kimi the second."""
 
-# Variables of templates that have fields of their own.
+# Template variables that have their own fields.
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
 
 
@@ -70,19 +70,19 @@ class ChosenTool(StrictModel):
     function: ChosenName
 
 
-def tool_for_template(function: FunctionDefinition) -> Json:
-    """A tool as chat templates expect it."""
+def tool_to_template(function: FunctionDefinition) -> Json:
+    """A tool for the chat template."""
     parameters = function.parameters or {"type": "object", "properties": {}}
     definition = {"name": function.name, "description": function.description or "", "parameters": parameters}
     return {"type": "function", "function": definition}
 
 
-def _for_template(tools: list[Tool]) -> list[Json]:
-    # A worker process may send them back: plain dicts are unpickled faster.
-    return [tool_for_template(tool.function) for tool in tools]
+def _tools_to_template(tools: list[Tool]) -> list[Json]:
+    # A worker process may send them back, and plain dicts are unpickled faster.
+    return [tool_to_template(tool.function) for tool in tools]
 
 
-Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True), AfterValidator(_for_template)]
+Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True), AfterValidator(_tools_to_template)]
 
 
 class ToolFields(StrictModel):
@@ -100,14 +100,14 @@ class ToolFields(StrictModel):
     """Not supported: send parallel_tool_calls."""
 
     def tool_use(self) -> ToolUse:
-        """What the request wants with its tools; raises InvalidRequest where that is not possible."""
+        """The tools and tool_choice of the request; raises InvalidRequest if they contradict each other."""
         chosen = self.tool_choice
         named = isinstance(chosen, ChosenTool)
         return ToolUse(
             tools=cast("list[Json]", self.tools or []),
             choice="function" if isinstance(chosen, ChosenTool) else chosen or "auto",
             name=chosen.function.name if isinstance(chosen, ChosenTool) else None,
-            several=self.parallel_tool_calls is not False and not named,
+            parallel=self.parallel_tool_calls is not False and not named,
         )
 
 
@@ -118,7 +118,7 @@ class Thinking(StrictModel):
     """adaptive and auto: as the chat template has it."""
 
     def wanted(self) -> bool | None:
-        """Whether to reason; None: as the chat template has it."""
+        """Whether to reason; None: the chat template decides."""
         return {"enabled": True, "disabled": False}.get(self.type)
 
 
@@ -171,12 +171,12 @@ class TemplateFields(StrictModel):
 
     @property
     def shows_reasoning(self) -> bool:
-        """Whether to return the reasoning."""
+        """Whether reasoning is returned."""
         excluded = self.reasoning is not None and self.reasoning.exclude
         return self.include_reasoning is not False and not excluded and self.reasoning_format != "hidden"
 
     def effort(self) -> ReasoningEffort | None:
-        """How much to reason; raises InvalidRequest where fields say different things."""
+        """How much to reason; raises InvalidRequest if fields contradict each other."""
         other = None if self.reasoning is None else self.reasoning.effort
         if None not in (self.reasoning_effort, other) and self.reasoning_effort != other:
             raise InvalidRequest(
@@ -184,29 +184,31 @@ class TemplateFields(StrictModel):
             )
         return self.reasoning_effort or other
 
-    def thinks(self) -> bool | None:
-        """Whether to reason; None: as the chat template has it.
+    def wants_reasoning(self) -> bool | None:
+        """Whether to reason; None: the chat template decides.
 
-        Raises InvalidRequest where fields say different things.
+        Raises InvalidRequest if fields contradict each other.
         """
-        said = {
+        settings = {
             "thinking": None if self.thinking is None else self.thinking.wanted(),
             "enable_thinking": self.enable_thinking,
             "reasoning.enabled": None if self.reasoning is None else self.reasoning.enabled,
             "reasoning_effort": False if self.effort() == "none" else None,
         }
-        said = {name: value for name, value in said.items() if value is not None}
-        if len(set(said.values())) > 1:
-            raise InvalidRequest(f"{' and '.join(said)} contradict each other", param=next(iter(said)))
-        return next(iter(said.values()), None)
+        settings = {name: value for name, value in settings.items() if value is not None}
+        if len(set(settings.values())) > 1:
+            raise InvalidRequest(
+                f"{' and '.join(settings)} contradict each other", param=next(iter(settings))
+            )
+        return next(iter(settings.values()), None)
 
     @property
     def may_reason(self) -> bool:
-        """Whether the client leaves it to the model to reason."""
-        return self.thinks() is not False
+        """Whether the client does not turn reasoning off."""
+        return self.wants_reasoning() is not False
 
-    def check_last(self, messages: Sequence[Json]) -> None:
-        """Raise InvalidRequest where the last message cannot go on as it is to."""
+    def check_last_message(self, messages: Sequence[Json]) -> None:
+        """Raise InvalidRequest if the last message is to be continued but cannot be."""
         last = messages[-1]
         if self.continue_final_message and (last["role"] != "assistant" or last.get("tool_calls")):
             raise InvalidRequest(
@@ -214,10 +216,10 @@ class TemplateFields(StrictModel):
                 param="continue_final_message",
             )
 
-    def layout(self, template: str, thinks: bool) -> Layout:
-        """How the messages are laid out with ``template``; thinks: whether the model may reason.
+    def layout(self, template: str, may_reason: bool) -> Layout:
+        """Rendering options and variables for the chat template with the source ``template``.
 
-        Raises InvalidRequest where fields contradict each other or the template.
+        Raises InvalidRequest if fields contradict each other, or the template does not support them.
         """
         given = self.chat_template_kwargs or {}
         for name in given:
@@ -239,8 +241,8 @@ class TemplateFields(StrictModel):
             )
         values = {"reasoning_effort": self.effort(), "verbosity": self.verbosity}
         variables: Json = {name: value for name, value in values.items() if value is not None}
-        if (wanted := self.thinks() if thinks else False) is not None:
-            variables |= dict.fromkeys(REASONING_VARIABLES, wanted)
+        if (reasons := self.wants_reasoning() if may_reason else False) is not None:
+            variables |= dict.fromkeys(REASONING_VARIABLES, reasons)
         return Layout(
             documents=self.documents or (),
             variables={**variables, **given},

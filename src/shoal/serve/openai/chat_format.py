@@ -1,4 +1,4 @@
-"""The JSON of chat completions, full or as chunks of a stream."""
+"""Writes chat completions, full or as stream chunks: content, reasoning, tool calls, finish reason."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,25 +31,25 @@ from shoal.serve.tools.output_pieces import CallArguments, CallBegin, Content, O
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatParsing:
-    """How the outputs of a chat are read."""
+    """How the outputs of a chat are parsed."""
 
     parser: Callable[[], OutputParser]
-    """A new parser for an output."""
+    """Makes a parser for one output."""
     calls: bool
-    """Whether there may be calls of tools."""
+    """Whether an output may have tool calls."""
     call_id: Callable[[], str]
-    """A new id for a call."""
+    """Makes the id of a tool call."""
     include_reasoning: bool = True
-    """Whether reasoning is shown."""
+    """Whether reasoning is returned."""
 
-    def shown(self, pieces: Sequence[Piece]) -> list[Piece]:
-        """``pieces`` without what the client does not want."""
+    def visible(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """``pieces`` without reasoning that the client does not want."""
         return [p for p in pieces if self.include_reasoning or not isinstance(p, Reasoning)]
 
 
 @dataclass(slots=True)
 class _Choice:
-    """A choice that is streamed."""
+    """State of a streamed choice."""
 
     parser: OutputParser
     calls: int = 0
@@ -57,14 +57,14 @@ class _Choice:
 
 @dataclass(slots=True)
 class _Message:
-    """A message that is put together from pieces."""
+    """Builds a message from pieces."""
 
     content: str = ""
     reasoning: str = ""
     calls: list[ToolCall] = field(default_factory=list)
 
     @classmethod
-    def of(cls, pieces: Sequence[Piece], call_id: Callable[[], str]) -> "_Message":
+    def from_pieces(cls, pieces: Sequence[Piece], call_id: Callable[[], str]) -> "_Message":
         message = cls()
         for piece in pieces:
             match piece:
@@ -78,7 +78,7 @@ class _Message:
                     message.calls[-1].function.arguments += piece.text
         return message
 
-    def written(self) -> ChatMessage:
+    def to_chat_message(self) -> ChatMessage:
         return ChatMessage(
             self.content or (None if self.calls or self.reasoning else ""),
             tool_calls=self.calls or UNSET,
@@ -87,39 +87,37 @@ class _Message:
 
 
 class ChatFormat:
-    """Chat completions."""
-
     def __init__(
         self,
         request_id: str,
         model: str,
         logprobs: LogprobFormatter | None,
         usage: StreamUsage,
-        presentation: ResponseExtras,
-        reading: ChatParsing,
+        extras: ResponseExtras,
+        parsing: ChatParsing,
     ) -> None:
         self._header = (request_id, int(time.time()), model)
         self._logprobs = logprobs
         self._usage = usage
-        self._shown = presentation
-        self._reading = reading
+        self._extras = extras
+        self._parsing = parsing
         self._choices: dict[int, _Choice] = {}
 
     def chunks(self, index: int, delta: Delta, usage: Usage) -> Iterator[bytes]:
         """First the role, then text and calls, then the finish reason."""
         choice = self._choices.get(index)
         if choice is None:
-            choice = self._choices[index] = _Choice(self._reading.parser())
-            # With tools there may be no content at all, which is null.
-            content = None if self._reading.calls else ""
+            choice = self._choices[index] = _Choice(self._parsing.parser())
+            # With tools there may be no content, which is null.
+            content = None if self._parsing.calls else ""
             begin = ChatChunkChoice(index, ChatDelta(role="assistant", content=content))
-            yield self._chunk(begin, usage, self._shown.prompt_token_ids(index))
+            yield self._chunk(begin, usage, self._extras.prompt_token_ids(index))
         pieces = choice.parser.push(delta.text)
         if delta.finish is not None:
             pieces += choice.parser.finish(_is_cut(delta))
-        deltas = [self._delta(choice, piece) for piece in self._reading.shown(pieces)]
+        deltas = [self._delta(choice, piece) for piece in self._parsing.visible(pieces)]
         logprobs = self._logprobs.chat(delta.logprobs) if self._logprobs and delta.logprobs else None
-        ids = self._shown.token_ids(delta.tokens)
+        ids = self._extras.token_ids(delta.tokens)
         if (logprobs or ids) and not deltas:
             deltas = [ChatDelta(content="")]
         for chat_delta in deltas:
@@ -139,7 +137,7 @@ class ChatFormat:
             case CallBegin():
                 choice.calls += 1
                 function = FunctionDelta("", piece.name)
-                call = ToolCallDelta(choice.calls - 1, function, self._reading.call_id(), "function")
+                call = ToolCallDelta(choice.calls - 1, function, self._parsing.call_id(), "function")
                 return ChatDelta(tool_calls=[call])
             case CallArguments():
                 return ChatDelta(tool_calls=[ToolCallDelta(choice.calls - 1, FunctionDelta(piece.text))])
@@ -147,36 +145,38 @@ class ChatFormat:
     def _chunk(
         self, choice: ChatChunkChoice, usage: Usage, prompt_ids: list[int] | UnsetType = UNSET
     ) -> bytes:
-        shown = self._usage.in_chunk(usage)
-        return encode(ChatChunk(*self._header, [choice], shown, prompt_token_ids=prompt_ids))
+        chunk_usage = self._usage.in_chunk(usage)
+        return encode(ChatChunk(*self._header, [choice], chunk_usage, prompt_token_ids=prompt_ids))
 
     def usage_chunk(self, usage: Usage) -> bytes | None:
-        """Token counts, without choices."""
+        """A chunk with token counts and no choices."""
         return encode(ChatChunk(*self._header, [], usage)) if self._usage.final_chunk else None
 
     def full(self, outputs: Sequence[Output], usage: Usage) -> bytes:
-        """One message for each choice."""
+        """A response with one message for each choice."""
         choices = []
         for index, output in enumerate(outputs):
-            parser = self._reading.parser()
+            parser = self._parsing.parser()
             pieces = parser.push(output.text) + parser.finish(_is_cut(output))
-            message = _Message.of(self._reading.shown(pieces), self._reading.call_id)
+            message = _Message.from_pieces(self._parsing.visible(pieces), self._parsing.call_id)
             logprobs = self._logprobs.chat(output.logprobs) if self._logprobs else None
             reason = _finish_reason(output, bool(message.calls), parser)
-            ids = self._shown.token_ids(output.tokens)
-            choices.append(ChatChoice(index, message.written(), logprobs, reason, output.stop_reason, ids))
+            ids = self._extras.token_ids(output.tokens)
+            choices.append(
+                ChatChoice(index, message.to_chat_message(), logprobs, reason, output.stop_reason, ids)
+            )
         response = ChatCompletion(
             *self._header,
             choices,
             usage,
-            prompt_token_ids=self._shown.prompt_token_ids(0),
-            prompt_logprobs=self._shown.prompt_logprobs(outputs[0].prompt_logprobs),
+            prompt_token_ids=self._extras.prompt_token_ids(0),
+            prompt_logprobs=self._extras.prompt_logprobs(outputs[0].prompt_logprobs),
         )
         return encode(response)
 
 
 def _is_cut(ended: Delta | Output) -> bool:
-    """Whether something else than the model has ended the output."""
+    """Whether a limit or a stop string, not the model, ended the output."""
     return ended.finish is FinishReason.LENGTH or ended.stop_reason is not None
 
 

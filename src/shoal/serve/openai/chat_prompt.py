@@ -1,4 +1,4 @@
-"""From a conversation to a prompt, and to the way its outputs are read."""
+"""Renders a chat as a prompt: chat template, tools and reasoning; and decides how its outputs are parsed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,22 +25,22 @@ from shoal.serve.tools.result_order import sort_results
 from shoal.serve.tools.tool_use import ToolUse
 from shoal.serve.tools.tools_as_text import tools_as_text
 
-# Most characters that a chat template may write for each byte of the largest body.
-_TEMPLATE_GROWTH = 2
+# A rendered chat has at most this many characters for each byte of the largest body.
+_MAX_CHARACTERS_PER_BODY_BYTE = 2
 
 Messages = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedChat:
-    """A chat as the engine takes it."""
+    """A rendered chat."""
 
     text: str
     """The prompt, with its special tokens."""
     sampling: SamplingParams
-    reading: ChatParsing
+    parsing: ChatParsing
     field_names: FieldNames
-    """What the body calls fields that errors may name."""
+    """The client's names of fields that errors may name."""
 
 
 async def prepare_chat(
@@ -52,36 +52,36 @@ async def prepare_chat(
     sampling: SamplingParams,
     field_names: FieldNames,
 ) -> PreparedChat:
-    """Lay ``messages`` out with the chat template of ``service``.
+    """Render ``messages`` with the chat template of ``service``, and add the grammar of forced tool calls.
 
-    sampling: what the request asks for without its tools. field_names: what the body calls its fields.
-    Output that has a grammar begins at once, without reasoning, and so does all output where the client wants
-    none. Raises InvalidRequest where none of that is possible.
+    sampling: the request's parameters, without tools. field_names: the client's names of fields.
+    The model reasons only where the output has no grammar and the client does not turn reasoning off.
+    Raises InvalidRequest if fields contradict each other, or the template refuses the messages.
     """
     tokenizer = api.tokenizer(service)
     template = tokenizer.chat_template.chosen(bool(use.tools))
     format = format_of(template.source, tokenizer.special_token)
-    own_grammar = sampling.grammar
+    client_grammar = sampling.grammar
     with client_field_names({GRAMMAR: "tools"}):
         sampling = use.constrain(sampling, format)
-    free = sampling.grammar is None
-    thinks = free and fields.may_reason
-    text = await chat_text(api, service, messages, fields.layout(template.source, thinks), use.tools)
-    marks = None if fields.continue_final_message else reasoning_tags(template.source)
-    opened = marks is not None and opens_reasoning(text, marks)
-    if marks is not None and opened and not thinks:
-        text, opened = f"{text}\n{marks[1]}\n\n", False
-    if marks is not None and tokenizer.special_token(marks[1]) is not None:
+    unconstrained = sampling.grammar is None
+    may_reason = unconstrained and fields.may_reason
+    text = await chat_text(api, service, messages, fields.layout(template.source, may_reason), use.tools)
+    tags = None if fields.continue_final_message else reasoning_tags(template.source)
+    is_open = tags is not None and opens_reasoning(text, tags)
+    if tags is not None and is_open and not may_reason:
+        text, is_open = f"{text}\n{tags[1]}\n\n", False
+    if tags is not None and tokenizer.special_token(tags[1]) is not None:
         sampling = replace(sampling, skip_special_tokens=False)
-    reading = ChatParsing(
-        parser=partial(_parser, use, format, marks if free else None, opened),
-        calls=use.parsed,
+    parsing = ChatParsing(
+        parser=partial(_parser, use, format, tags if unconstrained else None, is_open),
+        calls=use.parses_calls,
         call_id=format.call_id,
         include_reasoning=fields.shows_reasoning,
     )
-    if sampling.grammar is not own_grammar:
+    if sampling.grammar is not client_grammar:
         field_names = {**field_names, GRAMMAR: "tools"}
-    return PreparedChat(text, sampling, reading, field_names)
+    return PreparedChat(text, sampling, parsing, field_names)
 
 
 async def chat_text(
@@ -91,7 +91,10 @@ async def chat_text(
     layout: Layout,
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """The conversation as the text of a prompt; raises the errors of ``ChatTemplate.render``."""
+    """The conversation as the text of a prompt, rendered in a worker process.
+
+    Raises the errors of ``ChatTemplate.render``.
+    """
     tokenizer = api.tokenizer(service)
     template = tokenizer.chat_template.chosen(bool(tools))
     return await api.workers.run(
@@ -103,7 +106,7 @@ async def chat_text(
         layout,
         tools,
         format_of(template.source, tokenizer.special_token),
-        _TEMPLATE_GROWTH * api.max_body_bytes,
+        _MAX_CHARACTERS_PER_BODY_BYTE * api.max_body_bytes,
     )
 
 
@@ -115,21 +118,21 @@ def render_chat(
     format: ToolFormat,
     max_characters: int,
 ) -> str:
-    """The conversation as text, with tools as ``format`` has them; raises the errors of ``render``."""
+    """The conversation as text, with tools in the way of ``format``; raises the errors of ``render``."""
     messages = sort_results(messages)
-    if not format.described:
-        history = split_parallel_calls(template, format.in_history(messages))
+    if not format.prompted:
+        history = split_parallel_calls(template, format.translate_history(messages))
         return template.render(history, max_characters, replace(layout, tools=tools))
     try:
         return template.render(tools_as_text(messages, tools, True), max_characters, layout)
     except InvalidRequest:
         if not tools or messages[0]["role"] == "system":
             raise
-    # Some templates refuse system messages, and would take the client's for one that comes later.
+    # Some templates refuse system messages; then the tools go into the first user message.
     return template.render(tools_as_text(messages, tools, False), max_characters, layout)
 
 
-def _parser(use: ToolUse, format: ToolFormat, marks: ReasoningTags | None, opened: bool) -> OutputParser:
+def _parser(use: ToolUse, format: ToolFormat, tags: ReasoningTags | None, is_open: bool) -> OutputParser:
     names = {tool["function"]["name"] for tool in use.tools}
-    inner: OutputParser = format.parser(names, use.must_call) if use.parsed else ContentParser()
-    return inner if marks is None else ReasoningParser(marks, opened, inner)
+    inner: OutputParser = format.parser(names, use.must_call) if use.parses_calls else ContentParser()
+    return inner if tags is None else ReasoningParser(tags, is_open, inner)

@@ -1,4 +1,4 @@
-"""The parts of a message's content: texts, and what an assistant said or thought in an earlier turn."""
+"""Content parts of messages: text, refusals, and reasoning of earlier turns."""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
@@ -55,16 +55,16 @@ Parts = Annotated[
     list[Annotated[Text | Refusal | Thinking, Discriminator(_tag_of)]],
     Field(max_length=MAX_PARTS, fail_fast=True),
 ]
-"""Those of chats."""
+"""Content parts of chats."""
 ResponseParts = Annotated[
     list[Annotated[Text | Refusal, Discriminator(_tag_of)]], Field(max_length=MAX_PARTS, fail_fast=True)
 ]
-"""Those of responses, where reasoning is an item of its own."""
+"""Content parts of /v1/responses, where reasoning is an item of its own."""
 Content = str | Sequence[TextPart | RefusalPart | ThinkingPart] | None
 
 
 def check_role(content: Content, info: ValidationInfo) -> Content:
-    """A content whose parts are those of its message's role, which is validated before it."""
+    """Raise if the parts do not fit the role of the message, which is validated before the content."""
     of_assistant = any(not isinstance(part, TextPart) for part in _parts(content))
     if of_assistant and info.data.get("role", "assistant") != "assistant":
         raise PydanticCustomError("wrong_role", "Only messages with role assistant have such parts")
@@ -72,14 +72,14 @@ def check_role(content: Content, info: ValidationInfo) -> Content:
 
 
 def text_of(content: Content) -> str | None:
-    """The text of a content, a line for each part; None: there is no content."""
+    """The text of a content, one line for each part; None: there is no content."""
     if content is None or isinstance(content, str):
         return content
-    return "\n".join(_said(content))
+    return "\n".join(_part_texts(content))
 
 
 def thinking_of(content: Content) -> str | None:
-    """The reasoning in a content, a line for each part; None: it has none."""
+    """The reasoning in a content, one line for each part; None: it has none."""
     thoughts = [part.thinking for part in _parts(content) if isinstance(part, ThinkingPart)]
     return "\n".join(text_of(thought) or "" for thought in thoughts) if thoughts else None
 
@@ -88,7 +88,7 @@ def _parts(content: Content) -> Sequence[TextPart | RefusalPart | ThinkingPart]:
     return () if content is None or isinstance(content, str) else content
 
 
-def _said(parts: Sequence[TextPart | RefusalPart | ThinkingPart]) -> Iterator[str]:
+def _part_texts(parts: Sequence[TextPart | RefusalPart | ThinkingPart]) -> Iterator[str]:
     for part in parts:
         match part:
             case TextPart():

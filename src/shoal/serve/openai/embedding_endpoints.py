@@ -1,4 +1,4 @@
-"""The endpoint that embeds: /v1/embeddings."""
+"""The endpoint /v1/embeddings."""
 
 import base64
 import time
@@ -31,18 +31,15 @@ from shoal.serve.openai.response_formats import Output
 from shoal.serve.openai.token_and_embedding_bodies import EmbeddingBody
 from shoal.serve.openapi import fails, returns, takes
 
-# So many inputs of a request are in the engine's queue at once; a client may send thousands.
+# Inputs of a request that are in the engine's queue at once; a client may send thousands.
 _INPUTS_AT_ONCE = 64
 
 
 class EmbeddingEndpoints:
-    """Vectors of texts."""
-
     def __init__(self, api: Api) -> None:
         self._api = api
 
     def add_to(self, app: FastAPI) -> None:
-        """Add the route."""
         responses = returns(EmbeddingList, "A vector for each input.")
         errors = fails(400, 404, 413, 415, 429, 500, 503)
         takes_body = takes(EmbeddingBody)
@@ -54,10 +51,10 @@ class EmbeddingEndpoints:
         return await self.embed(request, await self._api.body(request, EmbeddingBody), arrival_ns)
 
     async def embed(self, request: Request, body: EmbeddingBody, arrival_ns: int) -> GenerationResponse:
-        """The response to a body; raises what makes it impossible."""
+        """The response to ``body``; raises InvalidRequest and ServiceNotAllowed."""
         self._api.card(request, body.model, "model")
         tokens = await self._encode(body)
-        asked = GenerationRequest(
+        generation_request = GenerationRequest(
             id=f"embd-{context_of(request.scope).id}",
             service=body.model,
             prompts=tokens,
@@ -69,31 +66,33 @@ class EmbeddingEndpoints:
         )
         format = EmbeddingFormat(body.model, body.encoding_format == "base64")
         return EmbeddingResponse(
-            asked, format, False, self._api.backend, self._api.metrics, self._api.lifecycle
+            generation_request, format, False, self._api.backend, self._api.metrics, self._api.lifecycle
         )
 
     async def _encode(self, body: EmbeddingBody) -> list[list[int]]:
-        """Token ids of the inputs; raises an InvalidRequest that names ``input``."""
-        whole, most = body.add_special_tokens is not False, body.truncate_prompt_tokens
+        """Token ids of the inputs; raises an InvalidRequest about ``input``."""
+        add_special_tokens, truncate_to = body.add_special_tokens is not False, body.truncate_prompt_tokens
         try:
-            tokens = await self._api.encode_truncated(body.model, body.inputs(), whole, most, 1)
-            for own in tokens:
-                check_request(self._api.backend.info, body.model, own, EMBEDDING_SAMPLING)
+            inputs = await self._api.encode_truncated(
+                body.model, body.inputs(), add_special_tokens, truncate_to, output_tokens=1
+            )
+            for tokens in inputs:
+                check_request(self._api.backend.info, body.model, tokens, EMBEDDING_SAMPLING)
         except InvalidRequest as error:
             message = str(error).replace("the prompt", "an input").replace("prompt token", "token")
             raise InvalidRequest(message, "input", error.code) from error
-        return tokens
+        return inputs
 
 
 class EmbeddingResponse(GenerationResponse):
-    """Embeds the prompts of a request, some after the others, and sends all vectors."""
+    """Embeds the prompts of a request in batches, and sends all vectors at once."""
 
     async def _run(self, send: Send) -> None:
         prompts = self._request.prompts
         outputs: list[Output] = []
         for start in range(0, len(prompts), _INPUTS_AT_ONCE):
-            some = replace(self._request, prompts=prompts[start : start + _INPUTS_AT_ONCE])
-            async with submit_request(self._backend, some, self._metrics) as generation:
+            batch = replace(self._request, prompts=prompts[start : start + _INPUTS_AT_ONCE])
+            async with submit_request(self._backend, batch, self._metrics) as generation:
                 self._context.count_tokens(generation.usage().prompt_tokens, 0)
                 outputs += await collect(generation)
                 self._context.load_ns += generation.load_ns
@@ -103,22 +102,20 @@ class EmbeddingResponse(GenerationResponse):
 
 
 class EmbeddingFormat:
-    """The JSON of embeddings, which are never streamed."""
+    """Writes embeddings, which are never streamed."""
 
     def __init__(self, model: str, as_base64: bool) -> None:
         self._model = model
         self._as_base64 = as_base64
 
     def chunks(self, index: int, delta: Delta, usage: Usage) -> Iterator[bytes]:
-        """Nothing."""
         return iter(())
 
     def usage_chunk(self, usage: Usage) -> bytes | None:
-        """Nothing."""
         return None
 
     def full(self, outputs: Sequence[Output], usage: Usage) -> bytes:
-        """One vector for each output."""
+        """A response with one vector for each output."""
         data = [encoded(Embedding(index, self._vector(output))) for index, output in enumerate(outputs)]
         counts = EmbeddingUsage(usage.prompt_tokens, usage.total_tokens)
         return encode(EmbeddingList(data, self._model, counts))

@@ -1,4 +1,4 @@
-"""Errors that call fields as the client did: the engine, OpenAI's API and Ollama's name some differently."""
+"""Translates field names in errors to those of the client: the engine and the APIs name some differently."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -7,15 +7,15 @@ from contextlib import contextmanager
 from shoal.core import InvalidRequest
 
 GRAMMAR = "grammar"
-"""The engine's name of what a body has in one of several fields."""
+"""The engine's name of the grammar, which a body has in one of several fields."""
 
 FieldNames = Mapping[str, str]
-"""What the client calls fields, by the names that errors have for them."""
+"""The client's names of fields, by their names in errors."""
 
 
 @contextmanager
 def client_field_names(names: FieldNames) -> Iterator[None]:
-    """Name fields in errors as the client does; why a grammar is refused goes behind its field's name."""
+    """Translate field names in InvalidRequest errors; of a refused grammar: "FIELD cannot be used: ..."."""
     try:
         yield
     except InvalidRequest as error:
@@ -29,9 +29,8 @@ def client_field_names(names: FieldNames) -> Iterator[None]:
 
 
 def _renamed(message: str, names: FieldNames) -> str:
-    """``message`` with the client's names."""
-    for name, shown in names.items():
-        # Others are ordinary words, unless errors begin with them.
-        place = r"(?<![\w.'\"`])" if "_" in name else "^"
-        message = re.sub(rf"{place}{name}(?!\w)", shown, message)
+    for name, client_name in names.items():
+        # A name without "_" is also an ordinary word: replace it only at the beginning of the message.
+        start = r"(?<![\w.'\"`])" if "_" in name else "^"
+        message = re.sub(rf"{start}{name}(?!\w)", client_name, message)
     return message

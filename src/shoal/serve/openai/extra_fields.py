@@ -1,4 +1,4 @@
-"""Fields of both generation endpoints that OpenAI or vLLM have beside those of sampling and streaming."""
+"""Fields with effect beyond sampling: logit_bias, bad_words, prompt_logprobs, truncation, priority, salt."""
 
 from typing import Annotated, Literal
 
@@ -26,11 +26,11 @@ EXTRA_FIELD_ERRORS = {
     f'-{LARGEST_BIAS:g} to {LARGEST_BIAS:g}, such as {{"42": -100}}, at most {MAX_BIASED_TOKENS}',
     "truncate_prompt_tokens": "must be a valid integer from 1 on, or -1: as many as leave room for output",
 }
-"""Errors in these fields get a text of their own."""
+"""Fixed error texts of these fields."""
 
 
 class ExtraFields(StrictModel):
-    """What can be asked beside sampling, in what is generated and in what is told of it."""
+    """Fields of both generation endpoints."""
 
     logit_bias: Annotated[dict[TokenIdText, Bias], Field(max_length=MAX_BIASED_TOKENS)] | None = None
     """Added to the logits of tokens, by token id; -100 and 100 in effect ban a token or take it always."""
@@ -58,5 +58,5 @@ class ExtraFields(StrictModel):
     """The prompt's KV is shared only with requests that have the same salt."""
 
     def biases(self) -> tuple[tuple[int, float], ...]:
-        """``logit_bias`` as the engine takes it."""
+        """``logit_bias`` as (token id, bias) pairs."""
         return tuple((int(token), bias) for token, bias in (self.logit_bias or {}).items())

@@ -1,4 +1,4 @@
-"""The endpoints that generate: /v1/completions and /v1/chat/completions."""
+"""The endpoints /v1/completions and /v1/chat/completions."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -33,13 +33,10 @@ from shoal.serve.openapi import fails, returns, streams, takes
 
 
 class GenerationEndpoints:
-    """Completions and chats."""
-
     def __init__(self, api: Api) -> None:
         self._api = api
 
     def add_to(self, app: FastAPI) -> None:
-        """Add the routes."""
         for path, endpoint, full, chunk, body in (
             ("/v1/completions", self.completions, Completion, Completion, CompletionBody),
             ("/v1/chat/completions", self.chat_completions, ChatCompletion, ChatChunk, ChatBody),
@@ -57,7 +54,10 @@ class GenerationEndpoints:
     async def complete(
         self, request: Request, body: CompletionBody, arrival_ns: int, whole_context: bool = False
     ) -> GenerationResponse:
-        """Complete the prompts of ``body``; whole_context: without ``max_tokens`` as many as fit, not 16."""
+        """Complete the prompts of ``body``.
+
+        whole_context: without ``max_tokens``, generate as many tokens as fit, rather than 16.
+        """
         card = self._api.card(request, body.model, "model")
         prompts = body.prompts()
         _check_choices(len(prompts), body.n or 1)
@@ -77,7 +77,7 @@ class GenerationEndpoints:
         return await self.chat(request, await self._api.body(request, ChatBody), arrival_ns)
 
     async def chat(self, request: Request, body: ChatBody, arrival_ns: int) -> GenerationResponse:
-        """Write the next message of the chat in ``body``."""
+        """Generate the next message of the chat in ``body``."""
         card = self._api.card(request, body.model, "model")
         field_names = body.field_names()
         chat = await prepare_chat(
@@ -95,7 +95,7 @@ class GenerationEndpoints:
         return await self._generate(request, body, "chatcmpl", tokens, chat.sampling, arrival_ns, chat=chat)
 
     def _echo(self, body: CompletionBody, tokens: Sequence[Sequence[int]], number: int) -> str:
-        """Text of a prompt: as it was sent, unless that was as token ids or it was cut."""
+        """The text of a prompt: as it was sent, or decoded if it was sent as token ids or truncated."""
         prompt = body.prompts()[number]
         if isinstance(prompt, str) and body.truncate_prompt_tokens is None:
             return prompt
@@ -106,7 +106,7 @@ class GenerationEndpoints:
     async def _encode(
         self, body: GenerationBody, prompts: Sequence[str] | Sequence[list[int]], add_special_tokens: bool
     ) -> list[list[int]]:
-        """Token ids of the prompts, cut as the body says."""
+        """Token ids of the prompts, truncated as the body says."""
         return await self._api.encode_truncated(
             body.model,
             prompts,
@@ -152,7 +152,7 @@ class GenerationEndpoints:
                 as_token_ids=bool(body.return_tokens_as_token_ids),
                 skip_special_tokens=sampling.skip_special_tokens,
             )
-        presentation = ResponseExtras(
+        extras = ResponseExtras(
             prompts=prompts,
             n=sampling.n,
             echoed=echoed,
@@ -162,9 +162,9 @@ class GenerationEndpoints:
         usage = body.stream_usage()
         format: Format
         if chat is None:
-            format = CompletionFormat(request.id, body.model, logprobs, usage, presentation)
+            format = CompletionFormat(request.id, body.model, logprobs, usage, extras)
         else:
-            format = ChatFormat(request.id, body.model, logprobs, usage, presentation, chat.reading)
+            format = ChatFormat(request.id, body.model, logprobs, usage, extras, chat.parsing)
         return GenerationResponse(
             request, format, bool(body.stream), self._api.backend, self._api.metrics, self._api.lifecycle
         )

@@ -10,7 +10,7 @@ TemplateOnly = Annotated[Any, Field(description="Ignored: it is for chat templat
 
 
 class InertFields(StrictModel):
-    """Fields of both generation endpoints."""
+    """Fields without effect of both generation endpoints."""
 
     user: str | None = None
     """Ignored."""
@@ -42,7 +42,7 @@ class InertFields(StrictModel):
 
 
 class InertCompletionFields(InertFields):
-    """Fields of completions."""
+    """Fields without effect of completions."""
 
     include_reasoning: bool | None = None
     """Ignored: reasoning is text like any other."""
@@ -63,7 +63,7 @@ class InertCompletionFields(InertFields):
 
 
 class InertChatFields(InertFields):
-    """Fields of chats."""
+    """Fields without effect of chats."""
 
     metadata: Ignored | None = None
     """Ignored."""
@@ -98,7 +98,7 @@ class InertChatFields(InertFields):
 
 
 class InertMessageFields(StrictModel):
-    """Fields of messages; those that OpenAI returns may be sent back if they are empty."""
+    """Fields without effect of messages; clients may send back the empty fields that OpenAI returns."""
 
     name: str | None = None
     """Ignored, except with role tool: the function that gave the result."""

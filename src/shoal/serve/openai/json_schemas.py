@@ -1,4 +1,4 @@
-"""JSON schemas of clients, read as they mean them: an object has the properties that are declared."""
+"""Closes clients' JSON schemas: objects get only declared properties, unless the schema allows others."""
 
 import json
 from collections.abc import Mapping
@@ -11,21 +11,21 @@ _SINGLE = ("items", "additionalProperties", "contains", "additionalItems", "prop
 _LISTS = ("anyOf", "prefixItems", "items")
 """Keywords whose value is a list of schemas."""
 _OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties", "anyOf", "$ref")
-"""Keywords beside ``properties`` that say which others an object may have."""
-_SEVERAL_VIEWS = ("allOf", "oneOf", "not", "if", "dependentSchemas", "$dynamicRef", "$recursiveRef")
-"""Keywords with which a value must fit more than one schema, or must not fit one."""
+"""Keywords that say which properties an object may have besides those in ``properties``."""
+_COMBINING = ("allOf", "oneOf", "not", "if", "dependentSchemas", "$dynamicRef", "$recursiveRef")
+"""Keywords that apply more than one schema to a value, or a negated one."""
 
 
 class _OverlappingSchemas(Exception):
-    """What a schema says of an object is in several places."""
+    """Several parts of a schema describe one object."""
 
 
 def close_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """``schema``, but objects with declared properties have no others unless it says that they may.
+    """``schema`` with ``additionalProperties: false`` in objects that declare properties and allow no others.
 
-    Most schemas are written for a reader who would not invent properties; a small model does, without end.
-    What is valid is also valid for ``schema``. That is returned as it is where parts of it bear on one object
-    together (allOf, oneOf and the like), so that closing one would exclude what another asks for.
+    Most schemas rely on readers not to invent properties; a small model does, without end. What is valid is
+    also valid for ``schema``. A schema where several parts describe one object (allOf, oneOf and the like) is
+    returned unchanged, because closing one part would exclude the properties of another.
     """
     try:
         return _close(dict(schema))
@@ -34,7 +34,7 @@ def close_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def close_schema_text(text: str) -> str:
-    """The same of a schema as text; text that is no JSON object stays as it is."""
+    """``close_schema`` of a schema as text; text that is no JSON object is returned unchanged."""
     try:
         schema = json.loads(text)
         return json.dumps(close_schema(schema)) if isinstance(schema, dict) else text
@@ -44,9 +44,7 @@ def close_schema_text(text: str) -> str:
 
 def _close(schema: dict[str, Any]) -> dict[str, Any]:
     describes = any(name in schema for name in ("properties", "required", "patternProperties"))
-    if any(name in schema for name in _SEVERAL_VIEWS) or (
-        describes and ("anyOf" in schema or "$ref" in schema)
-    ):
+    if any(name in schema for name in _COMBINING) or (describes and ("anyOf" in schema or "$ref" in schema)):
         raise _OverlappingSchemas
     result = dict(schema)
     for name in _MAPS:
@@ -71,10 +69,10 @@ def _can_be_closed(schema: dict[str, Any]) -> bool:
     declared, required = schema.get("properties"), schema.get("required", [])
     if not isinstance(declared, dict) or not isinstance(required, list):
         return False
-    least = schema.get("minProperties", 0)
+    min_properties = schema.get("minProperties", 0)
     return (
         not any(name in schema for name in _OPEN)
         and set(map(str, required)) <= set(declared)
-        and isinstance(least, int)
-        and least <= len(declared)
+        and isinstance(min_properties, int)
+        and min_properties <= len(declared)
     )

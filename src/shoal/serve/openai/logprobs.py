@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens in the two shapes of OpenAI's API."""
+"""Formats log-probabilities of tokens: chats, completions, and vLLM's prompt_logprobs."""
 
 import functools
 from collections.abc import Sequence
@@ -16,15 +16,15 @@ from shoal.serve.openai.response_bodies import (
 )
 from shoal.serve.openai.text_offsets import TextOffsets
 
-# JSON has no infinity; a token that cannot be sampled gets this, as in OpenAI's API.
+# JSON has no infinity; an impossible token gets this value, as in OpenAI's API.
 _IMPOSSIBLE = -9999.0
 _TOKEN_ID = "token_id:{}"
 
 
 class LogprobFormatter:
-    """Formats the log-probabilities of one response, with the ``num_top`` likeliest tokens.
+    """Formats the log-probabilities of one response, with the ``num_top`` most likely tokens.
 
-    as_token_ids: tokens are named by their ids. skip_special_tokens: these have no text.
+    as_token_ids: write ``token_id:42`` instead of the text. skip_special_tokens: special tokens have no text.
     """
 
     def __init__(
@@ -43,19 +43,19 @@ class LogprobFormatter:
         self._offsets: dict[int, TextOffsets] = {}
 
     def chat(self, entries: Sequence[TokenLogprobs]) -> ChatLogprobs:
-        """Tokens of a message; a part of a character is shown as U+FFFD, but its bytes are exact."""
+        """Tokens of a message; a part of a character is written as U+FFFD, but its bytes are exact."""
         return ChatLogprobs([self._chat_token(entry) for entry in entries])
 
     def _chat_token(self, entry: TokenLogprobs) -> ChatTokenLogprob:
         top = [
-            TopLogprob(self._show(token), _finite(logprob), list(self._bytes(token)))
+            TopLogprob(self._token_text(token), _finite(logprob), list(self._bytes(token)))
             for token, logprob in entry.top[: self._num_top]
         ]
         return ChatTokenLogprob(
-            self._show(entry.token), _finite(entry.logprob), list(self._bytes(entry.token)), top
+            self._token_text(entry.token), _finite(entry.logprob), list(self._bytes(entry.token)), top
         )
 
-    def _show(self, token: int) -> str:
+    def _token_text(self, token: int) -> str:
         if self._as_token_ids:
             return _TOKEN_ID.format(token)
         return self._bytes(token).decode("utf-8", "replace")
@@ -67,15 +67,15 @@ class LogprobFormatter:
         prompt: Sequence[int] = (),
         echo: str | None = None,
     ) -> CompletionLogprobs:
-        """The next tokens of choice ``index``; a part of a character is shown as ``bytes:\\xNN``.
+        """The next tokens of choice ``index``; a part of a character is written as ``bytes:\\xNN``.
 
-        echo: the prompt's text, with which that of the choice begins; ``entries`` are then of the whole
-        choice, from the prompt's second token on. The first has no log-probability.
+        echo: the prompt's text, with which the choice begins; ``entries`` then start with the prompt's second
+        token, because the first has no log-probability.
         """
         first = prompt[:1] if echo is not None else ()
-        known = [*first, *(entry.token for entry in entries)]
-        offsets = self._count_offsets(index, known, prompt, echo)
-        # The token itself is always among them, as in OpenAI and vLLM.
+        token_ids = [*first, *(entry.token for entry in entries)]
+        offsets = self._text_offsets(index, token_ids, prompt, echo)
+        # The sampled token is always included, as in OpenAI and vLLM.
         top = [
             {
                 self._escape(token): _finite(logprob)
@@ -85,16 +85,16 @@ class LogprobFormatter:
         ]
         nothing = [None] * len(first)
         return CompletionLogprobs(
-            [self._escape(token) for token in known],
+            [self._escape(token) for token in token_ids],
             [*nothing, *(_finite(entry.logprob) for entry in entries)],
             [*nothing, *top] if self._num_top else None,
             offsets,
         )
 
-    def _count_offsets(
+    def _text_offsets(
         self, index: int, tokens: Sequence[int], prompt: Sequence[int], echo: str | None
     ) -> list[int]:
-        """Where the tokens begin in the text of choice ``index``."""
+        """Offsets of the tokens in the text of choice ``index``, in characters."""
         offsets = []
         if echo is not None:
             echoed = TextOffsets(self._tokenizer, echo=echo)
@@ -119,7 +119,7 @@ class LogprobFormatter:
 
 
 def prompt_logprobs(tokenizer: TextCodec, entries: Sequence[TokenLogprobs]) -> PromptLogprobs:
-    """Those of a prompt in vLLM's shape; ``entries`` begin with its second token."""
+    """``prompt_logprobs`` in vLLM's shape; ``entries`` begin with the prompt's second token."""
     text = functools.cache(lambda token: tokenizer.token_bytes(token).decode("utf-8", "replace"))
     formatted: PromptLogprobs = [None]
     for entry in entries:
@@ -134,5 +134,5 @@ def prompt_logprobs(tokenizer: TextCodec, entries: Sequence[TokenLogprobs]) -> P
 
 
 def _finite(logprob: float) -> float:
-    # Compared in this order so that NaN becomes a number, too.
+    # In this order, NaN becomes a number, too.
     return logprob if logprob > _IMPOSSIBLE else _IMPOSSIBLE

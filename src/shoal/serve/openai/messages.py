@@ -1,4 +1,4 @@
-"""The messages of chat bodies, and how chat templates expect them."""
+"""Chat messages of request bodies, and their translation for chat templates."""
 
 import json
 from contextlib import suppress
@@ -38,8 +38,8 @@ class EarlierCall(StrictModel):
 ToolCalls = Annotated[list[EarlierCall], Field(max_length=MAX_CALLS, fail_fast=True)]
 
 
-def _of(*roles: str) -> AfterValidator:
-    """Only messages with these roles can have the field, unless it is empty."""
+def _only_for_roles(*roles: str) -> AfterValidator:
+    """Only messages with these roles may have the field, unless it is empty."""
 
     def check(value: Any, info: ValidationInfo) -> Any:
         if value and info.data.get("role", roles[0]) not in roles:
@@ -49,14 +49,14 @@ def _of(*roles: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _present(content: Any, info: ValidationInfo) -> Any:
-    """Null content is for the assistant, and for tools that return nothing."""
+def _check_content(content: Any, info: ValidationInfo) -> Any:
+    """Only assistant messages and tool results may have null content."""
     if content is None and info.data.get("role", "assistant") not in ("assistant", "tool"):
         raise PydanticCustomError("missing", "Field required")
     return content
 
 
-def _answers(call_id: str | None, info: ValidationInfo) -> str | None:
+def _check_call_id(call_id: str | None, info: ValidationInfo) -> str | None:
     if call_id is None and info.data.get("role") == "tool":
         raise PydanticCustomError("missing", "Field required")
     return call_id
@@ -69,30 +69,30 @@ class Message(InertMessageFields):
     content: Annotated[
         str | Parts | None,
         AfterValidator(check_role),
-        AfterValidator(_present),
+        AfterValidator(_check_content),
         Field(validate_default=True),
     ] = None
     """Parts are joined to one text, a line each. Only an assistant's and a tool's may be null, and only an
     assistant's have parts of type refusal and thinking; the latter are its reasoning."""
-    tool_calls: Annotated[ToolCalls | None, _of("assistant")] = None
+    tool_calls: Annotated[ToolCalls | None, _only_for_roles("assistant")] = None
     """Calls of tools that the assistant made."""
     tool_call_id: Annotated[
-        str | None, _of("tool"), AfterValidator(_answers), Field(validate_default=True)
+        str | None, _only_for_roles("tool"), AfterValidator(_check_call_id), Field(validate_default=True)
     ] = None
     """The call whose result a message with role tool is."""
-    reasoning_content: Annotated[str | None, _of("assistant")] = None
+    reasoning_content: Annotated[str | None, _only_for_roles("assistant")] = None
     """The assistant's reasoning, for chat templates that show it."""
-    reasoning: Annotated[str | None, _of("assistant")] = None
+    reasoning: Annotated[str | None, _only_for_roles("assistant")] = None
     """Another name of reasoning_content."""
-    refusal: Annotated[str | None, _of("assistant")] = None
+    refusal: Annotated[str | None, _only_for_roles("assistant")] = None
     """What the assistant said instead of a content, as OpenAI's models return it."""
     parsed: Any = None
     """Ignored: clients add it."""
 
-    def for_template(self) -> dict[str, Any]:
-        """The message as chat templates expect it: "developer" becomes "system", arguments objects."""
+    def to_template(self) -> dict[str, Any]:
+        """The message for the chat template: role "developer" becomes "system", arguments become objects."""
         role = "system" if self.role == "developer" else self.role
-        calls = [call_for_template(call.id, call.function) for call in self.tool_calls or ()]
+        calls = [call_to_template(call.id, call.function) for call in self.tool_calls or ()]
         content = self.refusal if self.content is None else text_of(self.content)
         content = content if calls else content or ""
         fields = {
@@ -104,8 +104,8 @@ class Message(InertMessageFields):
         return {"role": role, "content": content} | {name: value for name, value in fields.items() if value}
 
 
-def call_for_template(id: str, function: EarlierFunction) -> dict[str, Any]:
-    """A call as chat templates expect it; arguments that are no JSON object stay text."""
+def call_to_template(id: str, function: EarlierFunction) -> dict[str, Any]:
+    """A call for the chat template; arguments that are no JSON object stay text."""
     arguments = function.arguments or {}
     if isinstance(arguments, str):
         with suppress(ValueError, RecursionError):
@@ -114,16 +114,16 @@ def call_for_template(id: str, function: EarlierFunction) -> dict[str, Any]:
     return {"id": id, "type": "function", "function": {"name": function.name, "arguments": arguments}}
 
 
-def messages_for_template(messages: list[Message]) -> list[dict[str, Any]]:
-    """Messages as chat templates expect them; a result gets the name of the function that gave it."""
-    # A worker process may send thousands of messages back: plain dicts are unpickled ten times as fast.
-    plain = [message.for_template() for message in messages]
-    name_results(plain)
+def messages_to_template(messages: list[Message]) -> list[dict[str, Any]]:
+    """Messages for the chat template; tool results get the names of their functions."""
+    # A worker process may send back thousands of messages: plain dicts are unpickled ten times as fast.
+    plain = [message.to_template() for message in messages]
+    add_result_names(plain)
     return plain
 
 
-def name_results(messages: list[dict[str, Any]]) -> None:
-    """Give messages with results the names of the functions that gave them."""
+def add_result_names(messages: list[dict[str, Any]]) -> None:
+    """Add the name of the called function to each tool result."""
     names: dict[str, str] = {}
     for message in messages:
         for call in message.get("tool_calls", ()):

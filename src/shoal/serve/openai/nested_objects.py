@@ -1,4 +1,4 @@
-"""Objects within the bodies of several endpoints."""
+"""Objects in the bodies of several endpoints: stream_options, slo and usage."""
 
 from typing import Annotated
 
@@ -38,7 +38,6 @@ class Goals(StrictModel):
     e2e_scale overrides both of the service."""
 
     def slo(self) -> SLO:
-        """The goals as the engine takes them."""
         return SLO(ttft_s=self.ttft, tpot_s=self.tpot, e2e_s=self.e2e, e2e_scale=self.e2e_scale)
 
 

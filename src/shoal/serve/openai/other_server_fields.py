@@ -1,9 +1,8 @@
-"""Fields of other servers than OpenAI's and vLLM's that change an output, and are not implemented.
+"""Fields of llama.cpp, SGLang, TGI, Anthropic and other APIs that would change the output and are refused.
 
-They are known so that none of them is ignored: like those of ``neutral`` they accept the values with which
-they change nothing, and other values are rejected with their description. They are those of llama.cpp,
-SGLang, TGI, transformers, text-generation-webui, OpenRouter, Mistral, Anthropic and Gemini, as clients send
-them.
+They are declared so that none of them is silently ignored. Each accepts only the values that turn it off;
+other values are rejected with its description. They come from llama.cpp, SGLang, TGI, transformers,
+text-generation-webui, OpenRouter, Mistral, Anthropic and Gemini.
 """
 
 from typing import Annotated, Any, Literal
@@ -70,7 +69,7 @@ Span = Annotated[
 
 
 class OtherServerSamplers(StrictModel):
-    """Ways to draw tokens that are not implemented."""
+    """Sampling methods that are not implemented."""
 
     generates_text = True
 
@@ -78,7 +77,7 @@ class OtherServerSamplers(StrictModel):
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """The schema without these fields, which are many and not ours."""
+        """The schema without these fields, which would only clutter it."""
         schema = super().__get_pydantic_json_schema__(core_schema, handler)
         properties = handler.resolve_ref_schema(schema)["properties"]
         for name in OtherServerFields.known_names():
@@ -142,7 +141,7 @@ class OtherServerSamplers(StrictModel):
 
 
 class OtherServerFields(OtherServerSamplers):
-    """Fields of bodies that ask for text."""
+    """Fields of bodies that generate text."""
 
     max_length: None = None
     """Not supported: max_tokens limits the output, without the prompt."""

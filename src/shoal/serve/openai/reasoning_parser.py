@@ -1,105 +1,100 @@
-"""Reasoning in outputs: what the model writes for itself before it answers."""
+"""Splits reasoning (<think>...</think>) from the rest of an output."""
 
 from collections.abc import Callable
 
 from shoal.serve.tools.output_pieces import Content, OutputParser, Piece, Reasoning
 
-_MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+_TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 ReasoningTags = tuple[str, str]
-"""What begins and what ends reasoning."""
+"""The tags before and after reasoning."""
 
 
 def reasoning_tags(template: str) -> ReasoningTags | None:
-    """How the model with this chat template marks reasoning; None if it does not."""
-    return next((marks for marks in _MARKS if marks[1] in template), None)
+    """The reasoning tags of the model with this chat template; None: it has none."""
+    return next((tags for tags in _TAGS if tags[1] in template), None)
 
 
-def opens_reasoning(prompt: str, marks: ReasoningTags) -> bool:
-    """Whether ``prompt`` ends where reasoning has just begun."""
-    return prompt.rstrip().endswith(marks[0])
+def opens_reasoning(prompt: str, tags: ReasoningTags) -> bool:
+    """Whether ``prompt`` ends with the tag that begins reasoning."""
+    return prompt.rstrip().endswith(tags[0])
 
 
 class ReasoningParser:
-    """Splits an output into reasoning, which can only come first, and what ``inner`` makes of the rest.
+    """Splits an output into reasoning, which can only come first, and the rest, which ``inner`` parses.
 
-    Blanks around the reasoning are dropped.
+    Whitespace around the reasoning is dropped. is_open: the prompt already has the tag that begins reasoning.
     """
 
-    def __init__(self, marks: ReasoningTags, opened: bool, inner: OutputParser) -> None:
-        """opened: the prompt has the mark that begins the reasoning."""
-        self._begin, self._end = marks
+    def __init__(self, tags: ReasoningTags, is_open: bool, inner: OutputParser) -> None:
+        self._begin, self._end = tags
         self._inner = inner
-        self._held = ""  # what may be blanks to drop, or the beginning of a mark
-        self._read: Callable[[str], list[Piece]] = self._reason if opened else self._look_for_begin
-        self._reasoned = False  # whether there was reasoning that is not blank
+        self._held = ""  # whitespace that may be dropped, or the beginning of a tag
+        self._push: Callable[[str], list[Piece]] = self._read_reasoning if is_open else self._find_begin
+        self._has_reasoning = False  # whether there was reasoning other than whitespace
 
     def push(self, text: str) -> list[Piece]:
-        """The pieces that are certain after some more text."""
-        return self._read(text)
+        """As in OutputParser."""
+        return self._push(text)
 
     def finish(self, cut: bool = False) -> list[Piece]:
-        """What was held back, now that the output has ended; cut: but the model has not ended it."""
+        """As in OutputParser."""
         held, self._held = self._held, ""
-        reasons = self._read == self._reason
-        pieces: list[Piece] = [Reasoning(held.rstrip())] if reasons and held.strip() else []
-        return pieces + ([] if reasons else self._inner.push(held)) + self._inner.finish(cut)
+        in_reasoning = self._push == self._read_reasoning
+        pieces: list[Piece] = [Reasoning(held.rstrip())] if in_reasoning and held.strip() else []
+        return pieces + ([] if in_reasoning else self._inner.push(held)) + self._inner.finish(cut)
 
     @property
     def ends_in_call(self) -> bool:
-        """As in OutputParser."""
         return self._inner.ends_in_call
 
-    def _look_for_begin(self, text: str) -> list[Piece]:
+    def _find_begin(self, text: str) -> list[Piece]:
         self._held += text
         seen = self._held.lstrip()
         if seen.startswith(self._begin):
-            self._held, self._read = "", self._reason
-            return self._reason(seen[len(self._begin) :])
+            self._held, self._push = "", self._read_reasoning
+            return self._read_reasoning(seen[len(self._begin) :])
         if self._begin.startswith(seen):
             return []
-        held, self._held, self._read = self._held, "", self._inner.push
+        held, self._held, self._push = self._held, "", self._inner.push
         return self._inner.push(held)
 
-    def _reason(self, text: str) -> list[Piece]:
+    def _read_reasoning(self, text: str) -> list[Piece]:
         text, self._held = self._held + text, ""
-        if not self._reasoned:
+        if not self._has_reasoning:
             text = text.lstrip()
-        reasoning, mark, rest = text.partition(self._end)
-        if not mark:
-            shown = len(text) - _begun(text, self._end)
-            shown = len(text[:shown].rstrip())
-            reasoning, self._held = text[:shown], text[shown:]
-        self._reasoned = self._reasoned or bool(reasoning)
+        reasoning, tag, rest = text.partition(self._end)
+        if not tag:
+            certain = len(text) - _partial_tag_length(text, self._end)
+            certain = len(text[:certain].rstrip())
+            reasoning, self._held = text[:certain], text[certain:]
+        self._has_reasoning = self._has_reasoning or bool(reasoning)
         reasoning = reasoning.rstrip()
         pieces: list[Piece] = [Reasoning(reasoning)] if reasoning else []
-        if mark:
-            self._read = self._skip_blanks
-            pieces += self._skip_blanks(rest)
+        if tag:
+            self._push = self._skip_whitespace
+            pieces += self._skip_whitespace(rest)
         return pieces
 
-    def _skip_blanks(self, text: str) -> list[Piece]:
+    def _skip_whitespace(self, text: str) -> list[Piece]:
         text = text.lstrip()
         if not text:
             return []
-        self._read = self._inner.push
+        self._push = self._inner.push
         return self._inner.push(text)
 
 
-def _begun(text: str, mark: str) -> int:
-    """How much of ``mark`` ``text`` ends with."""
-    return next((size for size in range(len(mark) - 1, 0, -1) if text.endswith(mark[:size])), 0)
+def _partial_tag_length(text: str, tag: str) -> int:
+    """Length of the longest beginning of ``tag`` with which ``text`` ends."""
+    return next((size for size in range(len(tag) - 1, 0, -1) if text.endswith(tag[:size])), 0)
 
 
 class ContentParser:
-    """Everything is content."""
+    """Treats a whole output as content."""
 
     ends_in_call = False
-    """As in OutputParser."""
 
     def push(self, text: str) -> list[Piece]:
-        """``text`` as it is."""
         return [Content(text)] if text else []
 
     def finish(self, cut: bool = False) -> list[Piece]:
-        """Nothing."""
         return []

@@ -1,8 +1,7 @@
-"""Request bodies of the two generation endpoints, strictly typed.
+"""Request bodies of /v1/completions and /v1/chat/completions, and their sampling parameters.
 
-Nothing is coerced: a string is not a number, and ``true`` is not 1. But 1.0 is, as JSON has one type of
-numbers. A null is the same as a missing field.
-Fields that are accepted without any effect are in ``neutral``.
+Types are strict: a string is not a number, and ``true`` is not 1. But 1.0 is, since JSON has one number type.
+A null is the same as a missing field. ``inert_fields`` has the fields without effect.
 """
 
 from collections.abc import Collection, Mapping
@@ -17,7 +16,7 @@ from shoal.serve.openai.content_parts import MAX_PARTS
 from shoal.serve.openai.error_field_names import GRAMMAR, client_field_names
 from shoal.serve.openai.extra_fields import EXTRA_FIELD_ERRORS, INT32_MAX, ExtraFields, TokenId
 from shoal.serve.openai.inert_fields import InertChatFields, InertCompletionFields
-from shoal.serve.openai.messages import MAX_MESSAGES, Message, messages_for_template
+from shoal.serve.openai.messages import MAX_MESSAGES, Message, messages_to_template
 from shoal.serve.openai.nested_objects import Goals, StreamOptions, UsageOptions
 from shoal.serve.openai.other_server_fields import OtherServerFields
 from shoal.serve.openai.response_formats import StreamUsage
@@ -37,8 +36,7 @@ StopStrings = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fai
 TopP = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
-# Errors in these fields get a text of their own: most of them are unions, and what pydantic reports for the
-# branches of a union does not help.
+# Fixed error texts, mostly for unions: what pydantic reports for the branches of a union does not help.
 FIELD_ERRORS = EXTRA_FIELD_ERRORS | {
     "stop": f"must be a string of 1 to {MAX_STOP_CHARACTERS} characters, or a list of at most "
     f"{MAX_STOP_STRINGS} such strings",
@@ -59,12 +57,13 @@ FIELD_ERRORS = EXTRA_FIELD_ERRORS | {
 
 
 class ServiceBody(StrictModel):
-    """What every body has."""
+    """Base of the bodies that name a service."""
 
     field_errors: ClassVar[Mapping[str, str]] = {}
-    """What errors say instead of ``FIELD_ERRORS``."""
+    """Error texts of fields anywhere in the body; they override ``FIELD_ERRORS``."""
     top_level_errors: ClassVar[Mapping[str, str]] = {}
-    """What they say of fields at the top, not of what is within them; also of fields that are not here."""
+    """Error texts of top-level fields, but not of what is within them; also of unknown fields, which are then
+    refused."""
 
     model: str
     """Name of a service; GET /v1/models lists them."""
@@ -76,15 +75,15 @@ class ServiceBody(StrictModel):
         return cls.top_level_errors
 
     def set_sent_names(self, sent: Mapping[str, str]) -> None:
-        """Say what the client called fields, by our names, where these differ."""
+        """Note the client's names of fields, by our names, where they differ."""
         self._sent_names.update(sent)
 
     def sent_name(self, name: str) -> str:
-        """What the client called the field ``name``."""
+        """The client's name of the field ``name``."""
         return self._sent_names.get(name, name)
 
     def token_prompts(self) -> list[list[int]]:
-        """The prompts that were sent as token ids."""
+        """Prompts that were sent as token ids, whose lengths are checked while parsing."""
         return []
 
 
@@ -164,7 +163,7 @@ class GenerationBody(ExtraFields, StructuredFields, OtherServerFields, ServiceBo
     """Latency goals of each output, for the scheduler and for /metrics. Default: those of the service."""
 
     def field_names(self) -> dict[str, str]:
-        """What the body calls fields that errors of the engine may name; raises InvalidRequest."""
+        """The client's names of fields that the engine's errors may name; raises InvalidRequest."""
         structure = self.structure()
         grammar = {} if structure is None else {GRAMMAR: self.sent_name(structure[0])}
         return {"banned_sequences": "bad_words"} | self._sent_names | grammar
@@ -172,23 +171,23 @@ class GenerationBody(ExtraFields, StructuredFields, OtherServerFields, ServiceBo
     def stream_usage(self) -> StreamUsage:
         """Which chunks of a stream have token counts."""
         options = self.stream_options or StreamOptions()
-        wants = options.include_usage or (self.usage is not None and self.usage.include)
-        return StreamUsage(bool(wants), bool(options.continuous_usage_stats))
+        include = options.include_usage or (self.usage is not None and self.usage.include)
+        return StreamUsage(bool(include), bool(options.continuous_usage_stats))
 
     def output_limit(self) -> int | None:
         """Most output tokens; None: as many as fit."""
         return self.max_tokens
 
     def reported_prompt_logprobs(self) -> int | None:
-        """The same of the prompt's tokens."""
+        """``reported_logprobs`` of the prompt's tokens."""
         return self.prompt_logprobs
 
     def reported_logprobs(self) -> int | None:
-        """How many of the likeliest tokens to report; None: no log-probabilities."""
+        """Number of most likely tokens to report at each position; None: no log-probabilities."""
         raise NotImplementedError
 
     def sampling(self, defaults: SamplingDefaults, default_max_tokens: int | None = None) -> SamplingParams:
-        """The parameters for the engine, with ``defaults`` for fields that were left out.
+        """The parameters for the engine, with ``defaults`` for missing fields.
 
         Raises InvalidRequest if fields contradict each other.
         """
@@ -219,9 +218,9 @@ class GenerationBody(ExtraFields, StructuredFields, OtherServerFields, ServiceBo
 
 
 def engine_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
-    """The same parameters as the engine has them.
+    """Adapt parameters to the engine: ``top_p`` 0 is greedy sampling, ``seed`` -1 is none.
 
-    A ``top_p`` of 0 leaves only the likeliest token, and a ``seed`` of -1 is none, as in vLLM and llama.cpp.
+    vLLM and llama.cpp define them so.
     """
     if parameters.get("top_p") == 0:
         parameters |= {"top_p": 1.0, "temperature": 0.0}
@@ -256,7 +255,7 @@ class CompletionBody(InertCompletionFields, GenerationBody):
 
     @property
     def only_echoes(self) -> bool:
-        """Whether there is no output: the engine makes a token all the same, which is not shown."""
+        """Whether the response is the prompt alone; the engine still generates one token, which is hidden."""
         return bool(self.echo) and self.max_tokens == 0
 
     def output_limit(self) -> int | None:
@@ -266,7 +265,7 @@ class CompletionBody(InertCompletionFields, GenerationBody):
         return 1 if self.only_echoes else self.max_tokens
 
     def reported_logprobs(self) -> int | None:
-        """The ``logprobs`` field."""
+        """As in GenerationBody."""
         if self.echo and self.stream and self.logprobs is not None:
             raise InvalidRequest(
                 "logprobs with echo cannot be streamed; leave out stream or logprobs", param="logprobs"
@@ -274,22 +273,21 @@ class CompletionBody(InertCompletionFields, GenerationBody):
         return self.logprobs
 
     def reported_prompt_logprobs(self) -> int | None:
-        """Those asked for, or those that are echoed."""
+        """``prompt_logprobs``, or ``logprobs`` if the prompt is echoed."""
         if self.prompt_logprobs is None and self.echo:
             return self.logprobs
         return self.prompt_logprobs
 
     def token_prompts(self) -> list[list[int]]:
-        """The prompts that were sent as token ids, unless they will be cut."""
+        """As in ServiceBody, unless prompts will be truncated."""
         if self.truncate_prompt_tokens is not None:
             return []
         return [prompt for prompt in self.prompts() if not isinstance(prompt, str)]
 
     def prompts(self) -> list[str] | list[list[int]]:
-        """The prompts, one or several."""
         if isinstance(self.prompt, str):
             return [self.prompt]
-        # Validation made sure that all entries of a list are of one kind.
+        # Validation has checked that all entries of a list have one type.
         return cast(
             "list[str] | list[list[int]]", [self.prompt] if isinstance(self.prompt[0], int) else self.prompt
         )
@@ -303,7 +301,7 @@ class ChatBody(ToolFields, TemplateFields, InertChatFields, GenerationBody):
     messages: Annotated[
         list[Message],
         Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
-        AfterValidator(messages_for_template),
+        AfterValidator(messages_to_template),
     ]
     max_completion_tokens: Count | None = None
     """The newer name of max_tokens."""
@@ -313,9 +311,9 @@ class ChatBody(ToolFields, TemplateFields, InertChatFields, GenerationBody):
     """Also of this many of the likeliest; needs logprobs."""
 
     def conversation(self) -> list[dict[str, Any]]:
-        """The messages as chat templates expect them; raises InvalidRequest where the last cannot go on."""
+        """The messages for the chat template; raises InvalidRequest if the last one cannot be continued."""
         messages = cast("list[dict[str, Any]]", self.messages)
-        self.check_last(messages)
+        self.check_last_message(messages)
         return messages
 
     def field_names(self) -> dict[str, str]:
@@ -324,7 +322,7 @@ class ChatBody(ToolFields, TemplateFields, InertChatFields, GenerationBody):
         return super().field_names() | {"prompt": "messages", "max_tokens": limit}
 
     def output_limit(self) -> int | None:
-        """``max_tokens`` under either of its names; both must agree."""
+        """``max_tokens`` under either of its names, which must agree."""
         if None not in (self.max_tokens, self.max_completion_tokens) and (
             self.max_tokens != self.max_completion_tokens
         ):
@@ -336,7 +334,7 @@ class ChatBody(ToolFields, TemplateFields, InertChatFields, GenerationBody):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     def reported_logprobs(self) -> int | None:
-        """``top_logprobs`` if ``logprobs`` is true."""
+        """As in GenerationBody."""
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None

@@ -1,4 +1,4 @@
-"""Response bodies in OpenAI's shapes; each type serves both encoding and the OpenAPI document.
+"""Response bodies in OpenAI's shapes; the types are also the schemas of the OpenAPI document.
 
 They are msgspec structs because a stream encodes one every few tokens. ``stop_reason`` is vLLM's addition:
 the stop string or token id that ended the output.
@@ -18,9 +18,9 @@ Value = TypeVar("Value")
 
 
 def encoded(value: Value) -> Value:
-    """``value`` as JSON already, to be put into something larger.
+    """``value`` encoded in advance, as a part of a larger value.
 
-    Encoding megabytes at once would hold the interpreter's lock for as long, and all streams up.
+    Encoding megabytes at once would hold the GIL, and stall all streams.
     """
     return cast(Value, msgspec.Raw(encode(value)))
 
@@ -31,7 +31,7 @@ class ErrorBody(Struct):
     message: str
     type: str
     param: str | None
-    """The field of the request that is wrong."""
+    """The invalid field of the request."""
     code: str | None
     """The kind of error, for programs."""
 
@@ -58,18 +58,18 @@ class Usage(Struct):
 
 
 class PromptLogprob(Struct):
-    """A token at some place of the prompt."""
+    """A token at a position of the prompt."""
 
     logprob: float
     rank: int
-    """Its place among all tokens by falling probability, from 1."""
+    """Rank among all tokens by probability, from 1."""
     decoded_token: str
-    """Its text; a part of a character is shown as U+FFFD."""
+    """A part of a character is written as U+FFFD."""
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
-"""vLLM's log-probabilities of a prompt: by token id of each token itself and of the likeliest ones; null for
-the first."""
+"""vLLM's log-probabilities of a prompt: at each position, by token id, of the token itself and of the most
+likely tokens; null for the first position."""
 
 
 class CompletionLogprobs(Struct):
@@ -80,7 +80,7 @@ class CompletionLogprobs(Struct):
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
-    """Where each token begins in the text, in characters."""
+    """Offset of each token in the text, in characters."""
 
 
 class CompletionChoice(Struct):
@@ -95,7 +95,7 @@ class CompletionChoice(Struct):
     token_ids: list[int] | UnsetType = UNSET
     """Of the output, or of this piece; with return_token_ids."""
     prompt_token_ids: list[int] | UnsetType = UNSET
-    """Of the prompt, in a stream only in the first piece; with return_token_ids."""
+    """In a stream only in the first piece; with return_token_ids."""
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     """With prompt_logprobs."""
 
@@ -142,7 +142,7 @@ class CalledFunction(Struct):
 
     name: str
     arguments: str
-    """JSON text; it is as the model wrote it, so it may be invalid unless tool_choice asked for the call."""
+    """JSON text as the model wrote it; it may be invalid unless tool_choice forced the call."""
 
 
 class ToolCall(Struct):
@@ -162,7 +162,7 @@ class ChatMessage(Struct):
     refusal: None = None
     tool_calls: list[ToolCall] | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
-    """What the model wrote for itself before, where its chat template marks that."""
+    """The model's reasoning, if its chat template has tags for it."""
 
 
 class ChatChoice(Struct):
@@ -271,19 +271,18 @@ class Tokenized(Struct):
     """Response of /tokenize."""
 
     count: int
-    """How many tokens there are."""
+    """Number of tokens."""
     max_model_len: int
     """As in ModelCard."""
     tokens: list[int]
     token_strs: list[str] | None
-    """Their text, with return_token_strs; a part of a character is U+FFFD."""
+    """Texts of the tokens, with return_token_strs; a part of a character is U+FFFD."""
 
 
 class Detokenized(Struct):
     """Response of /detokenize."""
 
     prompt: str
-    """The text."""
 
 
 class InputTokensDetails(Struct):
@@ -362,7 +361,7 @@ class ModelCard(Struct):
     max_model_len: int
     """Most tokens of prompt and output together."""
     sampling_defaults: SamplingDefaults
-    """Sampling parameters of requests that leave them out."""
+    """Defaults of sampling parameters that a request leaves out."""
     object: Literal["model"] = "model"
     owned_by: str = "shoal"
 
@@ -388,6 +387,5 @@ class Index(Struct):
     """Methods and paths."""
     server: str = "shoal"
     docs: str = "/docs"
-    """A page about them."""
     base_url: str = "/v1"
-    """Where the base URL of OpenAI's clients ends."""
+    """The end of the base URL for OpenAI's clients."""

@@ -1,4 +1,4 @@
-"""The JSON of responses: what their formats share, and completions, full or as chunks of a stream."""
+"""Response formats: their protocol, collected outputs, and the writer of completions, full or as chunks."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -27,14 +27,13 @@ class Output:
     pieces: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """Of its prompt, from the second token on; the first choice of a prompt has them."""
+    """From the prompt's second token on; only the first choice of a prompt has them."""
     embedding: bytes | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish: FinishReason | None = None
     stop_reason: str | int | None = None
 
     def add(self, delta: Delta) -> None:
-        """Append a delta."""
         self.pieces.append(delta.text)
         self.tokens.extend(delta.tokens)
         self.logprobs.extend(delta.logprobs or ())
@@ -45,7 +44,6 @@ class Output:
 
     @property
     def text(self) -> str:
-        """The whole text."""
         return "".join(self.pieces)
 
 
@@ -59,7 +57,7 @@ class StreamUsage:
     """Every chunk has the counts of its choice so far; only with ``final_chunk``."""
 
     def in_chunk(self, usage: Usage) -> Usage | UnsetType | None:
-        """The ``usage`` field of a chunk with a choice."""
+        """The ``usage`` field of a chunk that has a choice."""
         if not self.final_chunk:
             return UNSET
         return usage if self.every_chunk else None
@@ -69,46 +67,44 @@ class Format(Protocol):
     """Writes one response as JSON."""
 
     def chunks(self, index: int, delta: Delta, usage: Usage) -> Iterator[bytes]:
-        """Chunks for a delta of choice ``index``; ``usage``: its token counts so far."""
+        """The chunks of a delta of choice ``index``. usage: token counts of the choice so far."""
 
     def usage_chunk(self, usage: Usage) -> bytes | None:
-        """The final chunk with the token counts, if the client wants it."""
+        """The final chunk with token counts; None: the client does not want it."""
 
     def full(self, outputs: Sequence[Output], usage: Usage) -> bytes:
-        """The response that is not streamed."""
+        """The full response."""
 
 
 class CompletionFormat:
-    """Completions."""
-
     def __init__(
         self,
         request_id: str,
         model: str,
         logprobs: LogprobFormatter | None,
         usage: StreamUsage,
-        presentation: ResponseExtras,
+        extras: ResponseExtras,
     ) -> None:
         self._header = (request_id, int(time.time()), model)
         self._logprobs = logprobs
         self._usage = usage
-        self._shown = presentation
+        self._extras = extras
         self._started_choices: set[int] = set()
 
     def chunks(self, index: int, delta: Delta, usage: Usage) -> Iterator[bytes]:
-        """First an echoed prompt and its token ids, then text, then the finish reason."""
+        """First the echoed prompt and its token ids, then text, then the finish reason."""
         if index not in self._started_choices:
             self._started_choices.add(index)
-            prompt, prompt_ids = self._shown.echo(index), self._shown.prompt_token_ids(index)
+            prompt, prompt_ids = self._extras.echo(index), self._extras.prompt_token_ids(index)
             if prompt or prompt_ids:
                 begin = CompletionChoice(index, prompt, None, None, prompt_token_ids=prompt_ids)
                 yield self._chunk(begin, usage)
-        entries = delta.logprobs if self._logprobs else None
-        ids = self._shown.token_ids(delta.tokens)
-        if delta.text or entries or ids:
+        logprob_entries = delta.logprobs if self._logprobs else None
+        ids = self._extras.token_ids(delta.tokens)
+        if delta.text or logprob_entries or ids:
             logprobs = None
-            if self._logprobs is not None and entries:
-                logprobs = self._logprobs.completion(index, entries, self._shown.prompt(index))
+            if self._logprobs is not None and logprob_entries:
+                logprobs = self._logprobs.completion(index, logprob_entries, self._extras.prompt(index))
             yield self._chunk(CompletionChoice(index, delta.text, logprobs, None, token_ids=ids), usage)
         if delta.finish is not None:
             yield self._chunk(
@@ -119,21 +115,21 @@ class CompletionFormat:
         return encode(Completion(*self._header, [choice], self._usage.in_chunk(usage)))
 
     def usage_chunk(self, usage: Usage) -> bytes | None:
-        """Token counts, without choices."""
+        """A chunk with token counts and no choices."""
         return encode(Completion(*self._header, [], usage)) if self._usage.final_chunk else None
 
     def full(self, outputs: Sequence[Output], usage: Usage) -> bytes:
-        """One text for each choice."""
+        """A response with one text for each choice."""
         choices = [self._choice(index, outputs) for index in range(len(outputs))]
         return encode(Completion(*self._header, choices, usage))
 
     def _choice(self, index: int, outputs: Sequence[Output]) -> CompletionChoice:
-        output, shown = outputs[index], self._shown
-        scores = outputs[shown.first_of(index)].prompt_logprobs
-        prompt, echo = shown.prompt(index), shown.echo(index)
+        output, extras = outputs[index], self._extras
+        prompt_logprobs = outputs[extras.first_choice(index)].prompt_logprobs
+        prompt, echo = extras.prompt(index), extras.echo(index)
         logprobs = None
-        if self._logprobs is not None and shown.echoed is not None:
-            logprobs = self._logprobs.completion(index, [*scores, *output.logprobs], prompt, echo)
+        if self._logprobs is not None and extras.echoed is not None:
+            logprobs = self._logprobs.completion(index, [*prompt_logprobs, *output.logprobs], prompt, echo)
         elif self._logprobs is not None:
             logprobs = self._logprobs.completion(index, output.logprobs, prompt)
         return CompletionChoice(
@@ -142,14 +138,14 @@ class CompletionFormat:
             logprobs,
             finish_reason(output.finish),
             output.stop_reason,
-            shown.token_ids(output.tokens),
-            shown.prompt_token_ids(index),
-            shown.prompt_logprobs(scores),
+            extras.token_ids(output.tokens),
+            extras.prompt_token_ids(index),
+            extras.prompt_logprobs(prompt_logprobs),
         )
 
 
 def finish_reason(finish: FinishReason | None) -> FinishReasonName:
-    """OpenAI's name of the reason; other reasons end the whole request before they get here."""
+    """OpenAI's name of the reason; other reasons end the whole request earlier."""
     if finish not in (FinishReason.STOP, FinishReason.LENGTH):
         raise AssertionError(f"a choice ended with {finish}")
     return cast(Literal["stop", "length"], finish.value)

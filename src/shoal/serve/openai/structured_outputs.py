@@ -1,4 +1,4 @@
-"""The fields of a request body that say what the output must look like: those of OpenAI and of vLLM."""
+"""Fields for structured outputs (response_format, structured_outputs, guided_*, grammar), as grammars."""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _ANY_OBJECT = '{"type": "object"}'
 
 Options = Annotated[list[str], Field(min_length=1, max_length=MAX_OPTIONS, fail_fast=True)]
 Source = Annotated[str, Field(min_length=1)]
-# Written as text where the body is parsed: of large bodies, in another process.
+# Converted to text while the body is parsed: for large bodies, in a worker process.
 SchemaObject = Annotated[dict[str, Any], AfterValidator(lambda schema: json.dumps(close_schema(schema)))]
 Schema = Annotated[Source, AfterValidator(close_schema_text)] | SchemaObject
 
@@ -43,7 +43,7 @@ _CONTENTS = {
     "regex": ("pattern", "value"),
     "grammar": ("grammar", "value"),
 }
-"""Types of a response format, and the fields of which one says what it contains."""
+"""Types of a response format, with the alternative fields for its schema, pattern or grammar."""
 
 
 class ResponseFormat(StrictModel):
@@ -64,7 +64,7 @@ class ResponseFormat(StrictModel):
     """For the type grammar: one in the syntax of Lark or of GBNF."""
 
     def grammar(self) -> Grammar | None:
-        """What the output must look like; raises InvalidRequest."""
+        """The grammar of the output; raises InvalidRequest if fields do not fit the type."""
         sent: dict[str, object] = {
             "json_schema": self.json_schema,
             "schema": self.schema_,
@@ -91,11 +91,11 @@ class ResponseFormat(StrictModel):
             case "text":
                 return None
             case "regex":
-                return _of_text(GrammarKind.REGEX, content)
+                return _grammar(GrammarKind.REGEX, content)
             case "grammar":
-                return _of_text(GrammarKind.LARK, content)
+                return _grammar(GrammarKind.LARK, content)
         schema = content.schema_ if isinstance(content, JsonSchema) else content
-        return _of_text(GrammarKind.JSON_SCHEMA, _ANY_OBJECT if schema is None else schema)
+        return _grammar(GrammarKind.JSON_SCHEMA, _ANY_OBJECT if schema is None else schema)
 
 
 class StructuredOutputs(StrictModel):
@@ -120,14 +120,14 @@ class StructuredOutputs(StrictModel):
     structural_tag: None = None
 
     def grammars(self) -> list[tuple[str, Grammar]]:
-        """What was given, with its place in the body."""
-        return _named(
+        """The grammars of all fields that are set, with their paths in the body."""
+        return _without_none(
             {
-                "structured_outputs.json": _of_text(GrammarKind.JSON_SCHEMA, self.json_),
-                "structured_outputs.regex": _of_text(GrammarKind.REGEX, self.regex),
-                "structured_outputs.choice": _of_options(self.choice),
-                "structured_outputs.grammar": _of_text(GrammarKind.LARK, self.grammar),
-                "structured_outputs.json_object": _of_text(
+                "structured_outputs.json": _grammar(GrammarKind.JSON_SCHEMA, self.json_),
+                "structured_outputs.regex": _grammar(GrammarKind.REGEX, self.regex),
+                "structured_outputs.choice": _choice_grammar(self.choice),
+                "structured_outputs.grammar": _grammar(GrammarKind.LARK, self.grammar),
+                "structured_outputs.json_object": _grammar(
                     GrammarKind.JSON_SCHEMA, _ANY_OBJECT if self.json_object else None
                 ),
             }
@@ -135,7 +135,7 @@ class StructuredOutputs(StrictModel):
 
 
 class StructuredFields(StrictModel):
-    """Fields of both generation endpoints, of which one may be given."""
+    """Fields of both generation endpoints, of which at most one may be set."""
 
     response_format: ResponseFormat | None = None
     """text, json_object or json_schema."""
@@ -167,24 +167,24 @@ class StructuredFields(StrictModel):
     """Not supported: JSON has one space, or a line break and an indentation, wherever it may have any."""
 
     def structure(self) -> tuple[str, Grammar] | None:
-        """What the output must look like, and the field that says so.
+        """The field that constrains the output, and its grammar; None: there is none.
 
-        Raises InvalidRequest where several do.
+        Raises InvalidRequest if several fields are set.
         """
-        given = _named(
+        given = _without_none(
             {
                 "response_format": None if self.response_format is None else self.response_format.grammar(),
-                "guided_json": _of_text(GrammarKind.JSON_SCHEMA, self.guided_json),
-                "guided_regex": _of_text(GrammarKind.REGEX, self.guided_regex),
-                "guided_choice": _of_options(self.guided_choice),
-                "guided_grammar": _of_text(GrammarKind.LARK, self.guided_grammar),
-                "guided_json_object": _of_text(
+                "guided_json": _grammar(GrammarKind.JSON_SCHEMA, self.guided_json),
+                "guided_regex": _grammar(GrammarKind.REGEX, self.guided_regex),
+                "guided_choice": _choice_grammar(self.guided_choice),
+                "guided_grammar": _grammar(GrammarKind.LARK, self.guided_grammar),
+                "guided_json_object": _grammar(
                     GrammarKind.JSON_SCHEMA, _ANY_OBJECT if self.guided_json_object else None
                 ),
-                "grammar": _of_text(GrammarKind.LARK, self.grammar or None),
-                "ebnf": _of_text(GrammarKind.LARK, self.ebnf),
-                "json_schema": _of_text(GrammarKind.JSON_SCHEMA, self.json_schema),
-                "regex": _of_text(GrammarKind.REGEX, self.regex),
+                "grammar": _grammar(GrammarKind.LARK, self.grammar or None),
+                "ebnf": _grammar(GrammarKind.LARK, self.ebnf),
+                "json_schema": _grammar(GrammarKind.JSON_SCHEMA, self.json_schema),
+                "regex": _grammar(GrammarKind.REGEX, self.regex),
                 "output_format": None if self.output_format is None else self.output_format.grammar(),
             }
         )
@@ -196,15 +196,15 @@ class StructuredFields(StrictModel):
         return given[0] if given else None
 
 
-def _named(grammars: dict[str, Grammar | None]) -> list[tuple[str, Grammar]]:
+def _without_none(grammars: dict[str, Grammar | None]) -> list[tuple[str, Grammar]]:
     return [(name, grammar) for name, grammar in grammars.items() if grammar is not None]
 
 
-def _of_text(kind: GrammarKind, source: object) -> Grammar | None:
+def _grammar(kind: GrammarKind, source: object) -> Grammar | None:
     return None if source is None else Grammar(kind, str(source))
 
 
-def _of_options(options: Sequence[str] | None) -> Grammar | None:
+def _choice_grammar(options: Sequence[str] | None) -> Grammar | None:
     if options is None:
         return None
     return Grammar(GrammarKind.LARK, "start: " + " | ".join(map(json.dumps, options)))

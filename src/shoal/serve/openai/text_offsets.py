@@ -1,4 +1,4 @@
-"""Where in a text its tokens begin."""
+"""Offsets of tokens in the text of an output, in characters (text_offset of log-probabilities)."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from shoal.frontend.detokenize import REPLACEMENT, IncrementalDecoder
 from shoal.frontend.reader import CONTEXT_TOKENS
 from shoal.serve.backend import TextCodec
 
-# Bytes of UTF-8 from here on begin a character; those below it, down to the other, go on with one.
+# UTF-8: bytes from 0xC0 on begin a character of several bytes, those from 0x80 on continue one.
 _FIRST_LEADING = 0xC0
 _FIRST_CONTINUING = 0x80
 
@@ -14,9 +14,9 @@ _FIRST_CONTINUING = 0x80
 class TextOffsets:
     """Counts the characters before each token of a text.
 
-    A token that begins within a character is where that character begins. context: tokens before the text.
-    start: offset of the first token. echo: the text, where it is known; it shows special tokens or not. Else
-    ``skip_special_tokens`` says whether they have no text.
+    A token that begins within a character has the offset of that character. context: tokens before the text.
+    start: offset of the first token. echo: the text, if it is known, with or without special tokens; without
+    ``echo``, ``skip_special_tokens`` says whether they have text.
     """
 
     def __init__(
@@ -33,14 +33,14 @@ class TextOffsets:
         self._decoder = IncrementalDecoder(
             tokenizer, context[-CONTEXT_TOKENS:], skip_special_tokens or echo is not None
         )
-        self._length = start  # of the text that the decoder returned
-        self._unfinished: int | None = None  # where a character begins that is not complete yet
+        self._length = start  # of the decoded text
+        self._unfinished: int | None = None  # offset of an incomplete character
 
     def push(self, token: int) -> int:
         """The offset of the next token."""
         raw = self._tokenizer.token_bytes(token)
-        goes_on = bool(raw) and _FIRST_CONTINUING <= raw[0] < _FIRST_LEADING
-        offset = self._unfinished if goes_on else None
+        continues = bool(raw) and _FIRST_CONTINUING <= raw[0] < _FIRST_LEADING
+        offset = self._unfinished if continues else None
         if offset is None:
             offset = self._length + len(self._decoder.waiting)
         self._length += len(self._decoder.push(token)) + self._special_token_length(token, offset)
@@ -48,12 +48,12 @@ class TextOffsets:
         if not waiting.endswith(REPLACEMENT):
             self._unfinished = None
         elif self._unfinished is None or any(byte >= _FIRST_LEADING for byte in raw):
-            # Its first token shows of it one U+FFFD; further ones may show more.
+            # The first token of a character is decoded as one U+FFFD; later ones may add more.
             self._unfinished = self._length + len(waiting) - 1
         return offset
 
     def _special_token_length(self, token: int, offset: int) -> int:
-        """Characters of a special token that is seen in the echo."""
+        """Length of a special token's text if it is in the echo, else 0."""
         if self._echo is None or self._tokenizer.decode([token]):
             return 0
         text = self._tokenizer.decode([token], skip_special_tokens=False)

@@ -1,4 +1,4 @@
-"""Request bodies of the endpoints that make no text: tokenising and embedding."""
+"""Request bodies of the endpoints that generate no text: /tokenize, /detokenize and /v1/embeddings."""
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, cast
@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 from shoal.core import InvalidRequest
 from shoal.serve.openai.chat_fields import Json, TemplateFields, Tools
 from shoal.serve.openai.extra_fields import Priority, Salt, TokenId, Truncation
-from shoal.serve.openai.messages import MAX_MESSAGES, Message, messages_for_template
+from shoal.serve.openai.messages import MAX_MESSAGES, Message, messages_to_template
 from shoal.serve.openai.request_bodies import ServiceBody
 from shoal.serve.strict_model import NotFalse, NotTrue
 
@@ -28,7 +28,7 @@ class TokenizeBody(TemplateFields, ServiceBody):
         Annotated[
             list[Message],
             Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
-            AfterValidator(messages_for_template),
+            AfterValidator(messages_to_template),
         ]
         | None
     ) = None
@@ -42,15 +42,15 @@ class TokenizeBody(TemplateFields, ServiceBody):
     """Of a chat: functions that the model may call."""
 
     def conversation(self) -> list[Json] | None:
-        """The messages as chat templates expect them; None for a text.
+        """The messages for the chat template; None for a text.
 
-        Raises InvalidRequest where both or neither are given, or the last message cannot go on.
+        Raises InvalidRequest if both or neither are given, or the last message cannot be continued.
         """
         if (self.prompt is None) == (self.messages is None):
             raise InvalidRequest("give either prompt or messages", param="prompt")
         messages = cast("list[Json] | None", self.messages)
         if messages is not None:
-            self.check_last(messages)
+            self.check_last_message(messages)
         return messages
 
 
@@ -101,10 +101,9 @@ class EmbeddingBody(ServiceBody):
     """Ignored: a response has an id of its own."""
 
     def inputs(self) -> list[str] | list[list[int]]:
-        """The inputs, one or several."""
         if isinstance(self.input, str):
             return [self.input]
-        # Validation made sure that all entries of a list are of one kind.
+        # Validation has checked that all entries of a list have one type.
         return cast(
             "list[str] | list[list[int]]", [self.input] if isinstance(self.input[0], int) else self.input
         )

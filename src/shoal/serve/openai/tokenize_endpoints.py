@@ -1,4 +1,4 @@
-"""The endpoints of vLLM that tokenise: /tokenize and /detokenize."""
+"""The endpoints /tokenize and /detokenize, as in vLLM."""
 
 from typing import cast
 
@@ -16,13 +16,10 @@ from shoal.serve.openapi import fails, returns, takes
 
 
 class TokenEndpoints:
-    """Text and chats to token ids, and back."""
-
     def __init__(self, api: Api) -> None:
         self._api = api
 
     def add_to(self, app: FastAPI) -> None:
-        """Add the routes."""
         for path, endpoint, response, body in (
             ("/tokenize", self.tokenize, Tokenized, TokenizeBody),
             ("/detokenize", self.detokenize, Detokenized, DetokenizeBody),
@@ -38,11 +35,15 @@ class TokenEndpoints:
         if conversation is not None:
             tools = cast("list[Json]", body.tools or [])
             template = self._api.tokenizer(body.model).chat_template.chosen(bool(tools))
-            layout = body.layout(template.source, thinks=True)
+            layout = body.layout(template.source, may_reason=True)
             text = await chat_text(self._api, body.model, conversation, layout, tools)
-        adds = conversation is None if body.add_special_tokens is None else body.add_special_tokens
-        encoded = await self._api.tokenizer(body.model).tokenize(text, adds, bool(body.return_token_strs))
-        # JSON that is only put together here.
+        add_special_tokens = (
+            conversation is None if body.add_special_tokens is None else body.add_special_tokens
+        )
+        encoded = await self._api.tokenizer(body.model).tokenize(
+            text, add_special_tokens, bool(body.return_token_strs)
+        )
+        # Both are JSON already.
         tokens = cast("list[int]", Raw(encoded.tokens))
         strings = None if encoded.strings is None else cast("list[str]", Raw(encoded.strings))
         return json_response(Tokenized(encoded.count, card.max_model_len, tokens, strings))

@@ -1,1 +1,1 @@
-"""OpenAI's responses (/v1/responses), without state: a request has its whole history, nothing is stored."""
+"""OpenAI's Responses API (/v1/responses), stateless: a request has the whole history, nothing is stored."""

@@ -1,4 +1,4 @@
-"""The endpoints of responses."""
+"""The endpoint /v1/responses, input_tokens below it, and the routes of stored responses, which answer 404."""
 
 import time
 
@@ -26,13 +26,10 @@ _TYPE = b'{"type":"'
 
 
 class ResponsesEndpoints:
-    """Responses, of which none is stored."""
-
     def __init__(self, api: Api) -> None:
         self._api = api
 
     def add_to(self, app: FastAPI) -> None:
-        """Add the routes."""
         documented = returns(ResponseObject, "The response, full or as a stream.")
         documented[200]["content"].update(streams(ResponseEvent))
         errors = fails(400, 404, 413, 415, 429, 500, 503)
@@ -47,11 +44,11 @@ class ResponsesEndpoints:
             ("POST", "/v1/responses/{response_id}/cancel"),
             ("GET", "/v1/responses/{response_id}/input_items"),
         ):
-            app.add_api_route(path, self.stored, methods=[method], include_in_schema=False)
+            app.add_api_route(path, self.stored_response, methods=[method], include_in_schema=False)
 
-    async def stored(self, response_id: str) -> Response:
-        """No response is stored; raises InvalidRequest (404)."""
-        if response_id == _COUNT:  # which is no id, but its route takes other methods
+    async def stored_response(self, response_id: str) -> Response:
+        """Raise InvalidRequest (404), because no response is stored."""
+        if response_id == _COUNT:  # not an id but a route, with another method
             raise HTTPException(405, headers={"Allow": "POST"})
         raise InvalidRequest(
             f"no response {response_id!r}: responses are not stored here; keep what POST /v1/responses"
@@ -84,13 +81,13 @@ class ResponsesEndpoints:
             field_names=chat.field_names,
         )
         tokenizer = self._api.tokenizer(body.model)
-        reported = chat.sampling.logprobs
+        num_logprobs = chat.sampling.logprobs
         format = ResponsesFormat(
             generation.id,
             body,
             chat.sampling,
-            chat.reading,
-            None if reported is None else LogprobFormatter(tokenizer, reported),
+            chat.parsing,
+            None if num_logprobs is None else LogprobFormatter(tokenizer, num_logprobs),
             tokenizer.token_bytes,
         )
         api, framing = self._api, Framing(_event, end=b"", error=format.error)

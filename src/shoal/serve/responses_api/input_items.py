@@ -1,4 +1,4 @@
-"""The input items of responses, and the chat messages that they are."""
+"""Input items of /v1/responses, and their translation to chat messages."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from shoal.serve.openai.content_parts import MAX_PARTS, ResponseParts, TextPart, check_role, text_of
-from shoal.serve.openai.messages import MAX_MESSAGES, EarlierFunction, call_for_template, name_results
+from shoal.serve.openai.messages import MAX_MESSAGES, EarlierFunction, add_result_names, call_to_template
 from shoal.serve.strict_model import UNION_TAG, StrictModel
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -16,7 +16,7 @@ Text = Annotated[
 
 
 class Item(StrictModel):
-    """What all items have."""
+    """Fields of all items."""
 
     id: str | None = None
     """Ignored."""
@@ -100,7 +100,7 @@ InputItem = Annotated[
 
 
 def to_messages(sent: str | Sequence[InputItem]) -> list[dict[str, Any]]:
-    """Messages as chat templates expect them."""
+    """The messages for the chat template."""
     if isinstance(sent, str):
         return [{"role": "user", "content": sent}]
     messages: list[dict[str, Any]] = []
@@ -110,25 +110,25 @@ def to_messages(sent: str | Sequence[InputItem]) -> list[dict[str, Any]]:
                 role = "system" if item.role == "developer" else item.role
                 last = messages[-1] if messages else {}
                 if role == "assistant" and last.get("role") == role and last["content"] is None:
-                    last["content"] = item.content  # its reasoning, or calls, came before
+                    last["content"] = item.content  # its reasoning or calls came first
                 else:
                     messages.append({"role": role, "content": item.content})
             case FunctionCallItem():
                 function = EarlierFunction(name=item.name, arguments=item.arguments)
-                _assistant(messages).setdefault("tool_calls", []).append(
-                    call_for_template(item.call_id, function)
+                _last_assistant_message(messages).setdefault("tool_calls", []).append(
+                    call_to_template(item.call_id, function)
                 )
             case FunctionOutputItem():
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
             case ReasoningItem():
                 text = "\n".join(part.text for part in item.content or ())
                 messages.append({"role": "assistant", "content": None, "reasoning_content": text})
-    name_results(messages)
+    add_result_names(messages)
     return messages
 
 
-def _assistant(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """The assistant's message at the end, which is made if need be."""
+def _last_assistant_message(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """The assistant's message at the end, which is added if it is missing."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": None})
     return messages[-1]

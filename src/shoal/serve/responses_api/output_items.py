@@ -1,4 +1,4 @@
-"""The items of a response, and the events that tell how they grow."""
+"""Output items of /v1/responses, and the stream events of their changes."""
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -18,12 +18,12 @@ class OutputItems:
     def __init__(self, call_id: Callable[[], str]) -> None:
         self._call_id = call_id
         self._open = False
-        self._waiting: list[ChatTokenLogprob] = []  # log-probabilities of tokens whose text has not come
+        self._waiting: list[ChatTokenLogprob] = []  # log-probabilities of tokens whose text is held back
         self.items: list[Json] = []
         """All items; the last may be unfinished."""
 
     def add(self, pieces: Sequence[Piece], logprobs: Sequence[ChatTokenLogprob] = ()) -> Iterator[Json]:
-        """Append pieces; yields the events. logprobs: of their tokens; only those of messages are told."""
+        """Append pieces; yields the events. logprobs: of their tokens; only messages keep them."""
         self._waiting += logprobs
         for piece in pieces:
             match piece:
@@ -50,25 +50,25 @@ class OutputItems:
                     yield self._event("function_call_arguments.delta", delta=piece.text)
 
     def close(self, status: str = "completed") -> Iterator[Json]:
-        """End the last item, if it has not ended; yields the events.
+        """End the last item, if it is open; yields the events.
 
-        A call whose arguments are whole is completed whatever ``status`` says: the output was cut behind it.
+        A call with complete arguments gets the status "completed" in any case: the output was cut after it.
         """
         if not self._open:
             return
         self._open = False
         item = self.items[-1]
-        is_whole_call = item["type"] == "function_call" and _is_json(item["arguments"])
-        item["status"] = "completed" if is_whole_call else status
+        is_complete_call = item["type"] == "function_call" and _is_json(item["arguments"])
+        item["status"] = "completed" if is_complete_call else status
         if item["type"] == "function_call":
             yield self._event("function_call_arguments.done", name=item["name"], arguments=item["arguments"])
         else:
             (part,) = item["content"]
-            shown = {}
+            logprob_fields = {}
             if item["type"] == "message":
                 part["logprobs"] += self._waiting
-                shown = {"logprobs": part["logprobs"]}
-            yield self._event(f"{part['type']}.done", content_index=0, text=part["text"], **shown)
+                logprob_fields = {"logprobs": part["logprobs"]}
+            yield self._event(f"{part['type']}.done", content_index=0, text=part["text"], **logprob_fields)
             yield self._event("content_part.done", content_index=0, part=part)
         yield {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": item}
 
@@ -78,11 +78,11 @@ class OutputItems:
             yield from self._begin_text(kind)
         (part,) = self.items[-1]["content"]
         part["text"] += text
-        shown = {}
+        logprob_fields = {}
         if kind == "message":
             part["logprobs"] += self._waiting
-            shown, self._waiting = {"logprobs": self._waiting}, []
-        yield self._event(f"{part['type']}.delta", content_index=0, delta=text, **shown)
+            logprob_fields, self._waiting = {"logprobs": self._waiting}, []
+        yield self._event(f"{part['type']}.delta", content_index=0, delta=text, **logprob_fields)
 
     def _begin_text(self, kind: str) -> Iterator[Json]:
         if kind == "message":
@@ -106,7 +106,7 @@ class OutputItems:
 
     @property
     def reasoning(self) -> str:
-        """All reasoning."""
+        """The text of all reasoning items."""
         texts = (
             part["text"] for item in self.items if item["type"] == "reasoning" for part in item["content"]
         )

@@ -1,4 +1,4 @@
-"""The request body of responses."""
+"""The request body of /v1/responses."""
 
 import json
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from shoal.serve.openai.chat_fields import (
     FunctionName,
     Json,
     TemplateFields,
-    tool_for_template,
+    tool_to_template,
 )
 from shoal.serve.openai.error_field_names import GRAMMAR, client_field_names
 from shoal.serve.openai.extra_fields import INT32_MAX
@@ -35,7 +35,7 @@ from shoal.serve.strict_model import EmptyDict, Ignored, NotTrue, StrictModel
 from shoal.serve.tools.tool_use import ToolUse
 
 FIELD_NAMES = {GRAMMAR: "text.format", "max_tokens": "max_output_tokens", "prompt": "input"}
-"""What the body calls fields that errors of the engine may name."""
+"""The client's names of fields, by the names in the engine's errors."""
 _LOGPROBS = "message.output_text.logprobs"
 _STATELESS = "is not supported, since nothing is stored here; send the whole history as input"
 
@@ -199,7 +199,7 @@ class ResponsesBody(OtherServerFields, ServiceBody):
     """Not supported: nothing is stored."""
 
     def conversation_messages(self) -> list[Json]:
-        """The messages as chat templates expect them."""
+        """The messages for the chat template."""
         messages = cast("list[Json]", self.input)
         if self.instructions is None:
             return messages
@@ -209,25 +209,25 @@ class ResponsesBody(OtherServerFields, ServiceBody):
         return [system, *messages]
 
     def tool_use(self) -> ToolUse:
-        """What the request wants with its tools; raises InvalidRequest where that is not possible."""
+        """The tools and tool_choice of the request; raises InvalidRequest if they contradict each other."""
         chosen = self.tool_choice
         name = chosen.name if isinstance(chosen, ChosenFunction) else None
         return ToolUse(
-            tools=[tool_for_template(tool) for tool in self.tools or ()],
+            tools=[tool_to_template(tool) for tool in self.tools or ()],
             choice="function" if isinstance(chosen, ChosenFunction) else chosen or "auto",
             name=name,
-            several=self.parallel_tool_calls is not False,
+            parallel=self.parallel_tool_calls is not False,
         )
 
     def template_fields(self) -> TemplateFields:
-        """How to lay out the messages."""
+        """Fields of chats about the chat template, from those of this body."""
         return TemplateFields(
             reasoning_effort=self.reasoning.effort if self.reasoning else None,
             verbosity=self.text.verbosity if self.text else None,
         )
 
     def grammar(self) -> Grammar | None:
-        """What ``text.format`` asks for."""
+        """The grammar of ``text.format``."""
         match self.text.format if self.text else None:
             case JsonObject():
                 schema: Json = {"type": "object"}
@@ -239,8 +239,8 @@ class ResponsesBody(OtherServerFields, ServiceBody):
 
     def sampling(self, defaults: SamplingDefaults) -> SamplingParams:
         """The parameters for the engine; raises InvalidRequest if fields contradict each other."""
-        reports = _LOGPROBS in (self.include or ())
-        if self.top_logprobs and not reports:
+        reports_logprobs = _LOGPROBS in (self.include or ())
+        if self.top_logprobs and not reports_logprobs:
             raise InvalidRequest(f"top_logprobs needs include: [{_LOGPROBS!r}]", param="top_logprobs")
         parameters: dict[str, Any] = {
             name: value
@@ -248,7 +248,7 @@ class ResponsesBody(OtherServerFields, ServiceBody):
             if name != "grammar" and (value := getattr(self, name, None)) is not None
         }
         parameters["max_tokens"] = self.max_output_tokens
-        parameters["logprobs"] = (self.top_logprobs or 0) if reports else None
+        parameters["logprobs"] = (self.top_logprobs or 0) if reports_logprobs else None
         parameters["grammar"] = self.grammar()
         with client_field_names(FIELD_NAMES):
             return defaults.params(engine_parameters(parameters))

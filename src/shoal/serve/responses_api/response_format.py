@@ -1,4 +1,4 @@
-"""The JSON of responses, full or as events of a stream."""
+"""Writes responses of /v1/responses, full or as stream events."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,37 +27,39 @@ from shoal.serve.responses_api.request_body import ResponsesBody
 
 
 class ResponsesFormat:
-    """One response. A stream tells every step of it; its last event has the whole response."""
+    """Writes one response. Its stream has an event for every step; the last event has the whole response.
+
+    token_bytes: the bytes of a token.
+    """
 
     def __init__(
         self,
         response_id: str,
         body: ResponsesBody,
         sampling: SamplingParams,
-        reading: ChatParsing,
+        parsing: ChatParsing,
         logprobs: LogprobFormatter | None,
         token_bytes: Callable[[int], bytes],
     ) -> None:
-        """token_bytes: the text of a token."""
-        self._response = _begun(response_id, body, sampling)
-        self._reading = reading
+        self._response = _initial_response(response_id, body, sampling)
+        self._parsing = parsing
         self._logprobs = logprobs
         self._token_bytes = token_bytes
         self._tokens: list[int] = []
-        self._items = OutputItems(reading.call_id)
-        self._parser = reading.parser()
+        self._items = OutputItems(parsing.call_id)
+        self._parser = parsing.parser()
         self._finish: FinishReason | None = None
         self._events = 0
 
     def chunks(self, index: int, delta: Delta, usage: Usage) -> Iterator[bytes]:
-        """Events of a delta."""
+        """The events of a delta."""
         if self._events == 0:
             for name in ("created", "in_progress"):
                 yield self._event({"type": f"response.{name}", "response": self._response})
-        for event in self._add(delta):
+        for event in self._add_delta(delta):
             yield self._event(event)
 
-    def _add(self, delta: Delta) -> Iterator[dict[str, Any]]:
+    def _add_delta(self, delta: Delta) -> Iterator[dict[str, Any]]:
         self._tokens += delta.tokens
         pieces = self._parser.push(delta.text)
         if delta.finish is not None:
@@ -65,14 +67,14 @@ class ResponsesFormat:
         logprobs: list[ChatTokenLogprob] = []
         if self._logprobs is not None:
             logprobs = self._logprobs.chat(delta.logprobs or ()).content
-        yield from self._items.add(self._reading.shown(pieces), logprobs)
+        yield from self._items.add(self._parsing.visible(pieces), logprobs)
         if delta.finish is not None:
             self._finish = delta.finish
-            yield from self._items.close("incomplete" if self._cut else "completed")
+            yield from self._items.close("incomplete" if self._is_cut else "completed")
 
     @property
-    def _cut(self) -> bool:
-        """Whether the output was too long."""
+    def _is_cut(self) -> bool:
+        """Whether a token limit ended the output."""
         return self._finish is FinishReason.LENGTH
 
     def _event(self, event: dict[str, Any]) -> bytes:
@@ -81,16 +83,16 @@ class ResponsesFormat:
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """The last event."""
-        name = "incomplete" if self._cut else "completed"
+        name = "incomplete" if self._is_cut else "completed"
         return self._event({"type": f"response.{name}", "response": self._finished(usage)})
 
     def error(self, error: ErrorBody) -> bytes:
-        """The event of an error, which ends the stream."""
-        said = {"code": error.code, "message": error.message, "param": error.param}
-        return self._event({"type": "error", **said})
+        """The error event, which ends the stream."""
+        fields = {"code": error.code, "message": error.message, "param": error.param}
+        return self._event({"type": "error", **fields})
 
     def full(self, outputs: Sequence[Output], usage: Usage) -> bytes:
-        """The response that is not streamed."""
+        """The full response."""
         (output,) = outputs
         whole = Delta(
             choice=0,
@@ -99,16 +101,16 @@ class ResponsesFormat:
             logprobs=tuple(output.logprobs),
             finish=output.finish,
         )
-        for _ in self._add(whole):
+        for _ in self._add_delta(whole):
             pass
         return encode(self._finished(usage))
 
     def _finished(self, usage: Usage) -> ResponseObject:
         response = self._response
         response.output = self._items.items
-        response.status = "incomplete" if self._cut else "completed"
-        response.incomplete_details = {"reason": "max_output_tokens"} if self._cut else None
-        response.completed_at = None if self._cut else int(time.time())
+        response.status = "incomplete" if self._is_cut else "completed"
+        response.incomplete_details = {"reason": "max_output_tokens"} if self._is_cut else None
+        response.completed_at = None if self._is_cut else int(time.time())
         response.usage = ResponseUsage(
             usage.prompt_tokens,
             InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
@@ -119,7 +121,7 @@ class ResponsesFormat:
         return response
 
     def _reasoning_tokens(self) -> int:
-        """How many output tokens have a part of the reasoning."""
+        """Number of output tokens with a part of the reasoning."""
         reasoning = self._items.reasoning.encode()
         if not reasoning:
             return 0
@@ -132,7 +134,7 @@ class ResponsesFormat:
         )
 
 
-def _begun(response_id: str, body: ResponsesBody, sampling: SamplingParams) -> ResponseObject:
+def _initial_response(response_id: str, body: ResponsesBody, sampling: SamplingParams) -> ResponseObject:
     def sent(model: BaseModel | None) -> dict[str, Any]:
         return {} if model is None else model.model_dump(by_alias=True, exclude_none=True)
 
@@ -150,13 +152,13 @@ def _begun(response_id: str, body: ResponsesBody, sampling: SamplingParams) -> R
         temperature=sampling.temperature,
         text=text,
         tool_choice=choice if isinstance(choice, str) else sent(choice),
-        tools=[_tool(tool) for tool in body.tools or ()],
+        tools=[_tool_fields(tool) for tool in body.tools or ()],
         top_p=sampling.top_p,
         top_logprobs=body.top_logprobs or 0,
         user=body.user,
     )
 
 
-def _tool(tool: BaseModel) -> dict[str, Any]:
+def _tool_fields(tool: BaseModel) -> dict[str, Any]:
     defaults = {"description": None, "parameters": None, "strict": False}
     return defaults | tool.model_dump(exclude_none=True)

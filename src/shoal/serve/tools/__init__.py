@@ -1,1 +1,1 @@
-"""Calls of tools: how models write them, how outputs are split into them, and grammars that ask for them."""
+"""Tool calls: the formats of model families, parsing of outputs, grammars that force calls, and histories."""

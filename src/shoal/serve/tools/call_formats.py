@@ -1,4 +1,4 @@
-"""How models write calls of tools: one class for each format."""
+"""Tool call formats of model families (Hermes, Llama, Mistral, Gemma): detection, parsers and grammars."""
 
 import json
 import re
@@ -17,12 +17,12 @@ from shoal.serve.tools.gemma_values import arguments_rules, to_json
 from shoal.serve.tools.lark_rules import arguments_schema, call_schema, json_rule, literal
 
 MAX_CALLS = 16
-"""Most calls of an output that must have some."""
+"""Most calls of an output where calls are forced."""
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A tool as formats see it."""
+    """A tool that may be called."""
 
     name: str
     parameters: Mapping[str, Any]
@@ -30,35 +30,35 @@ class Function:
 
 
 class ToolFormat(ABC):
-    """How one family of models writes calls.
+    """The tool call format of a family of models.
 
-    ``special_tokens`` are the markers that are special tokens of this model, with their ids: their text must
-    be shown for the parser, and a grammar names them by id.
+    special_tokens: markers that are special tokens of the model, with their ids. The parser needs their text
+    in the output, and a grammar refers to them by id.
     """
 
     parser: ClassVar[type[CallParser]]
-    several: ClassVar[bool] = True
-    """Whether the chat template can lay out several calls of one message."""
-    described: ClassVar[bool] = False
-    """Whether tools and calls are described in ordinary messages, since the chat template knows none."""
+    parallel: ClassVar[bool] = True
+    """Whether the chat template supports several calls in a message."""
+    prompted: ClassVar[bool] = False
+    """Whether plain messages describe tools and calls, because the chat template does not support tools."""
 
     def __init__(self, special_tokens: Mapping[str, int]) -> None:
         self.special_tokens = special_tokens
 
     def call_id(self) -> str:
-        """A new id."""
+        """A new id of a call."""
         return f"call_{secrets.token_hex(12)}"
 
-    def in_history(self, messages: Sequence[Message]) -> list[Message]:
-        """Earlier messages as the chat template takes them."""
+    def translate_history(self, messages: Sequence[Message]) -> list[Message]:
+        """Earlier messages in the form that the chat template accepts."""
         return list(messages)
 
     @abstractmethod
-    def grammar(self, functions: Sequence[Function], several: bool) -> str:
-        """The rules of a Lark grammar for ``calls``: one call of ``functions``, or more if ``several``."""
+    def grammar(self, functions: Sequence[Function], parallel: bool) -> str:
+        """Lark rules for ``calls``: one call of ``functions``, or up to MAX_CALLS if ``parallel``."""
 
     def marker(self, text: str) -> str:
-        """``text`` in a rule, as a special token where it is one."""
+        """``text`` as a terminal of a rule: a special token or a literal."""
         token = self.special_tokens.get(text)
         return literal(text) if token is None else f"<[{token}]>"
 
@@ -68,7 +68,7 @@ def _alternatives(functions: Sequence[Function]) -> str:
 
 
 def _rules(functions: Sequence[Function]) -> str:
-    """``callN`` for every function, an object with its name and its arguments."""
+    """A rule ``callN`` for every function: a JSON object with its name and its arguments."""
     lines = []
     for number, function in enumerate(functions):
         head = f'{{"name": {json.dumps(function.name)}, "arguments": '
@@ -87,10 +87,10 @@ class HermesFormat(ToolFormat):
 
     parser = _TaggedParser
 
-    def grammar(self, functions: Sequence[Function], several: bool) -> str:
+    def grammar(self, functions: Sequence[Function], parallel: bool) -> str:
         """As in ToolFormat."""
         begin, end = self.marker("<tool_call>"), self.marker("</tool_call>")
-        more = f'("\\n" call){{0,{MAX_CALLS - 1}}}' if several else ""
+        more = f'("\\n" call){{0,{MAX_CALLS - 1}}}' if parallel else ""
         return (
             f"calls: call {more}\n"
             f'call: {begin} "\\n" ({_alternatives(functions)}) "\\n" {end}\n'
@@ -99,10 +99,10 @@ class HermesFormat(ToolFormat):
 
 
 class _PromptedParser(_TaggedParser):
-    """Also takes what small models write instead: the object alone, or in a fence of code."""
+    """Also accepts what small models write instead: the object alone, or in a code fence."""
 
     markers = ("<tool_call>", "```")
-    doubtful = ("```",)
+    ambiguous_markers = ("```",)
     bare = True
 
     def _read_calls(self, marker: str) -> Reading[str | None]:
@@ -112,7 +112,7 @@ class _PromptedParser(_TaggedParser):
         while character.isalnum() or character == "_":
             character = yield from self._read()
         if character.isspace():
-            character = yield from self._after_blanks()
+            character = yield from self._next_nonblank()
         yield from self._read_objects(character, known_names_only=True)
         self._held = []
         yield from self._expect("```")
@@ -120,10 +120,10 @@ class _PromptedParser(_TaggedParser):
 
 
 class PromptedFormat(HermesFormat):
-    """The format of Hermes, described in the system message of models whose template knows no tools."""
+    """The Hermes format, described in a plain message for models whose chat template has no tools."""
 
     parser = _PromptedParser
-    described = True
+    prompted = True
 
 
 class _LlamaParser(CallParser):
@@ -136,13 +136,13 @@ class LlamaFormat(ToolFormat):
     """``{"name": ..., "parameters": {...}}`` as the whole output: Llama 3.1 to 3.3."""
 
     parser = _LlamaParser
-    several = False
+    parallel = False
 
-    def grammar(self, functions: Sequence[Function], several: bool) -> str:
-        """As in ToolFormat; the template of these models takes single calls only."""
+    def grammar(self, functions: Sequence[Function], parallel: bool) -> str:
+        """As in ToolFormat; the chat template of these models supports single calls only."""
         lines = [f"calls: {_alternatives(functions)}"]
         for number, function in enumerate(functions):
-            # One schema of the whole, so that other JSON may be allowed beside it.
+            # One schema for the whole call, so that a grammar may allow it or other JSON.
             lines.append(f"call{number}: {json_rule(call_schema(function.name, function.parameters))}")
         return "\n".join(lines)
 
@@ -151,7 +151,7 @@ class _MistralParser(CallParser):
     markers = ("[TOOL_CALLS]",)
 
     def _read_calls(self, marker: str) -> Reading[str | None]:
-        character = yield from self._after_blanks()
+        character = yield from self._next_nonblank()
         if character in "[{":
             yield from self._read_objects(character, known_names_only=False)
             return None
@@ -176,7 +176,7 @@ class _MistralParser(CallParser):
             tag = yield from self._read_until("]")
         if tag != "ARGS":
             raise NotACall
-        return (yield from self._after_blanks())
+        return (yield from self._next_nonblank())
 
 
 def _with_short_ids(message: Message) -> Message:
@@ -199,16 +199,16 @@ class MistralFormat(ToolFormat):
     parser = _MistralParser
 
     def call_id(self) -> str:
-        """A new id; the templates of these models want nine letters and digits."""
+        """A new id of nine letters and digits, which the chat templates of these models require."""
         return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
-    def in_history(self, messages: Sequence[Message]) -> list[Message]:
-        """As in ToolFormat: ids of another shape are replaced."""
+    def translate_history(self, messages: Sequence[Message]) -> list[Message]:
+        """As in ToolFormat; ids of another shape are replaced."""
         return [_with_short_ids(message) for message in messages]
 
-    def grammar(self, functions: Sequence[Function], several: bool) -> str:
+    def grammar(self, functions: Sequence[Function], parallel: bool) -> str:
         """As in ToolFormat."""
-        more = f'(", " call){{0,{MAX_CALLS - 1}}}' if several else ""
+        more = f'(", " call){{0,{MAX_CALLS - 1}}}' if parallel else ""
         return (
             f'calls: {self.marker("[TOOL_CALLS]")} "[" call {more} "]"\n'
             f"call: {_alternatives(functions)}\n"
@@ -219,10 +219,10 @@ class MistralFormat(ToolFormat):
 class MistralNamedFormat(MistralFormat):
     """``[TOOL_CALLS]name[ARGS]{...}``: Mistral's models from 2025 on."""
 
-    def grammar(self, functions: Sequence[Function], several: bool) -> str:
+    def grammar(self, functions: Sequence[Function], parallel: bool) -> str:
         """As in ToolFormat."""
         begin, middle = self.marker("[TOOL_CALLS]"), self.marker("[ARGS]")
-        lines = [f"calls: call{{1,{MAX_CALLS if several else 1}}}", f"call: {_alternatives(functions)}"]
+        lines = [f"calls: call{{1,{MAX_CALLS if parallel else 1}}}", f"call: {_alternatives(functions)}"]
         for number, function in enumerate(functions):
             lines.append(f"call{number}: {begin} {literal(function.name)} {middle} arguments{number}")
             lines.append(f"arguments{number}: {json_rule(arguments_schema(function.parameters))}")
@@ -243,10 +243,10 @@ class _GemmaParser(CallParser):
             while end.found is None:
                 body += end.push((yield from self._read()))
         except OutputEnded:
-            # What else is held back begins an end marker or a quote.
-            self._argue(to_json(body, self.quote))
+            # Other held-back text begins an end marker or a quote.
+            self._add_arguments(to_json(body, self.quote))
             raise
-        self._argue(to_json(body, self.quote))
+        self._add_arguments(to_json(body, self.quote))
         self._end_call()
         return None
 
@@ -256,11 +256,11 @@ class GemmaFormat(ToolFormat):
 
     parser: ClassVar[type[_GemmaParser]] = _GemmaParser
 
-    def grammar(self, functions: Sequence[Function], several: bool) -> str:
+    def grammar(self, functions: Sequence[Function], parallel: bool) -> str:
         """As in ToolFormat."""
         parser = self.parser
         begin, end = self.marker(parser.markers[0]), self.marker(parser.end_marker)
-        lines = [f"calls: call{{1,{MAX_CALLS if several else 1}}}", f"call: {_alternatives(functions)}"]
+        lines = [f"calls: call{{1,{MAX_CALLS if parallel else 1}}}", f"call: {_alternatives(functions)}"]
         for number, function in enumerate(functions):
             head = literal(f"call:{function.name}")
             lines.append(f"call{number}: {begin} {head} arguments{number} {end}")
@@ -281,7 +281,7 @@ class Gemma4Format(GemmaFormat):
     parser = _Gemma4Parser
 
 
-# By a string of the chat template; earlier ones go before later ones, which they may contain.
+# By a string in the chat template; the first match counts, since a template may contain later ones, too.
 _BY_TEMPLATE: tuple[tuple[str, type[ToolFormat]], ...] = (
     ("<start_function_call>", GemmaFormat),
     ("<|tool_call>", Gemma4Format),
@@ -294,13 +294,13 @@ _MENTIONS_TOOLS = re.compile(r"\btools\b")
 
 
 def format_of(template: str, special_token: Callable[[str], int | None]) -> ToolFormat:
-    """How the model with this chat template writes calls.
+    """The tool call format of the model with this chat template.
 
-    special_token: the id of the special token with this text, None where the model has none.
+    special_token: the id of the special token with this text; None: there is none.
     """
-    knows_tools = _MENTIONS_TOOLS.search(template)
+    supports_tools = _MENTIONS_TOOLS.search(template)
     format_type = next(
-        (kind for text, kind in _BY_TEMPLATE if knows_tools and text in template), PromptedFormat
+        (kind for text, kind in _BY_TEMPLATE if supports_tools and text in template), PromptedFormat
     )
     parser = format_type.parser
     texts = (*parser.markers, parser.end_marker, "[ARGS]", getattr(parser, "quote", ""))

@@ -1,4 +1,4 @@
-"""Finds calls of tools in the text of an output, one character at a time."""
+"""Parses tool calls in the text of an output, incrementally: the base class of all formats' parsers."""
 
 import json
 from collections.abc import Callable, Collection, Generator
@@ -12,92 +12,94 @@ _ARGUMENTS = ("arguments", "parameters")
 
 Value = TypeVar("Value")
 Reading = Generator[None, str, Value]
-"""A reader that is sent characters, and then returns a value."""
+"""A coroutine that receives characters, and returns a value."""
 
 
 class NotACall(Exception):
-    """What looked like a call is none, or a call does not go on as one, from the character read last on."""
+    """The text is not a call, or stops being one at the character read last."""
 
 
 class OutputEnded(Exception):
-    """The output ends within a call, or within what looked like one."""
+    """The output ended within a call, or within a text that may be one."""
 
 
 class CallParser:
-    """Splits an output into content and calls. The base class of the parsers of all formats.
+    """Splits an output into content and calls.
 
-    ``markers`` begin a call, as does an object right at the beginning if ``bare``. From there on, text is
-    held back until the name of the call is known, and is content after all if the text does not go on as a
-    call. After that, whatever comes in place of the arguments belongs to the call. Blanks between
-    calls and content are dropped, and so is the beginning of a call at the end of an output that was cut.
+    A call begins with one of ``markers``, or, if ``bare``, with a JSON object at the start of the output.
+    From there, text is held back until the call's name is complete; if it is not a call, it becomes content.
+    Later text belongs to the call's arguments, valid or not. Whitespace between calls and content is dropped,
+    and so is an unfinished call at the end of an output that was cut.
+
+    names: of the tools; a call without a marker must have one of them. only_calls: a grammar forces calls, so
+    everything else is markup and dropped.
     """
 
     markers: ClassVar[tuple[str, ...]] = ()
     end_marker: ClassVar[str] = ""
-    """What may follow a call, and is no content then."""
+    """May follow a call, and is then not content."""
     separators: ClassVar[str] = ""
-    """Characters that may be between two bare calls."""
+    """Characters that may separate two bare calls."""
     bare: ClassVar[bool] = False
-    doubtful: ClassVar[tuple[str, ...]] = ()
-    """Markers that begin other things as well."""
+    """Whether a call may come without a marker."""
+    ambiguous_markers: ClassVar[tuple[str, ...]] = ()
+    """Markers that may also begin ordinary text."""
 
     def __init__(self, names: Collection[str], only_calls: bool = False) -> None:
-        """names: of the tools. A call without a marker must have one of them.
-
-        only_calls: a grammar allows nothing else, so the rest is markup, and dropped.
-        """
         self._names = names
         self._only_calls = only_calls
         self._pieces: list[Piece] = []
-        self._held: list[str] = []  # what is content if this is not a call
-        self._blanks: list[str] = []  # blanks that are content if more content follows
+        self._held: list[str] = []  # text that becomes content if this is not a call
+        self._blanks: list[str] = []  # whitespace that becomes content if more content follows
         self._last = _END  # the character read last
-        self._spoken = False  # whether there was content
+        self._has_content = False
         self._calls = 0
-        self._in_call = False  # whether the name of the call is known
-        self._after_call = False  # whether only blanks came since a call
+        self._in_call = False  # whether a call's name is complete and its arguments are not
+        self._after_call = False  # whether only whitespace followed the last call
         strings = (*self.markers, self.end_marker) if self.end_marker else self.markers
         self._marker = StopStrings(strings)
-        self._begins = {text[0] for text in strings}
-        self._waiting = 0  # characters that may be the beginning of a marker
-        self._reading = False  # whether a marker has come
+        self._first_characters = {text[0] for text in strings}
+        self._waiting = 0  # number of characters that may begin a marker
+        self._reading = False  # whether text after a marker is being read
         self.ends_in_call = False
         """As in OutputParser."""
-        self._cut = False  # whether the output has ended, but the model has not ended it
-        self._machine = self._run()
-        next(self._machine)
+        self._cut = False  # whether the output was ended by something else than the model
+        self._state_machine = self._run()
+        next(self._state_machine)
 
     def push(self, text: str) -> list[Piece]:
-        """The pieces that are certain after some more text."""
+        """As in OutputParser."""
         if self._is_plain(text):
-            self._say(text)
+            self._add_content(text)
         else:
             for character in text:
-                self._machine.send(character)
-        return self._take()
+                self._state_machine.send(character)
+        return self._take_pieces()
 
     def _is_plain(self, text: str) -> bool:
-        """Whether no call can begin in ``text``, so that its characters need not be looked at."""
-        elsewhere = self._reading or self._waiting or self._after_call or (self.bare and not self._spoken)
-        return not elsewhere and not any(character in text for character in self._begins)
+        """Whether no call can begin in ``text``, so that it can skip the state machine."""
+        in_other_state = (
+            self._reading or self._waiting or self._after_call or (self.bare and not self._has_content)
+        )
+        return not in_other_state and not any(character in text for character in self._first_characters)
 
     def finish(self, cut: bool = False) -> list[Piece]:
-        """What was held back, now that the output has ended; cut: but the model has not ended it."""
+        """As in OutputParser."""
         self._cut = cut
-        self._machine.send(_END)
-        return self._take()
+        self._state_machine.send(_END)
+        return self._take_pieces()
 
-    def _take(self) -> list[Piece]:
+    def _take_pieces(self) -> list[Piece]:
         pieces, self._pieces = join_pieces(self._pieces), []
         return [piece for piece in pieces if not (self._only_calls and isinstance(piece, Content))]
 
     def _run(self) -> Reading[None]:
         character: str | None = yield
         while character != _END:
-            if character is None:  # a new one is needed
+            if character is None:
                 character = yield
                 continue
-            marker = self._look_for_marker(character)
+            marker = self._find_marker(character)
             if marker is None:
                 character = None
                 continue
@@ -111,18 +113,18 @@ class CallParser:
                 character = self._stop_reading()
             self._reading = False
         if not (self._cut and self._after_call):
-            self._say(self._marker.release())
+            self._add_content(self._marker.release())
         if not self._calls:
             self._pieces += [Content(blank) for blank in self._blanks]
         yield
 
-    def _look_for_marker(self, character: str) -> str | None:
-        """The marker that ``character`` completes, if it does; else it is content, or held back."""
+    def _find_marker(self, character: str) -> str | None:
+        """The marker that ``character`` completes; None: the character is content, or held back."""
         text = self._marker.push(character)
         self._waiting += 1 - len(text)
-        if self.bare and not self._spoken and text == character and character in "{[":
+        if self.bare and not self._has_content and text == character and character in "{[":
             return character
-        self._say(text)
+        self._add_content(text)
         found, self._marker.found = self._marker.found, None
         if found is None:
             return None
@@ -132,71 +134,71 @@ class CallParser:
         if self._after_call:
             self._blanks.clear()
         else:
-            self._say(found)
+            self._add_content(found)
         return None
 
-    def _say(self, text: str) -> None:
+    def _add_content(self, text: str) -> None:
         if self._after_call and all(c.isspace() or c in self.separators for c in text):
             self._blanks.append(text)
             return
-        said = text.rstrip()
-        if said:
-            self._pieces += map(Content, (*self._blanks, said))
+        stripped = text.rstrip()
+        if stripped:
+            self._pieces += map(Content, (*self._blanks, stripped))
             self._blanks = []
-            self._spoken, self._after_call = True, False
-        if len(said) < len(text):
-            self._blanks.append(text[len(said) :])
+            self._has_content, self._after_call = True, False
+        if len(stripped) < len(text):
+            self._blanks.append(text[len(stripped) :])
 
     def _stop_reading(self) -> str:
-        """End a call early, or say what turned out to be none; returns the character to go on with."""
+        """End an incomplete call, or turn held text into content; returns the character to continue with."""
         if self._in_call:
             self._end_call()
             return self._last
         held, self._held = "".join(self._held), []
-        if not (self._cut and self._is_certain(held)):
-            # The first character cannot begin another call, nor can markers within.
-            self._say(held[: len(held) - len(self._last)])
+        if not (self._cut and self._is_surely_call(held)):
+            # Neither the first character nor markers within can begin another call.
+            self._add_content(held[: len(held) - len(self._last)])
         return self._last
 
-    def _is_certain(self, held: str) -> bool:
-        """Whether ``held`` begins a call beyond doubt: it follows one, or more than a marker is there."""
-        if held.startswith(self.doubtful):
+    def _is_surely_call(self, held: str) -> bool:
+        """Whether ``held`` is surely the beginning of a call: it follows a call, or is more than a marker."""
+        if held.startswith(self.ambiguous_markers):
             return False
         marker = next(filter(held.startswith, self.markers), held)
         return self._after_call or bool(held.removeprefix(marker).strip())
 
     def _read_calls(self, marker: str) -> Reading[str | None]:
-        """Read what follows ``marker``: one call or several. Returns a character that is not part of them."""
+        """Read the calls after ``marker``. Returns the next character if it was read already."""
         bare = len(marker) == 1
-        character = marker if bare else (yield from self._after_blanks())
+        character = marker if bare else (yield from self._next_nonblank())
         yield from self._read_objects(character, known_names_only=bare)
         return None
 
     def _read_objects(self, character: str, known_names_only: bool) -> Reading[None]:
-        """Read a call as an object, or a list of them, from ``character`` on."""
+        """Read a JSON object that is a call, or a list of such objects, from ``character`` on."""
         if character != "[":
             yield from self._read_object(character, known_names_only)
             return
         while character != "]":
-            character = yield from self._after_blanks()
+            character = yield from self._next_nonblank()
             yield from self._read_object(character, known_names_only)
             self._held = []
-            character = yield from self._after_blanks()
+            character = yield from self._next_nonblank()
             if character not in ",]":
                 raise NotACall
 
     def _read_object(self, character: str, known_name_only: bool) -> Reading[None]:
-        """Read ``{"name": ..., "arguments": {...}}`` from ``character`` on, in any order."""
+        """Read ``{"name": ..., "arguments": {...}}`` from ``character`` on, with keys in any order."""
         if character != "{":
             raise NotACall
         name: str | None = None
         early: list[str] = []  # arguments that come before the name
-        character = yield from self._after_blanks()
+        character = yield from self._next_nonblank()
         while character != "}":
             key, character = yield from self._read_key(character)
             if key == "name" and name is None and character == '"':
                 name = yield from self._read_string()
-                character = yield from self._after_blanks()
+                character = yield from self._next_nonblank()
             elif key in _ARGUMENTS and not self._in_call and not early:
                 if name is not None:
                     self._begin_call(name, known_name_only)
@@ -204,16 +206,16 @@ class CallParser:
             else:
                 character = yield from self._read_value(character, lambda text: None)
             if character.isspace():
-                character = yield from self._after_blanks()
+                character = yield from self._next_nonblank()
             if character == ",":
-                character = yield from self._after_blanks()
+                character = yield from self._next_nonblank()
             elif character != "}":
                 raise NotACall
         if not self._in_call:
             if name is None or (known_name_only and not early):
                 raise NotACall
             self._begin_call(name, known_name_only)
-            self._argue("".join(early) or "{}")
+            self._add_arguments("".join(early) or "{}")
         self._end_call()
 
     def _read_key(self, character: str) -> Reading[tuple[str, str]]:
@@ -221,9 +223,9 @@ class CallParser:
         if character != '"':
             raise NotACall
         key = yield from self._read_string()
-        if (yield from self._after_blanks()) != ":":
+        if (yield from self._next_nonblank()) != ":":
             raise NotACall
-        return key, (yield from self._after_blanks())
+        return key, (yield from self._next_nonblank())
 
     def _begin_call(self, name: str, known_name_only: bool = False) -> None:
         if not name or (known_name_only and name not in self._names):
@@ -233,7 +235,7 @@ class CallParser:
         self._in_call = True
         self._calls += 1
 
-    def _argue(self, text: str) -> None:
+    def _add_arguments(self, text: str) -> None:
         self._pieces.append(CallArguments(text))
 
     def _end_call(self) -> None:
@@ -242,9 +244,9 @@ class CallParser:
     def _read_arguments(self, character: str, write: Callable[[str], None] | None = None) -> Reading[str]:
         """Read arguments from ``character`` on and write them as JSON; returns the character after them.
 
-        They may be JSON within a string, too.
+        They may also be a string that contains JSON.
         """
-        write = write or self._argue
+        write = write or self._add_arguments
         if character not in '"n':
             return (yield from self._read_value(character, write))
         raw: list[str] = []
@@ -276,7 +278,7 @@ class CallParser:
             return character
         depth = 0
         while True:
-            if character == "<":  # never in JSON: an end marker comes before its time
+            if character == "<":  # not JSON: an early end marker
                 raise NotACall
             write(character)
             if character == '"':
@@ -295,15 +297,15 @@ class CallParser:
             if character == "\\":
                 write((yield from self._read()))
 
-    def _after_blanks(self) -> Reading[str]:
-        """The next character that is not blank."""
+    def _next_nonblank(self) -> Reading[str]:
+        """The next character that is not whitespace."""
         while (character := (yield from self._read())).isspace():
             pass
         return character
 
     def _expect(self, text: str) -> Reading[None]:
-        """Read exactly ``text``, after blanks."""
-        character = yield from self._after_blanks()
+        """Read exactly ``text``, after whitespace."""
+        character = yield from self._next_nonblank()
         if character != text[0]:
             raise NotACall
         for expected in text[1:]:
@@ -311,14 +313,14 @@ class CallParser:
                 raise NotACall
 
     def _read_until(self, end: str) -> Reading[str]:
-        """The text before the next ``end``, one character, which is read as well."""
+        """The text before the next character ``end``, which is read as well."""
         text = ""
         while (character := (yield from self._read())) != end:
             text += character
         return text
 
     def _read(self) -> Reading[str]:
-        """The next character."""
+        """The next character; raises OutputEnded."""
         character = yield
         if character == _END:
             raise OutputEnded
@@ -329,7 +331,7 @@ class CallParser:
 
 
 def _unquote(raw: str) -> str:
-    """The text of a JSON string; ``raw`` itself where it is not valid."""
+    """The text of a JSON string; ``raw`` itself if it is invalid."""
     try:
         text: str = json.loads(raw, strict=False)
         text.encode()

@@ -1,6 +1,6 @@
-"""Arguments as Gemma's function models write them: ``{city:<escape>Oslo<escape>,days:[1,2],now:true}``.
+"""Gemma's syntax of call arguments, ``{city:<escape>Oslo<escape>,days:[1,2]}``: reader and grammar rules.
 
-Strings are between quotes of their own, keys have none. Everything else is as in JSON.
+Strings have special quotes, keys have none. Everything else is as in JSON.
 """
 
 import json
@@ -15,7 +15,7 @@ _BARE = re.compile(r"[^,:{}\[\]\s]+")
 
 
 def to_json(text: str, quote: str) -> str:
-    """``text`` as JSON; as it is where it cannot be read. quote: what strings begin and end with."""
+    """``text`` as JSON; unchanged if it is invalid. quote: the delimiter of strings."""
     try:
         value, end = _Reader(text, quote).value(0)
     except (ValueError, RecursionError):
@@ -29,7 +29,7 @@ class _Reader:
         self._quote = quote
 
     def value(self, at: int) -> tuple[Any, int]:
-        """The value that begins at ``at``, and where it ends; raises ValueError."""
+        """The value that begins at ``at``, and its end; raises ValueError."""
         at = self._skip(at)
         if self._text.startswith(self._quote, at):
             begin = at + len(self._quote)
@@ -62,7 +62,7 @@ class _Reader:
         return found, at + 1
 
     def _after_entry(self, at: int, end: str) -> int:
-        """Where to go on after an entry: after its comma, or at the end."""
+        """The position after the comma of an entry, or of ``end``."""
         at = self._skip(at)
         if self._text.startswith(",", at):
             return at + 1
@@ -84,9 +84,9 @@ def _scalar(word: str) -> Any:
 
 
 def arguments_rules(name: str, schema: Mapping[str, Any], quote: str) -> str:
-    """Lark rules for values of ``schema``: of its keywords type, properties, required, enum, const and items.
+    """Lark rules for values of ``schema``, by its type, properties, required, enum, const and items.
 
-    name: of the first rule; the others' begin with it. quote: what strings begin and end with, in a rule.
+    name: of the first rule, and prefix of all others. quote: the terminal that delimits strings.
     """
     writer = _RuleWriter(name, quote)
     writer.write(schema, name)
@@ -146,7 +146,7 @@ class _RuleWriter:
         return literal(json.dumps(value))
 
     def _members(self, properties: Mapping[str, Any], required: Any, name: str) -> str:
-        """The body of an object's rule; its keys come in the order of the alphabet, as in the template."""
+        """The body of an object's rule; keys are in alphabetical order, as in the chat template."""
         first, later = '"}"', '"}"'
         for number, key in reversed(list(enumerate(sorted(properties)))):
             member = f"{literal(f'{key}:')} {self.rule(properties[key])}"

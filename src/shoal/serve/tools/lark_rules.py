@@ -1,4 +1,4 @@
-"""Lark rules for the arguments of tools, in the syntax of llguidance."""
+"""Lark rules and JSON schemas for tool call arguments, in the syntax of llguidance."""
 
 import json
 from collections.abc import Mapping
@@ -6,31 +6,31 @@ from typing import Any
 
 from shoal.serve.openai.json_schemas import close_schema
 
-# JSON as models were trained to write it, so that none may fill an output with blanks.
+# JSON as models were trained to write it, so that a model cannot fill an output with whitespace.
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 def literal(text: str) -> str:
-    """A terminal that is exactly ``text``."""
+    """A terminal that matches exactly ``text``."""
     return json.dumps(text)
 
 
 def json_rule(schema: Mapping[str, Any]) -> str:
-    """A rule's body: JSON that is valid for ``schema``."""
+    """The body of a rule that matches JSON that is valid for ``schema``."""
     return f"%json {json.dumps({**schema, 'x-guidance': _LAYOUT})}"
 
 
 def arguments_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a tool's arguments: an object, and only with the properties that it declares.
+    """The schema of a tool's arguments: an object without undeclared properties.
 
-    Arguments that are not declared are valid in most schemas, but a function rarely takes them.
+    Most schemas allow undeclared arguments, but functions rarely accept them.
     """
     declared: dict[str, Any] = {} if any(name in parameters for name in _COMBINATIONS) else {"properties": {}}
     return close_schema({"type": "object", **declared, **parameters})
 
 
 def call_schema(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of ``{"name": ..., "parameters": {...}}``; definitions stay where references look."""
+    """The schema of ``{"name": ..., "parameters": {...}}``; definitions stay at the top, for references."""
     schema = arguments_schema(parameters)
     definitions = {key: schema.pop(key) for key in ("$defs", "definitions") if key in schema}
     return definitions | {

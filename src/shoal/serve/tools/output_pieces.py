@@ -1,4 +1,4 @@
-"""What an output is made of: content, reasoning and calls of tools."""
+"""Pieces of a parsed output: content, reasoning and tool calls; and the protocol of output parsers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,21 +8,21 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Text for the reader."""
+    """Text of the answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Text that the model wrote for itself."""
+    """Text that the model wrote before its answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallBegin:
-    """A call of a tool begins; its arguments follow."""
+    """The start of a tool call; its arguments follow."""
 
     name: str
 
@@ -38,21 +38,21 @@ Piece = Content | Reasoning | CallBegin | CallArguments
 
 
 class OutputParser(Protocol):
-    """Splits the text of one output into pieces, as it comes."""
+    """Splits the text of one output into pieces, incrementally."""
 
     def push(self, text: str) -> list[Piece]:
-        """The pieces that are certain after some more text."""
+        """The pieces that are certain after ``text``; the rest is held back."""
 
     def finish(self, cut: bool = False) -> list[Piece]:
-        """What was held back, now that the output has ended; cut: but the model has not ended it."""
+        """The pieces that were held back, at the end of the output. cut: a limit, not the model, ended it."""
 
     @property
     def ends_in_call(self) -> bool:
-        """Whether the output has ended within the arguments of a call."""
+        """Whether the output ended within the arguments of a call."""
 
 
 def join_pieces(pieces: Sequence[Piece]) -> list[Piece]:
-    """``pieces`` with neighbours of one kind as one; beginnings of calls stay apart."""
+    """``pieces`` with adjacent ones of a type joined, except the starts of calls."""
     joined: list[Piece] = []
     for kind, group in groupby(pieces, type):
         if kind is CallBegin:

@@ -1,4 +1,4 @@
-"""Histories for chat templates that lay out one call in a message, as Llama 3's does."""
+"""Splits messages with parallel tool calls, for chat templates with one call per message (Llama 3)."""
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ from shoal.models.chat_template.template import ChatTemplate
 
 
 def split_parallel_calls(template: ChatTemplate, messages: Sequence[Message]) -> Sequence[Message]:
-    """``messages``, with one call in each where ``template`` refuses several, or would leave some out."""
+    """``messages``, with one call in each if ``template`` refuses or drops parallel calls."""
     if all(len(message.get("tool_calls", ())) < 2 for message in messages):
         return messages
     special_tokens = tuple(sorted(template.special_tokens.items()))
-    return messages if _takes_several(template.source, special_tokens) else one_call_each(messages)
+    return messages if _supports_parallel_calls(template.source, special_tokens) else one_call_each(messages)
 
 
 def one_call_each(messages: Sequence[Message]) -> list[Message]:
-    """``messages`` with a message for each call, which the call's result follows."""
+    """``messages`` with one message for each call, followed by the call's result."""
     split: list[Message] = []
     at = 0
     while at < len(messages):
@@ -36,37 +36,39 @@ def one_call_each(messages: Sequence[Message]) -> list[Message]:
 
 
 def _paired(message: Message, results: Sequence[Message]) -> list[Message]:
-    """The calls of ``message``, each before its result; ``results`` of no call come last."""
-    waiting: defaultdict[Any, deque[Message]] = defaultdict(deque)
+    """One message for each call, followed by its result; ``results`` without a call come last."""
+    results_by_call: defaultdict[Any, deque[Message]] = defaultdict(deque)
     for result in results:
-        waiting[result.get("tool_call_id")].append(result)
+        results_by_call[result.get("tool_call_id")].append(result)
     paired: list[Message] = []
     for number, call in enumerate(message["tool_calls"]):
-        # Content and reasoning came before the first.
+        # Content and reasoning stay with the first call.
         kept = {"role": message["role"]} if number else message
         paired.append({**kept, "tool_calls": [call]})
-        if own := waiting[call["id"]]:
-            paired.append(own.popleft())
-    return paired + [result for own in waiting.values() for result in own]
+        if call_results := results_by_call[call["id"]]:
+            paired.append(call_results.popleft())
+    return paired + [result for call_results in results_by_call.values() for result in call_results]
 
 
 @lru_cache(maxsize=64)
-def _takes_several(source: str, special_tokens: tuple[tuple[str, str], ...]) -> bool:
-    """Whether the template shows both of two calls in a message; also where it does not even show one."""
+def _supports_parallel_calls(source: str, special_tokens: tuple[tuple[str, str], ...]) -> bool:
+    """Whether the template renders both of two calls in a message; also if it does not even render one."""
     template = ChatTemplate(source, dict(special_tokens))
-    return _shows(template, ("first_function", "second_function")) or not _shows(template, ("only_function",))
+    return _renders_all(template, ("first_function", "second_function")) or not _renders_all(
+        template, ("only_function",)
+    )
 
 
-def _shows(template: ChatTemplate, names: Sequence[str]) -> bool:
-    """Whether a message with calls of these functions has them all in the prompt."""
+def _renders_all(template: ChatTemplate, names: Sequence[str]) -> bool:
+    """Whether the template renders all calls of a message that calls these functions."""
     calls = [
         {"id": f"000call{number:02}", "type": "function", "function": {"name": name, "arguments": {"a": "b"}}}
         for number, name in enumerate(names)
     ]
     results = [{"role": "tool", "tool_call_id": call["id"], "content": "c"} for call in calls]
-    asked = {"role": "user", "content": "d"}
+    question = {"role": "user", "content": "d"}
     try:
-        text = template.render([asked, {"role": "assistant", "tool_calls": calls}, *results])
+        text = template.render([question, {"role": "assistant", "tool_calls": calls}, *results])
     except InvalidRequest:
         return False
     return all(name in text for name in names)

@@ -1,4 +1,4 @@
-"""The order of results: a client sends them as its tools are done."""
+"""Sorts tool results in a history by their calls, because clients send them in order of completion."""
 
 from collections.abc import Sequence
 
@@ -6,10 +6,10 @@ from shoal.models.chat_template.messages import Message
 
 
 def sort_results(messages: Sequence[Message]) -> list[Message]:
-    """``messages`` with the results that follow a message with calls in the order of its calls.
+    """``messages`` with the results after a message with calls in the order of these calls.
 
-    Many chat templates show no ids, so that a model pairs them by their places. Results of other calls
-    stay behind them.
+    Many chat templates show no ids, so that a model pairs results with calls by position. Results of other
+    calls come last.
     """
     ordered: list[Message] = []
     results: list[Message] = []

@@ -1,4 +1,4 @@
-"""What a request wants with its tools, and the grammar that follows from it."""
+"""Tools and tool_choice of a request, and the grammar that forces or allows tool calls."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,19 +12,19 @@ from shoal.serve.tools.lark_rules import json_rule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """The tools of a request, and which of them must or may be called."""
+    """The tools of a request, and its tool_choice."""
 
     tools: Sequence[Mapping[str, Any]] = ()
-    """As OpenAI's chat API has them."""
+    """In the shape of OpenAI's chat API."""
     choice: str = "auto"
-    """"auto", "required", "none" or, to call one tool, "function"."""
+    """"auto", "required", "none", or "function" to force a call of one tool."""
     name: str | None = None
-    """Of that one tool."""
-    several: bool = True
-    """Whether an answer may have several calls, where it must have one."""
+    """The tool whose call is forced."""
+    parallel: bool = True
+    """Whether an output with forced calls may have more than one."""
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequest for names that occur twice or not at all, and parameters of a wrong type."""
+        """Raise InvalidRequest for duplicate or unknown names, and parameters of a wrong type."""
         names = [tool["function"]["name"] for tool in self.tools]
         for tool in self.tools:
             if tool["function"]["parameters"].get("type", "object") != "object":
@@ -44,13 +44,13 @@ class ToolUse:
             )
 
     @property
-    def parsed(self) -> bool:
-        """Whether calls are looked for in the output."""
+    def parses_calls(self) -> bool:
+        """Whether calls are parsed in the output."""
         return bool(self.tools) and self.choice != "none"
 
     @property
     def must_call(self) -> bool:
-        """Whether the output is nothing but calls."""
+        """Whether the output consists of calls only."""
         return self.choice in ("required", "function")
 
     @property
@@ -63,28 +63,31 @@ class ToolUse:
         ]
 
     def constrain(self, sampling: SamplingParams, format: ToolFormat) -> SamplingParams:
-        """``sampling`` with the grammar of the calls that are wanted, and with the text of their markers.
+        """``sampling`` with a grammar for forced calls, and with the text of special tokens that mark calls.
 
-        Where calls are possible and other output has a grammar, an output is either. Where nothing but calls
-        is, stop strings are left out. Raises InvalidRequest where grammars cannot be put together.
+        If calls are optional and other output has a grammar, the grammar allows either. If calls are forced,
+        stop strings are removed. Raises InvalidRequest if the grammars cannot be combined.
         """
-        if not self.parsed:
+        if not self.parses_calls:
             return sampling
-        shown = replace(
+        with_markers = replace(
             sampling, skip_special_tokens=sampling.skip_special_tokens and not format.special_tokens
         )
         if self.choice == "auto" and sampling.grammar is None:
-            return shown
-        rules = format.grammar(self.functions, self.several and format.several and self.name is None)
+            return with_markers
+        rules = format.grammar(self.functions, self.parallel and format.parallel and self.name is None)
         if self.choice == "auto":
             rules += f"\nanswer: {_answer(sampling.grammar)}"
         start = "calls | answer" if self.choice == "auto" else "calls"
-        # A stop string would leave a piece of a call.
+        # A stop string would cut a call.
         stop = () if self.must_call else sampling.stop
-        return replace(shown, grammar=Grammar(GrammarKind.LARK, f"start: {start}\n{rules}\n"), stop=stop)
+        return replace(
+            with_markers, grammar=Grammar(GrammarKind.LARK, f"start: {start}\n{rules}\n"), stop=stop
+        )
 
 
 def _answer(grammar: Grammar | None) -> str:
+    """The body of the rule for an answer without calls."""
     if grammar is None or grammar.kind is not GrammarKind.JSON_SCHEMA:
         raise InvalidRequest(
             "tools that may be called go together with an answer in JSON only; send tool_choice none or"

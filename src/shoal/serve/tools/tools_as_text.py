@@ -1,4 +1,4 @@
-"""Tools in ordinary messages, for chat templates that know none."""
+"""Tools, calls and results as plain text messages, for chat templates without tool support."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ The tools are:
 
 
 def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
-    """What a model must know to call ``tools``."""
+    """Instructions for the model on how to call ``tools``."""
     lines = (json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     return _HOW_TO_CALL + "\n".join(lines)
 
@@ -27,10 +27,10 @@ def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
 def tools_as_text(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], takes_system: bool
 ) -> Sequence[Message]:
-    """The conversation without calls, results and tools, which ordinary messages show instead.
+    """The conversation with tools, calls and results written into plain messages.
 
-    takes_system: whether there may be a system message; else the first message of the user describes the
-    tools. Results of successive calls are one message of the user.
+    takes_system: whether the template supports system messages; otherwise the first user message describes
+    the tools. Successive results are joined in one user message.
     """
     plain: list[dict[str, Any]] = []
     after_result = False
@@ -40,7 +40,7 @@ def tools_as_text(
         if is_result and after_result:
             plain[-1]["content"] += f"\n{text}"
         else:
-            kept = {key: value for key, value in message.items() if key not in _OF_CALLS}
+            kept = {key: value for key, value in message.items() if key not in _CALL_KEYS}
             plain.append(kept | {"role": "user" if is_result else message["role"], "content": text})
         after_result = is_result
     if not tools:
@@ -53,7 +53,7 @@ def tools_as_text(
     return plain
 
 
-_OF_CALLS = ("tool_calls", "tool_call_id", "name")
+_CALL_KEYS = ("tool_calls", "tool_call_id", "name")
 
 
 def _text(message: Message) -> str:
