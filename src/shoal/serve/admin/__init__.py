@@ -1,1 +1,1 @@
-"""Operators' routes: engines, services, who may change them, and work that takes long."""
+"""The operators' routes (/admin/...): engines, services, long-running operations, and access to them."""

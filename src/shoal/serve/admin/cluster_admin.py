@@ -1,4 +1,4 @@
-"""What operators change while the server runs: which services and engines there are."""
+"""Operators' changes of a running server: add, remove, load, unload services; add, drain, remove engines."""
 
 import asyncio
 import threading
@@ -22,36 +22,34 @@ _DRAIN_POLL_S = 0.1
 
 
 class ClusterAdmin:
-    """Starts operations on services and engines, and tells of both.
+    """Starts operations on services and engines, and describes both.
 
-    template: what an added engine is built from, where its device says nothing else; None: the defaults.
-    pull: fetches models.
-    What there is not raises InvalidRequest (404), what cannot be now Conflict.
+    template: options of added engines, where their devices say nothing else; None: the defaults.
+    pull: downloads models.
+    Unknown names raise InvalidRequest (404); changes that are impossible at present raise Conflict.
     """
 
     def __init__(self, api: Api, template: EngineOptions | None, pull: PullService) -> None:
         self.operations = Operations()
-        """What was started."""
         self._api = api
         self._backend = api.backend
         self._changes = api.backend.administration
         self._template = template
         self._pull = pull
-        self._adding: dict[str, Service] = {}  # those that are being added
-        self._removing: dict[str, Service] = {}  # those that are being removed
+        self._adding: dict[str, Service] = {}  # services that are being added
+        self._removing: dict[str, Service] = {}  # services that are being removed
 
     def engines(self) -> list[EngineCard]:
-        """All engines."""
         return [EngineCard.of(engine) for engine in self._backend.engines]
 
     def services(self) -> list[ServiceCard]:
-        """All services, those whose model is being fetched last."""
+        """All services; those whose model is being downloaded come last."""
         known = self._backend.services
-        arriving = [service for name, service in self._adding.items() if name not in known]
-        return [self._card(name) for name in known] + [_adding_card(service) for service in arriving]
+        adding = [service for name, service in self._adding.items() if name not in known]
+        return [self._service_card(name) for name in known] + [_adding_card(service) for service in adding]
 
     def placement(self) -> dict[str, list[str]]:
-        """Names of the engines of every service."""
+        """Names of each service's engines."""
         engines = self._backend.engines
         return {
             service: [engine.name for engine in engines if service in engine.services]
@@ -59,13 +57,13 @@ class ClusterAdmin:
         }
 
     async def check_template(self, service: Service) -> None:
-        """Raise InvalidRequest for a chat template that cannot be used."""
+        """Raise InvalidRequest for an invalid chat template."""
         await check_template(self._api.workers, service)
 
     def add_service(self, service: Service, engines: Sequence[str] | None) -> Operation:
-        """Fetch the model of a new service, and load it on ``engines``; None: on all.
+        """Download the model of a new service, and load it on ``engines``; None: on all.
 
-        Raises ModelUnavailable or ConfigError at once where there can be no such model.
+        Raises ModelUnavailable or ConfigError at once if the model is impossible.
         """
         name = service.name
         self.operations.check_free("add_service", name)
@@ -80,14 +78,14 @@ class ClusterAdmin:
 
         async def work(operation: Operation) -> None:
             try:
-                pulled = await self._pulled(service, operation)
-                _say(operation, f"loading {service.model}")
+                model = await self._pull_model(service, operation)
+                _set_progress(operation, f"loading {service.model}")
                 try:
-                    await self._changes.add_service(pulled.service, pulled.folder, pulled.tokenizer, engines)
+                    await self._changes.add_service(model.service, model.folder, model.tokenizer, engines)
                 except BaseException:
-                    pulled.tokenizer.close()
+                    model.tokenizer.close()
                     raise
-                self._api.add_service(pulled.service, pulled.tokenizer)
+                self._api.add_service(model.service, model.tokenizer)
             finally:
                 del self._adding[name]
 
@@ -95,7 +93,7 @@ class ClusterAdmin:
         return self.operations.start("add_service", name, work)
 
     def remove_service(self, name: str) -> Operation:
-        """Refuse new requests for a service from now on, and forget it once those before have ended."""
+        """Reject new requests for a service from now on, and remove it once its requests have ended."""
         self._check_service(name)
         self.operations.check_free("remove_service", name)
         if list(self._api.services) == [name]:
@@ -105,7 +103,7 @@ class ClusterAdmin:
         tokenizer = self._api.remove_service(name)
 
         async def work(operation: Operation) -> None:
-            _say(operation, f"waiting for the requests of {name}")
+            _set_progress(operation, f"waiting for the requests of {name}")
             try:
                 await self._changes.remove_service(name)
             finally:
@@ -120,7 +118,7 @@ class ClusterAdmin:
         self._check_service(name)
 
         async def work(operation: Operation) -> None:
-            _say(operation, f"loading {name}")
+            _set_progress(operation, f"loading {name}")
             await self._changes.load_service(name)
 
         return self.operations.start("load_service", name, work)
@@ -130,33 +128,33 @@ class ClusterAdmin:
         self._check_service(name)
 
         async def work(operation: Operation) -> None:
-            _say(operation, f"waiting for the requests of {name}")
+            _set_progress(operation, f"waiting for the requests of {name}")
             await self._changes.unload_service(name)
 
         return self.operations.start("unload_service", name, work)
 
     def add_engine(self, device: EngineDevice, services: Sequence[str] | None) -> Operation:
-        """Start an engine with some services; None: with all.
+        """Start an engine with ``services``; None: with all.
 
-        Raises ConfigError for values that no engine takes.
+        Raises ConfigError for invalid options.
         """
         names = [engine.name for engine in self._backend.engines]
         name = device.name or next(str(number) for number in count() if str(number) not in names)
         self.operations.check_free("add_engine", name)
         if name in names:
             raise Conflict(f"there is already an engine named {name!r}; give this one another name")
-        plan = EnginePlan(name=name, options=self._options(device, self._chosen(services)))
+        plan = EnginePlan(name=name, options=self._engine_options(device, self._select_services(services)))
 
         async def work(operation: Operation) -> None:
-            _say(operation, f"starting engine {name}")
+            _set_progress(operation, f"starting engine {name}")
             await self._changes.add_engine(plan)
 
         return self.operations.start("add_engine", name, work)
 
     def drain_engine(self, name: str) -> Operation:
-        """Give an engine no more requests, and move those that it has to others; done when it has none left.
+        """Send an engine no more requests, and migrate its requests; done when it has none left.
 
-        Those that no other engine can take end there. Raises Conflict if services would have no engine.
+        Requests that no other engine can run finish there. Raises Conflict if services would have no engine.
         """
         self._check_leaving(name)
 
@@ -165,7 +163,7 @@ class ClusterAdmin:
             while (engine := self._find_engine(name)) is not None and (engine.requests or engine.leases):
                 if engine.state is not EngineState.DRAINING:
                     raise ConfigError(f"engine {name!r} takes requests again, because it was undrained")
-                _say(
+                _set_progress(
                     operation, f"waiting for the {engine.requests + engine.leases} requests of engine {name}"
                 )
                 await asyncio.sleep(_DRAIN_POLL_S)
@@ -173,7 +171,7 @@ class ClusterAdmin:
         return self.operations.start("drain_engine", name, work)
 
     def undrain_engine(self, name: str) -> Operation:
-        """Let an engine that is drained take requests again; raises Conflict for any other."""
+        """Send requests to a drained engine again; raises Conflict for any other engine."""
         if self._engine(name).state is not EngineState.DRAINING:
             raise Conflict(f"engine {name!r} is not drained")
 
@@ -183,16 +181,16 @@ class ClusterAdmin:
         return self.operations.start("undrain_engine", name, work, ends="drain_engine")
 
     def remove_engine(self, name: str) -> Operation:
-        """End an engine; its requests go on elsewhere. Raises Conflict if services would have no engine."""
+        """Stop an engine; its requests continue on others. Raises Conflict if a service needs the engine."""
         self._check_leaving(name)
 
         async def work(operation: Operation) -> None:
-            _say(operation, f"ending engine {name}")
+            _set_progress(operation, f"ending engine {name}")
             await self._changes.remove_engine(name)
 
         return self.operations.start("remove_engine", name, work)
 
-    async def _pulled(self, service: Service, operation: Operation) -> PulledService:
+    async def _pull_model(self, service: Service, operation: Operation) -> PulledService:
         ended = threading.Event()
 
         def report(what: str, done: int, total: int | None) -> None:
@@ -200,14 +198,14 @@ class ClusterAdmin:
                 raise ModelUnavailable(f"fetching {service.model} was given up: the server ended")
             operation.progress, operation.done, operation.total = what, done, total
 
-        _say(operation, f"looking for {service.model}")
+        _set_progress(operation, f"looking for {service.model}")
         try:
             return await self._pull(service, report)
         finally:
             ended.set()
 
-    def _chosen(self, names: Sequence[str] | None) -> tuple[Service, ...]:
-        """The services that an engine is to have; None: all."""
+    def _select_services(self, names: Sequence[str] | None) -> tuple[Service, ...]:
+        """The services with these names; None: all. Raises InvalidRequest for unknown names, or none."""
         known = self._api.services
         if unknown := [name for name in names or () if name not in known]:
             raise _unknown_service(unknown[0], known, "services")
@@ -216,7 +214,7 @@ class ClusterAdmin:
             raise InvalidRequest(f"name at least one service; there are: {', '.join(known)}", "services")
         return chosen
 
-    def _options(self, device: EngineDevice, services: tuple[Service, ...]) -> EngineOptions:
+    def _engine_options(self, device: EngineDevice, services: tuple[Service, ...]) -> EngineOptions:
         sharing = 1 + sum(engine.device == device.device for engine in self._backend.engines)
         template = self._template or EngineOptions(services=services)
         kv_bytes = device.kv_memory_bytes or template.kv_cache.memory_bytes
@@ -250,7 +248,7 @@ class ClusterAdmin:
     def _find_engine(self, name: str) -> EngineStatus | None:
         return next((engine for engine in self._backend.engines if engine.name == name), None)
 
-    def _card(self, name: str) -> ServiceCard:
+    def _service_card(self, name: str) -> ServiceCard:
         status, limits = self._backend.services[name], self._backend.info.services.get(name)
         service = self._api.services.get(name) or self._adding.get(name) or self._removing.get(name)
         named = "" if service is None else service.model
@@ -275,7 +273,7 @@ def _unknown_service(name: str, known: Collection[str], param: str | None = None
 
 
 def _adding_card(service: Service) -> ServiceCard:
-    """Of a service that the engines do not know yet."""
+    """The card of a service that the engines do not know yet."""
     return ServiceCard(
         name=service.name,
         model=service.model,
@@ -290,6 +288,5 @@ def _adding_card(service: Service) -> ServiceCard:
     )
 
 
-def _say(operation: Operation, what: str) -> None:
-    """Write down what an operation does now."""
+def _set_progress(operation: Operation, what: str) -> None:
     operation.progress, operation.done, operation.total = what, 0, None

@@ -1,4 +1,4 @@
-"""The JSON that tells of engines and services: health, and the routes of operators."""
+"""Response bodies of /health and /admin: engines, services, placement, operations."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -15,16 +15,15 @@ class EngineHealth(Struct):
 
     name: str
     state: str
-    """waiting (for its next start), loading, ready or draining."""
+    """waiting (for its restart), loading, ready or draining."""
     pid: int | None
     restarts: int
     heartbeat_age_s: float | None
     last_error: str | None
-    """Why it ended last."""
+    """Why the engine ended the last time."""
 
     @classmethod
     def of(cls, engine: EngineStatus) -> "EngineHealth":
-        """From what is known of the engine."""
         return cls(
             engine.name,
             engine.state.value,
@@ -41,15 +40,14 @@ class ServiceHealth(Struct):
     state: str
     """loading, ready, draining, unloaded (a request loads it) or failed."""
     ready: int
-    """Engines that take its requests."""
+    """Number of engines that accept its requests."""
     wanted: int
-    """Engines that are to have it in their memory; none while it is unloaded on purpose."""
+    """Number of engines that should have it loaded; 0 while it is unloaded on purpose."""
     waiting: int
-    """Requests that no engine has."""
+    """Number of requests that no engine has."""
 
     @classmethod
     def of(cls, service: ServiceStatus) -> "ServiceHealth":
-        """From what is known of the service."""
         return cls(service.state.value, service.ready, service.wanted, service.waiting)
 
 
@@ -64,7 +62,7 @@ class Health(Struct):
     def of(
         cls, engines: Sequence[EngineStatus], services: Mapping[str, ServiceStatus], draining: bool
     ) -> "Health":
-        """From what is known; draining: whether the server is about to end."""
+        """draining: whether the server is shutting down."""
         return cls(
             "draining" if draining else _status(engines, services),
             [EngineHealth.of(engine) for engine in engines],
@@ -72,13 +70,13 @@ class Health(Struct):
         )
 
     @property
-    def answers(self) -> bool:
-        """Whether any service takes requests."""
+    def is_serving(self) -> bool:
+        """Whether any service accepts requests."""
         return self.status in ("ok", "degraded")
 
 
-def takes_requests(service: ServiceStatus, engines: Sequence[EngineStatus]) -> bool:
-    """Whether a request for a service is answered, even if it must be loaded first."""
+def accepts_requests(service: ServiceStatus, engines: Sequence[EngineStatus]) -> bool:
+    """Whether a service accepts requests, even if it must be loaded first."""
     if service.ready or service.loading:
         return True
     unloaded = service.state in (ServiceState.UNLOADED, ServiceState.DRAINING)
@@ -86,7 +84,7 @@ def takes_requests(service: ServiceStatus, engines: Sequence[EngineStatus]) -> b
 
 
 def _status(engines: Sequence[EngineStatus], services: Mapping[str, ServiceStatus]) -> HealthName:
-    if not any(takes_requests(service, engines) for service in services.values()):
+    if not any(accepts_requests(service, engines) for service in services.values()):
         return "down"
     return "ok" if all(engine.state is EngineState.READY for engine in engines) else "degraded"
 
@@ -105,21 +103,20 @@ class EngineCard(Struct):
     device: str
     services: list[str]
     requests: int
-    """That it has not finished."""
+    """Number of unfinished requests."""
     leases: int
-    """Requests of other engines for which it keeps KV: they come, or may come back."""
+    """Requests on other engines for which it keeps KV, because they migrate to it or may return."""
     pid: int | None
     restarts: int
     heartbeat_age_s: float | None
     last_error: str | None
     threads: int | None
-    """As the next three, null before it was ready for the first time."""
+    """Null, like the next two, until the engine was ready once."""
     kv_bytes: int | None
     weight_bytes: int | None
 
     @classmethod
     def of(cls, engine: EngineStatus) -> "EngineCard":
-        """From what is known of the engine."""
         info = engine.info
         return cls(
             engine.name,
@@ -155,14 +152,14 @@ class ServiceCard(Struct):
     error: str | None
     """Why it could not be loaded."""
     engines: list[str]
-    """Names of those that are to serve it."""
+    """Names of the engines that should serve it."""
     ready: int
     wanted: int
     waiting: int
     resumed: int
-    """How often a request went on after the end of its engine."""
+    """How often a request continued after its engine ended."""
     idle_after_s: float | None
-    """It is unloaded after this time without a request; null: never."""
+    """The service is unloaded after this time without a request; null: never."""
 
 
 class ServiceCards(Struct):
@@ -176,11 +173,11 @@ class PlacementTable(Struct):
     """Response of /admin/placement."""
 
     placement: dict[str, list[str]]
-    """Names of the engines of each service."""
+    """Names of each service's engines."""
 
 
 class Operation(Struct, kw_only=True):
-    """Work that an operator has started, as the routes below /admin/operations tell it."""
+    """A long-running operation, in responses of /admin/operations."""
 
     id: str
     kind: str
@@ -189,15 +186,15 @@ class Operation(Struct, kw_only=True):
     """Name of the service or engine."""
     state: Literal["running", "done", "failed"] = "running"
     progress: str = ""
-    """What is being done."""
+    """The current step."""
     done: int = 0
-    """How much of that, in bytes of a download, else in steps."""
+    """Progress of the step: bytes of a download, or units of work."""
     total: int | None = None
-    """Of how much, where that is known."""
+    """The value of ``done`` at the end of the step; null: unknown."""
     error: str | None = None
-    """Why it failed."""
+    """Why the operation failed."""
     started: float
-    """When, in seconds since 1970; as ``ended``."""
+    """In seconds since 1970, like ``ended``."""
     ended: float | None = None
 
 
@@ -209,5 +206,5 @@ class OperationList(Struct):
 
 
 def rounded(seconds: float | None) -> float | None:
-    """To milliseconds."""
+    """``seconds`` rounded to milliseconds."""
     return None if seconds is None else round(seconds, 3)

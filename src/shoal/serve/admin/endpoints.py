@@ -1,4 +1,4 @@
-"""The endpoints of operators: engines, services, which has which, and what changes that."""
+"""The endpoints /admin/engines, /admin/services, /admin/placement and /admin/operations."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,12 +24,12 @@ from shoal.serve.body_parsing import read_raw
 from shoal.serve.openai.response_bodies import encode
 
 _WHERE = "the body"
-# Chat templates are the longest that a body has.
+# Chat templates are the longest part of a body.
 _MAX_BODY_BYTES = 2**20
 
 
 class AdminEndpoints:
-    """What operators can ask and change; ``AdminMiddleware`` says who may."""
+    """The endpoints of operators; ``AdminMiddleware`` decides who may use them."""
 
     def __init__(self, admin: ClusterAdmin) -> None:
         self._admin = admin
@@ -44,7 +44,7 @@ class AdminEndpoints:
         }.items():
             add_get(app, f"/admin/{path}", endpoint, include_in_schema=False)
         add_get(app, "/admin/operations/{id}", self.operation, include_in_schema=False)
-        # A service may be called as an id on the hub, with a slash.
+        # The name of a service may be an id on the hub, with a slash.
         for path, change in {
             "engines": self.add_engine,
             "engines/{name}/drain": self.drain_engine,
@@ -70,11 +70,11 @@ class AdminEndpoints:
         return json_response(PlacementTable(self._admin.placement()))
 
     async def operations(self) -> Response:
-        """Work that takes long: what is under way, and what ended."""
+        """Long-running operations: running ones, and the last that ended."""
         return json_response(OperationList(self._admin.operations.all))
 
     async def operation(self, request: Request) -> Response:
-        """One of them."""
+        """One operation."""
         return json_response(self._admin.operations.find(request.path_params["id"]))
 
     async def add_service(self, request: Request) -> Response:
@@ -86,7 +86,7 @@ class AdminEndpoints:
             return _started(self._admin.add_service(service, engines))
 
     async def remove_service(self, request: Request) -> Response:
-        """Forget a service."""
+        """Remove a service."""
         return _started(self._admin.remove_service(_name(request)))
 
     async def load_service(self, request: Request) -> Response:
@@ -105,20 +105,20 @@ class AdminEndpoints:
             return _started(self._admin.add_engine(device, services))
 
     async def drain_engine(self, request: Request) -> Response:
-        """Give an engine no more requests."""
+        """Send an engine no more requests."""
         return _started(self._admin.drain_engine(_name(request)))
 
     async def undrain_engine(self, request: Request) -> Response:
-        """Let a drained engine take requests again."""
+        """Send requests to a drained engine again."""
         return _started(self._admin.undrain_engine(_name(request)))
 
     async def remove_engine(self, request: Request) -> Response:
-        """End an engine."""
+        """Stop an engine."""
         return _started(self._admin.remove_engine(_name(request)))
 
 
 async def _settings(request: Request) -> Table:
-    """The body as settings; raises InvalidRequest if it is no JSON object."""
+    """The body as settings; raises InvalidRequest if it is not a JSON object."""
     raw = await read_raw(request, _MAX_BODY_BYTES)
     try:
         settings = node_of(from_json(raw), _WHERE)
@@ -131,7 +131,7 @@ async def _settings(request: Request) -> Table:
 
 @contextmanager
 def settings_errors() -> Iterator[None]:
-    """What is wrong with settings is wrong with the request: raise InvalidRequest for it."""
+    """Turn errors in settings into InvalidRequest."""
     try:
         yield
     except ConfigError as error:
@@ -146,6 +146,6 @@ def _name(request: Request) -> str:
 
 
 def _started(operation: Operation) -> Response:
-    """202, and where to ask for more."""
+    """A 202 with the operation, and its location."""
     headers = {"Location": f"/admin/operations/{operation.id}"}
     return Response(encode(operation), 202, headers, "application/json")

@@ -1,4 +1,4 @@
-"""Who may use the operators' routes: who has the admin key or, without keys, programs on this machine."""
+"""Access to the operators' routes: with the admin key or, without any keys, from programs on this machine."""
 
 import hmac
 from collections.abc import Iterable
@@ -10,8 +10,8 @@ from shoal.serve.http.allowed_hosts import is_loopback, is_loopback_host
 from shoal.serve.http.api_keys import Keyring, bearer_token, digest, is_for_operators
 from shoal.serve.http.error_responses import error_response, shorten
 
-# What programs and browsers send by themselves. No list of proxies' headers is ever complete, so any other
-# header is taken as a proxy's.
+# Headers that programs and browsers send themselves. Any other header is taken as a proxy's, since no list of
+# proxies' headers is complete.
 _DIRECT_HEADERS = frozenset(
     {
         b"accept",
@@ -47,13 +47,13 @@ _DIRECT_HEADERS = frozenset(
 )
 _DIRECT_PREFIX = b"sec-"
 _MAX_NAME_CHARACTERS = 80
-_HOW = "set server.admin_key (or SHOAL_ADMIN_KEY) at the server and send it as Authorization: Bearer KEY"
+_KEY_HINT = "set server.admin_key (or SHOAL_ADMIN_KEY) at the server and send it as Authorization: Bearer KEY"
 
 
 class OperatorRights:
-    """Who is an operator.
+    """Decides whether a request comes from an operator.
 
-    key: the admin key, if there is one. keyring: the keys of clients, which are none for operators.
+    key: the admin key; None: there is none. keyring: the API keys of clients, which are no admin keys.
     """
 
     def __init__(self, key: str | None, keyring: Keyring) -> None:
@@ -68,18 +68,19 @@ class OperatorRights:
         return hmac.compare_digest(self._digest, digest(secret))
 
     def check(self, scope: Scope) -> None:
-        """Raise AdminKeyRequired or AdminAccessDenied for a request that may not do what operators may.
+        """Raise AdminKeyRequired or AdminAccessDenied unless a request comes from an operator.
 
-        Where there is no admin key but clients have keys, that is every request: it cannot be told whether
-        a request from this machine was made here, and who sets keys does not want strangers.
+        With API keys and no admin key, every request is denied: a request from this machine may be a proxy's,
+        and a server with API keys is not meant for everybody.
         """
         if self._digest is not None:
             self._check_key(self._digest, scope["headers"])
         elif self._keyring:
-            raise AdminAccessDenied(f"with API keys and no admin key this route answers nobody; {_HOW}")
-        elif sign := _why_not_local(scope):
+            raise AdminAccessDenied(f"with API keys and no admin key this route answers nobody; {_KEY_HINT}")
+        elif reason := _why_not_local(scope):
             raise AdminAccessDenied(
-                f"without an admin key this route answers only this machine, and the request {sign}; {_HOW}"
+                f"without an admin key this route answers only this machine, and the request {reason}; "
+                f"{_KEY_HINT}"
             )
 
     def _check_key(self, known: bytes, headers: Iterable[tuple[bytes, bytes]]) -> None:
@@ -89,21 +90,20 @@ class OperatorRights:
         if hmac.compare_digest(known, digest(secret)):
             return
         try:
-            holder = self._keyring.holder(headers)
+            key = self._keyring.find(headers)
         except InvalidApiKey:
             raise AdminKeyRequired("the key in Authorization: Bearer KEY is not the admin key") from None
-        raise AdminAccessDenied(f"the API key {holder.name!r} is not the admin key, which this route needs")
+        raise AdminAccessDenied(f"the API key {key.name!r} is not the admin key, which this route needs")
 
 
 class AdminMiddleware:
-    """Rejects requests for operators' routes from others than operators."""
+    """Rejects requests for operators' routes that do not come from operators."""
 
     def __init__(self, app: ASGIApp, rights: OperatorRights) -> None:
         self._app = app
         self._rights = rights
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or reject it."""
         if scope["type"] == "http" and is_for_operators(scope["path"]):
             try:
                 self._rights.check(scope)
@@ -114,9 +114,9 @@ class AdminMiddleware:
 
 
 def _why_not_local(scope: Scope) -> str:
-    """What tells that a request was not made by a program on this machine for this machine, or "".
+    """Why a request does not seem to come from a program on this machine; "": it seems to.
 
-    A proxy that sends nothing of its own, and the Host of a loopback address, cannot be told.
+    A proxy that adds no header and sends the Host of a loopback address is not detected.
     """
     address = (scope.get("client") or ("", 0))[0]
     if not is_loopback(address):

@@ -1,4 +1,4 @@
-"""Work that operators start and that takes long, such as loading a model."""
+"""Long-running operations of operators, such as adding a service: start, state, history."""
 
 import asyncio
 import itertools
@@ -16,13 +16,13 @@ _INTERNAL = "internal error; the server's log has the details"
 _log = logging.getLogger(__name__)
 
 Work = Callable[[Operation], Coroutine[Any, Any, None]]
-"""Does it, and writes down how far it is."""
+"""Does the work of an operation, and updates its progress."""
 
 
 class Operations:
-    """What operators have started: what is under way, and the last that ended.
+    """Running operations, and the last that ended.
 
-    An operation goes on whether or not anybody waits for it. There is one at a time on each target.
+    An operation continues after its request. Each target has at most one running operation.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Operations:
 
     @property
     def all(self) -> list[Operation]:
-        """In the order in which they were started."""
+        """All operations, in order of their start."""
         return list(self._operations.values())
 
     def find(self, id: str) -> Operation:
@@ -45,10 +45,10 @@ class Operations:
         return self._operations[id]
 
     def start(self, kind: str, target: str, work: Work, *, ends: str | None = None) -> Operation:
-        """Begin to do ``work``; raises Conflict while another operation on the target is under way.
+        """Start ``work``; raises Conflict while another operation on the target is running.
 
-        kind: ends with what the target is, such as ``add_service``. ends: operations of this kind may be
-        under way, since the work ends them.
+        kind: ends with the kind of target, such as ``add_service``. ends: operations of this kind may be
+        running, since the work ends them.
         """
         self.check_free(kind, target, ends)
         operation = Operation(id=str(next(self._numbers)), kind=kind, target=target, started=time.time())
@@ -60,14 +60,15 @@ class Operations:
         return operation
 
     def check_free(self, kind: str, target: str, ends: str | None = None) -> None:
-        """Raise Conflict while an operation on the target is under way, of another kind than ``ends``."""
-        thing = kind.rpartition("_")[2]
+        """Raise Conflict while an operation on the target is running, of another kind than ``ends``."""
+        target_kind = kind.rpartition("_")[2]
         for other in self._operations.values():
             if other.state != "running" or other.kind == ends:
                 continue
-            if (other.kind.rpartition("_")[2], other.target) == (thing, target):
+            if (other.kind.rpartition("_")[2], other.target) == (target_kind, target):
                 raise Conflict(
-                    f"operation {other.id} ({other.kind}) on {thing} {target!r} is still running; wait for it"
+                    f"operation {other.id} ({other.kind}) on {target_kind} {target!r} is still running; "
+                    "wait for it"
                 )
 
     async def _run(self, operation: Operation, work: Work) -> None:

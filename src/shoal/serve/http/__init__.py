@@ -1,1 +1,1 @@
-"""One HTTP request, whatever it asks for: connections, limits, hosts, keys, logs, errors."""
+"""HTTP below the APIs: connections, time-outs, allowed hosts, API keys, logs, errors, health and docs."""

@@ -19,17 +19,17 @@ _log = logging.getLogger(ACCESS_LOGGER)
 
 
 def log_request(context: RequestContext, scope: Scope, format: LogFormat) -> None:
-    """Write the line of a request that is over.
+    """Write the line of a finished request.
 
-    Queries are left out, since clients may put secrets there. Everything that a client chose is escaped, so
-    that it can neither steer a terminal nor look like another field or line.
+    Queries are left out, since they may contain secrets. All client input is escaped, so that it can neither
+    control a terminal nor look like another field or line.
     """
     fields = _fields(context, scope)
     _log.info("%s", _escaped(fields) if format == "json" else _text(fields))
 
 
 def _fields(context: RequestContext, scope: Scope) -> dict[str, Any]:
-    """What is known, in the order in which it is written; times in seconds."""
+    """The known fields, in the order in which they are written; times in seconds."""
     client = scope.get("client")
     total_s = (time.monotonic_ns() - context.arrival_ns) / 1e9
     fields = {

@@ -1,4 +1,4 @@
-"""Where a server listens, and how many connections it can have."""
+"""The server's listening socket, and the limit of open connections."""
 
 import errno
 import resource
@@ -10,7 +10,7 @@ from shoal.core import ConfigError
 from shoal.serve.options import ServerOptions
 
 _MAX_CONNECTIONS = 4096
-# File descriptors for other things than connections: worker processes, files, the engine.
+# File descriptors for worker processes, engines and files.
 _RESERVED_FILES = 32
 
 
@@ -38,7 +38,7 @@ def check_address(options: ServerOptions) -> None:
 
 
 def listen(options: ServerOptions) -> socket.socket:
-    """A socket that listens on the server's address; raises ConfigError if that cannot be had."""
+    """A socket that listens on the server's address; raises ConfigError if that is impossible."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     try:
         return socket.create_server((options.host, options.port), family=family, backlog=2048)

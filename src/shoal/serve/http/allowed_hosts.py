@@ -1,4 +1,4 @@
-"""Checks the Host header, so that no web page can reach this server through a name of its own."""
+"""Checks the Host header against allowed names, as a defense against DNS rebinding."""
 
 from collections.abc import Collection
 from ipaddress import ip_address
@@ -9,17 +9,16 @@ from shoal.serve.errors import HostNotAllowed
 from shoal.serve.http.error_responses import error_response, shorten
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
-"""Names that a machine has for itself."""
 ANY = "*"
-"""Stands for every name."""
+"""Matches every name."""
 _MAX_NAME_CHARACTERS = 80
 
 
 def allowed_hosts(configured: Collection[str] | None, bound: str, address: str) -> frozenset[str] | None:
     """Names that are allowed in the Host header; None: any.
 
-    configured: the names that the user chose. bound: the host to listen on. address: its address. By default
-    only a loopback address limits the names, because other addresses may have names that are not known here.
+    configured: the names in the options. bound: the host to listen on. address: its address. By default,
+    names are limited only on a loopback address, because the names of other addresses are unknown.
     """
     if configured is None:
         if not is_loopback(address):
@@ -29,14 +28,13 @@ def allowed_hosts(configured: Collection[str] | None, bound: str, address: str) 
 
 
 class AllowedHostsMiddleware:
-    """Rejects requests for other hosts; those without a Host header pass, because no browser sends them."""
+    """Rejects requests for other hosts; those without a Host header pass, because browsers always send it."""
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str]) -> None:
         self._app = app
         self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or reject it."""
         for name, value in scope.get("headers", ()):
             if name == b"host" and host_name(value.decode("latin-1")) not in self._hosts:
                 await self._rejection(value.decode("latin-1"))(scope, receive, send)
@@ -53,7 +51,7 @@ class AllowedHostsMiddleware:
 
 
 def is_loopback_host(host: str) -> bool:
-    """Whether a Host, or an address, is one that a machine has for itself; any port may follow."""
+    """Whether a Host header or an address is a loopback name or address, with or without a port."""
     name = host_name(host)
     return name == "localhost" or is_loopback(name)
 
@@ -68,7 +66,7 @@ def is_loopback(address: str) -> bool:
 
 
 def host_name(host: str) -> str:
-    """The host without port and brackets."""
+    """The name in a Host header: without port and brackets, in lower case."""
     host = host.strip().lower()
     name, _, port = host.rpartition(":")
     if port.isdigit() and (":" not in name or name.endswith("]")):

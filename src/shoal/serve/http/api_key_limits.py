@@ -1,4 +1,4 @@
-"""What the holder of an API key may do, and what is left of its rates."""
+"""Limits of an API key: allowed services, and rate limits in requests and tokens per minute."""
 
 import math
 from dataclasses import dataclass, field
@@ -8,27 +8,25 @@ from shoal.serve.errors import RateLimited, ServiceNotAllowed
 
 
 class ApiKeyLimits:
-    """What the holder of a key may do, and what is left of its rates."""
+    """An API key with its allowed services and the state of its rate limits."""
 
     def __init__(self, key: ApiKey) -> None:
         self.name = key.name
-        """What the log calls it."""
         self.services = None if key.services is None else frozenset(key.services)
-        """Those that it may use; None: all."""
+        """Allowed services; None: all."""
         self._requests = key.requests_per_minute and TokenBucket(key.requests_per_minute)
         self._tokens = key.tokens_per_minute and TokenBucket(key.tokens_per_minute)
 
     def may_use(self, service: str) -> bool:
-        """Whether it may use ``service``."""
         return self.services is None or service in self.services
 
     def check_service(self, service: str) -> None:
-        """Raise ServiceNotAllowed if it may not use ``service``."""
+        """Raise ServiceNotAllowed unless the key may use ``service``."""
         if not self.may_use(service):
             raise ServiceNotAllowed(f"the API key {self.name!r} may not use model {service!r}")
 
     def start_request(self, now_s: float) -> None:
-        """Count a request; raises RateLimited if it is one too many, or if the tokens are used up."""
+        """Count a request; raises RateLimited if the limit of requests or tokens is reached."""
         for bucket, what in ((self._requests, "requests"), (self._tokens, "tokens")):
             if bucket and (wait_s := bucket.wait_s(now_s)):
                 raise RateLimited(
@@ -47,34 +45,31 @@ class ApiKeyLimits:
 
 @dataclass(slots=True)
 class TokenBucket:
-    """Fills at ``per_minute`` and holds as much as that; it starts full.
+    """A token bucket of size ``per_minute`` that refills at this rate and starts full.
 
-    What is only known afterwards is taken although it is more than there is; then nothing more is to be had
-    until the debt has been paid off. Times are seconds on any clock that only goes forward.
+    Amounts that are known only afterwards may take the level below zero; then nothing can be taken until it
+    has recovered. Times are seconds on a monotonic clock.
     """
 
     per_minute: float
-    """What comes in a minute, and the most that it holds."""
     _level: float = field(init=False)
-    _at_s: float | None = field(init=False, default=None)
-    """When the level was that."""
+    _updated_s: float | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        """Fill it."""
         self._level = self.per_minute
 
     def wait_s(self, now_s: float) -> float:
-        """How long it takes until one can be taken; 0: one can be taken now."""
-        self._fill(now_s)
-        # Without rounding, a rest of a billionth would become a wait.
+        """Seconds until one unit can be taken; 0: now."""
+        self._refill(now_s)
+        # Rounded, so that a numerical error of a billionth causes no wait.
         return max(0.0, round((1 - self._level) * 60 / self.per_minute, 6))
 
     def take(self, amount: float, now_s: float) -> None:
-        """Take ``amount``, however much there is."""
-        self._fill(now_s)
+        """Take ``amount``, even if the level is lower."""
+        self._refill(now_s)
         self._level -= amount
 
-    def _fill(self, now_s: float) -> None:
-        if self._at_s is not None:
-            self._level = min(self.per_minute, self._level + (now_s - self._at_s) * self.per_minute / 60)
-        self._at_s = now_s
+    def _refill(self, now_s: float) -> None:
+        if self._updated_s is not None:
+            self._level = min(self.per_minute, self._level + (now_s - self._updated_s) * self.per_minute / 60)
+        self._updated_s = now_s

@@ -1,4 +1,4 @@
-"""Who may use the server: API keys, the services that each may use, and its rates."""
+"""API key authentication: which paths need a key, and whose key a request has."""
 
 import hmac
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -21,41 +21,40 @@ _OPERATORS_PATHS = frozenset({f"{OLLAMA_PREFIX}pull", f"{OLLAMA_PREFIX}delete"})
 
 
 def is_for_operators(path: str) -> bool:
-    """Whether a path is for operators, who have a key of their own."""
+    """Whether a path is for operators, who have their own key."""
     return path.startswith(_OPERATORS_PREFIX) or path in _OPERATORS_PATHS
 
 
 class Keyring:
-    """All keys; raises ConfigError if one names a service that is not among ``services``."""
+    """All API keys; raises ConfigError if a key names a service that is not among ``services``."""
 
     def __init__(self, keys: Sequence[ApiKey], services: Collection[str]) -> None:
         check_key_services(keys, services)
-        self._holders = [(digest(key.key.encode()), ApiKeyLimits(key)) for key in keys]
+        self._keys = [(digest(key.key.encode()), ApiKeyLimits(key)) for key in keys]
 
     def __len__(self) -> int:
-        """How many keys there are."""
-        return len(self._holders)
+        return len(self._keys)
 
-    def holder(self, headers: Iterable[tuple[bytes, bytes]]) -> ApiKeyLimits:
-        """Whose key the Authorization header has; raises InvalidApiKey.
+    def find(self, headers: Iterable[tuple[bytes, bytes]]) -> ApiKeyLimits:
+        """The key in the Authorization header; raises InvalidApiKey.
 
-        The time that this takes tells nothing about the keys: digests are compared, and always all of them.
+        The duration reveals nothing about the keys: digests are compared, and always all of them.
         """
         secret = bearer_token(headers)
         if secret is None:
             raise InvalidApiKey("this server needs an API key; send it as Authorization: Bearer KEY")
         sent = digest(secret)
-        found = [holder for known, holder in self._holders if hmac.compare_digest(known, sent)]
+        found = [find for known, find in self._keys if hmac.compare_digest(known, sent)]
         if not found:
             raise InvalidApiKey("the API key in Authorization: Bearer KEY is not one of this server's")
         return found[0]
 
 
 class ApiKeyMiddleware:
-    """Rejects requests without a key, except for the paths that need none, and those of operators.
+    """Rejects requests without a valid key, except on open paths and operators' paths.
 
-    is_operator: whether a request has the key of operators. They may ask all of Ollama's API with it, whose
-    clients send one key with every request and some of whose requests are for operators alone.
+    is_operator: whether a request has the admin key. All of Ollama's API accepts it, because Ollama's clients
+    send one key with every request, and some routes are for operators only.
     """
 
     def __init__(self, app: ASGIApp, keyring: Keyring, is_operator: Callable[[Scope], bool]) -> None:
@@ -64,11 +63,10 @@ class ApiKeyMiddleware:
         self._is_operator = is_operator
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or reject it."""
         path = scope.get("path", "")
         if scope["type"] == "http" and path not in OPEN_PATHS and not is_for_operators(path):
             try:
-                context_of(scope).key = self._keyring.holder(scope["headers"])
+                context_of(scope).key = self._keyring.find(scope["headers"])
             except InvalidApiKey as error:
                 if not (path.startswith(OLLAMA_PREFIX) and self._is_operator(scope)):
                     await error_response(error)(scope, receive, send)
@@ -77,7 +75,7 @@ class ApiKeyMiddleware:
 
 
 def bearer_token(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    """What the Authorization header has behind ``Bearer``; b"": another scheme, None: no header."""
+    """The token after ``Bearer`` in the Authorization header; b"": another scheme, None: no header."""
     sent = next((value for name, value in headers if name == b"authorization"), None)
     if sent is None:
         return None
@@ -86,5 +84,5 @@ def bearer_token(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
 
 
 def digest(secret: bytes) -> bytes:
-    """Of equal length for every secret, so that a comparison tells nothing."""
+    """A digest of fixed length, so that a comparison does not reveal the secret's length."""
     return sha256(secret).digest()

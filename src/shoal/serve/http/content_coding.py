@@ -1,4 +1,4 @@
-"""Refuses request bodies that are compressed or encoded otherwise: nothing here decodes them."""
+"""Rejects request bodies with a Content-Encoding, such as gzip, which the server does not decode."""
 
 from collections.abc import Iterable, Iterator
 
@@ -11,13 +11,12 @@ _MAX_QUOTED_CHARACTERS = 80
 
 
 class ContentCodingMiddleware:
-    """Rejects requests whose body has a content coding, whatever the route makes of the body."""
+    """Rejects requests whose body has a content coding, on all routes."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or reject it."""
         if scope["type"] == "http" and (coding := _coding(scope)) is not None:
             error = BodyEncoded(
                 f"cannot read a body with Content-Encoding: {shorten(coding, _MAX_QUOTED_CHARACTERS)}; "
@@ -29,7 +28,7 @@ class ContentCodingMiddleware:
 
 
 def _coding(scope: Scope) -> str | None:
-    """The first content coding of a body; None: there is no body, or it is sent as it is."""
+    """The first content coding of a body; None: there is no body, or it has no coding."""
     headers = scope["headers"]
     has_body = any(
         name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
@@ -40,9 +39,9 @@ def _coding(scope: Scope) -> str | None:
 
 
 def header_entries(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> Iterator[str]:
-    """The entries of all headers called ``name``, in lower case and without parameters."""
-    for own_name, value in headers:
-        if own_name == name:
+    """The entries of all headers ``name``, in lower case and without parameters."""
+    for header, value in headers:
+        if header == name:
             for entry in value.decode("latin-1").split(","):
                 if coding := entry.partition(";")[0].strip().lower():
                     yield coding

@@ -1,4 +1,4 @@
-"""A page about the HTTP interface, made of its OpenAPI document; it loads nothing from elsewhere."""
+"""The /docs page: HTML of the OpenAPI document, without external resources."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -34,12 +34,12 @@ pre { padding: .9rem 1rem; overflow: auto; background: var(--panel); border: 1px
 details { margin: .6rem 0; } summary { cursor: pointer; color: var(--dim); }
 @media (max-width: 46rem) { body { display: block; } nav { position: static; height: auto; } }
 """
-_WITHOUT_EFFECT = ("Ignored", "Not supported")
+_INERT_PREFIXES = ("Ignored", "Not supported")
 _MAX_DEPTH = 3
 
 
 def docs_page(document: Mapping[str, Any]) -> str:
-    """The page, as HTML."""
+    """The HTML page of an OpenAPI document."""
     schemas = document["components"]["schemas"]
     operations = [
         (method.upper(), path, operation)
@@ -75,7 +75,7 @@ def _operation(method: str, path: str, about: Mapping[str, Any], schemas: Mappin
         f"<div>{_text(about.get('description', ''))}</div>",
     ]
     if "requestBody" in about:
-        body = _follow(about["requestBody"]["content"]["application/json"]["schema"], schemas)
+        body = _resolve(about["requestBody"]["content"]["application/json"]["schema"], schemas)
         parts += ["<h3>Request body</h3>", *_fields(body, schemas)]
     parts.append("<h3>Answers</h3><table>")
     for status, answer in about["responses"].items():
@@ -89,26 +89,26 @@ def _operation(method: str, path: str, about: Mapping[str, Any], schemas: Mappin
 
 
 def _fields(body: Mapping[str, Any], schemas: Mapping[str, Any]) -> Iterator[str]:
-    """A table of the fields; those that only clients of other servers send are folded away."""
+    """A table of the fields; fields without effect are folded away."""
     required = body.get("required", ())
     rows: dict[bool, list[str]] = {True: [], False: []}
     for name, schema in sorted(body.get("properties", {}).items(), key=lambda item: item[0] not in required):
         note = " <em>required</em>" if name in required else ""
-        text = schema.get("description") or _follow(schema, schemas).get("description", "")
+        text = schema.get("description") or _resolve(schema, schemas).get("description", "")
         kind = escape(_type(schema, schemas))
         row = (
             f"<tr><td><code>{escape(name)}</code>{note}<br><small>{kind}</small></td>"
             f"<td>{_text(text)}</td></tr>"
         )
-        rows[not text.startswith(_WITHOUT_EFFECT)].append(row)
+        rows[not text.startswith(_INERT_PREFIXES)].append(row)
     yield f"<table>{''.join(rows[True])}</table>"
     if rows[False]:
         summary = f"{len(rows[False])} more that have no effect, or must be left at their defaults"
         yield f"<details><summary>{summary}</summary><table>{''.join(rows[False])}</table></details>"
 
 
-def _follow(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema that a reference names, also as the only branch beside null."""
+def _resolve(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The referenced schema, also if the reference is the only branch besides null."""
     branches = [branch for branch in schema.get("anyOf", ()) if branch.get("type") != "null"]
     reference = (branches[0] if len(branches) == 1 else schema).get("$ref")
     return schemas[reference.rpartition("/")[2]] if reference else schema
@@ -116,7 +116,7 @@ def _follow(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[st
 
 def _type(schema: Mapping[str, Any], schemas: Mapping[str, Any], depth: int = 0) -> str:
     """A few words for a schema's type."""
-    if depth < _MAX_DEPTH and (found := _follow(schema, schemas)) is not schema:
+    if depth < _MAX_DEPTH and (found := _resolve(schema, schemas)) is not schema:
         schema = found
     if "enum" in schema:
         return " or ".join(map(repr, schema["enum"]))
@@ -133,7 +133,7 @@ def _type(schema: Mapping[str, Any], schemas: Mapping[str, Any], depth: int = 0)
 
 
 def _range(schema: Mapping[str, Any]) -> str:
-    """The bounds of a number that are worth a word."""
+    """The bounds of a number, except those of an int32."""
     words = []
     for key, word in (
         ("minimum", "from"),

@@ -1,4 +1,4 @@
-"""Answers for errors, all in OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``."""
+"""Maps errors to HTTP statuses, error codes and bodies, in OpenAI's shape or, below /api/, in Ollama's."""
 
 import logging
 import math
@@ -45,7 +45,7 @@ from shoal.serve.http.route_hints import route_hint
 from shoal.serve.openai.response_bodies import ErrorBody, ErrorResponse, encode
 
 OLLAMA_PREFIX = "/api/"
-"""Paths of Ollama's API, whose errors have a shape of their own."""
+"""Paths of Ollama's API."""
 _NOT_FOUND = (MODEL_NOT_FOUND, RESPONSE_NOT_FOUND, ENGINE_NOT_FOUND, OPERATION_NOT_FOUND)
 _INTERNAL = ErrorBody(
     "internal error; the server's log has the details", "server_error", None, "internal_error"
@@ -61,11 +61,11 @@ def shorten(text: str, max_characters: int) -> str:
 
 
 def classify(error: BaseException) -> tuple[int, ErrorBody, dict[str, str]]:
-    """HTTP status, body and headers of an error; an unexpected one is logged and becomes a 500."""
+    """HTTP status, body and headers of an error; an unexpected error is logged and becomes a 500."""
     match error:
         case InvalidRequest():
             status = 404 if error.code in _NOT_FOUND else 400
-            # It may quote what a client sent, which may be megabytes.
+            # The message may quote client input of megabytes.
             message = shorten(str(error), _MAX_MESSAGE_CHARACTERS)
             return status, ErrorBody(message, "invalid_request_error", error.param, error.code), {}
         case QueueFull():
@@ -91,7 +91,7 @@ def classify(error: BaseException) -> tuple[int, ErrorBody, dict[str, str]]:
             body = ErrorBody(str(error), "server_error", None, "service_unavailable")
             return 503, body, _retry_after(error.retry_after_s)
         case EngineDied():
-            # OpenAI's clients would send it again, and another engine would die of it.
+            # Otherwise OpenAI's clients would retry, and the request would crash another engine.
             headers = {"x-should-retry": "false"}
             return 500, ErrorBody(str(error), "server_error", None, "engine_died"), headers
         case ShuttingDown():
@@ -124,7 +124,7 @@ def classify(error: BaseException) -> tuple[int, ErrorBody, dict[str, str]]:
 
 
 def _allowed(methods: str) -> str:
-    """All methods of a route, in order; the framework names those of its GET alone, and in any order."""
+    """All methods of a route, sorted; the framework leaves out HEAD and OPTIONS."""
     names = set(methods.split(", "))
     return ", ".join([*sorted(names | {"HEAD"} if "GET" in names else names), "OPTIONS"])
 
@@ -146,39 +146,37 @@ def _routing_error(error: HTTPException, headers: Mapping[str, str]) -> tuple[st
     return str(error.detail), "invalid_request_error", None, "http_error"
 
 
-class ErrorAnswer(Response):
-    """The response for an error; its context is told what was wrong."""
+class _ErrorResponse(Response):
+    """The response for an error, in the shape of the requested API; also noted in the request context."""
 
     def __init__(self, error: BaseException) -> None:
         status, self._body, headers = classify(error)
         super().__init__(encode(ErrorResponse(self._body)), status, headers, "application/json")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
         context_of(scope).why = self._body.message
-        self.body = _in_shape(self._body, scope)
+        self.body = _encode_for_api(self._body, scope)
         self.headers["content-length"] = str(len(self.body))
         await super().__call__(scope, receive, send)
 
 
 def error_response(error: BaseException) -> Response:
-    """The response for an error."""
-    return ErrorAnswer(error)
+    return _ErrorResponse(error)
 
 
 def error_payload(error: BaseException, scope: Scope) -> bytes:
-    """The JSON of an error after a stream has started."""
-    return _in_shape(classify(error)[1], scope)
+    """The JSON of an error event, for a stream that has started."""
+    return _encode_for_api(classify(error)[1], scope)
 
 
-def _in_shape(body: ErrorBody, scope: Scope) -> bytes:
-    """The JSON of an error, in the shape of the API that was asked."""
+def _encode_for_api(body: ErrorBody, scope: Scope) -> bytes:
+    """The JSON of an error, in the shape of the requested API."""
     is_ollama = scope["path"].startswith(OLLAMA_PREFIX)
     return encode({"error": body.message} if is_ollama else ErrorResponse(body))
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Respond to every error of ``app``, also the framework's own, in OpenAI's shape."""
+    """Handle all errors of ``app``, also those of the framework."""
 
     async def respond(_: Request, error: Exception) -> Response:
         return error_response(error)
@@ -196,8 +194,8 @@ def install_error_handlers(app: FastAPI) -> None:
         return Response(status_code=499)
 
     async def unexpected(request: Request, _: Exception) -> Response:
-        # The framework raises the error again after this response, and the web server logs it. No middleware
-        # sees the response.
+        # The framework raises the error again after this response, and the web server logs it. The response
+        # does not pass through the middleware.
         headers = {REQUEST_ID: context_of(request.scope).id}
         return Response(encode(ErrorResponse(_INTERNAL)), 500, headers, "application/json")
 

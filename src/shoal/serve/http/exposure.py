@@ -1,4 +1,4 @@
-"""What of a server is open to whom, told when it starts."""
+"""Exposure of a server: who can use models and operators' routes, and warnings at the start."""
 
 import logging
 
@@ -11,7 +11,7 @@ _ADMIN_KEY = "server.admin_key, --admin-key-file or SHOAL_ADMIN_KEY"
 
 
 def exposure(options: ServerOptions, address: str) -> dict[str, str]:
-    """Who may use models, operators' routes and open routes of a server that listens on ``address``."""
+    """Who can use models, operators' routes and open routes of a server that listens on ``address``."""
     local = is_loopback(address)
     anybody = "this machine, and whom a proxy on it lets through" if local else "everybody who reaches it"
     keys = len(options.named_api_keys())
@@ -28,13 +28,13 @@ def exposure(options: ServerOptions, address: str) -> dict[str, str]:
 
 
 def log_warnings(options: ServerOptions, address: str) -> None:
-    """Log what is open wider than its owner may know."""
+    """Log the ``warnings``."""
     for warning in warnings(options, address):
         _log.warning(warning)
 
 
 def warnings(options: ServerOptions, address: str) -> list[str]:
-    """What is open wider than its owner may know."""
+    """Options that let more people use the models than the server's owner may expect."""
     if options.named_api_keys():
         return []
     found = []

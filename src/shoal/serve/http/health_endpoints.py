@@ -1,27 +1,24 @@
-"""The endpoints of probes: /health and those below it."""
+"""The endpoints of probes: /health, /health/live and /health/ready."""
 
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from shoal.core import InvalidRequest, ServiceUnavailable
-from shoal.serve.admin.cluster_responses import Fine, Health, takes_requests
+from shoal.serve.admin.cluster_responses import Fine, Health, accepts_requests
 from shoal.serve.api import Api, add_get, json_response
 from shoal.serve.errors import MODEL_NOT_FOUND, ShuttingDown
 from shoal.serve.openai.response_bodies import encode
 from shoal.serve.openapi import fails, returns
 
-# An engine that died may be back after some seconds.
+# A dead engine may be restarted within seconds.
 _RETRY_S = 5
 
 
 class HealthEndpoints:
-    """Whether the process, a service, or anything at all answers."""
-
     def __init__(self, api: Api) -> None:
         self._api = api
 
     def add_to(self, app: FastAPI) -> None:
-        """Add the routes."""
         service = {"name": "service", "in": "query", "required": False, "schema": {"type": "string"}}
         documented = returns(Health, "Requests are taken, by some service at least.")
         add_get(
@@ -43,7 +40,7 @@ class HealthEndpoints:
         """Which engines and services work; 200 while any service can answer."""
         backend = self._api.backend
         health = Health.of(backend.engines, backend.services, self._api.lifecycle.draining)
-        if health.answers:
+        if health.is_serving:
             return json_response(health)
         headers = {"Retry-After": str(_RETRY_S)}
         return Response(encode(health), 503, headers, media_type="application/json")
@@ -64,9 +61,9 @@ class HealthEndpoints:
                 param="service",
                 code=MODEL_NOT_FOUND,
             )
-        served = self._api.backend.info.services  # not one that is being removed, or is new and not loaded
-        asked = [each for each in (services if name is None else [name]) if each in served]
-        if not any(takes_requests(services[each], self._api.backend.engines) for each in asked):
-            whose = "no service has an" if name is None else f"service {name!r} has no"
-            raise ServiceUnavailable(f"{whose} engine that is ready", _RETRY_S)
+        served = self._api.backend.info.services  # without services that are being removed or added
+        probed = [each for each in (services if name is None else [name]) if each in served]
+        if not any(accepts_requests(services[each], self._api.backend.engines) for each in probed):
+            subject = "no service has an" if name is None else f"service {name!r} has no"
+            raise ServiceUnavailable(f"{subject} engine that is ready", _RETRY_S)
         return json_response(Fine())

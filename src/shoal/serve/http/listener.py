@@ -1,4 +1,4 @@
-"""Accepts connections up to a limit, and ends those that time out."""
+"""Accepts connections up to the limit, replaces idle ones when it is reached, and runs their time-outs."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ from shoal.serve.http.log_config import OncePerMinute
 
 _ACCEPT_RETRY_S = 0.1
 _ACCEPT_BATCH = 64
-# Longest delay before a time-out is noticed; shorter if the time-outs are short.
+# Longest interval between checks of time-outs; shorter if the time-outs are short.
 _MAX_CHECK_INTERVAL_S = 1.0
 _log = logging.getLogger(__name__)
 _log.addFilter(OncePerMinute())
@@ -22,8 +22,8 @@ _log.addFilter(OncePerMinute())
 class Listener:
     """Accepts connections on ``listen_socket`` until closed.
 
-    At ``limit`` connections, a new one replaces the one that has waited longest for a request. If none is
-    waiting, the new one gets a 503.
+    At ``limit`` connections, a new connection replaces the one that has waited longest for a request. If none
+    is waiting, the new connection gets a 503.
     create: makes the protocol of a new connection. connections: the open ones. waiting: those whose next
     request has not arrived completely, the longest wait first. timeout_s: the shortest time-out.
     """
@@ -75,7 +75,7 @@ class Listener:
                 await asyncio.wait(tuple(self._connecting))
 
     def _accept_more(self) -> Iterator[socket.socket]:
-        """The other connections in the backlog; accepting one per turn of the event loop would be slow."""
+        """More connections of the backlog; accepting one per turn of the event loop would be slow."""
         with suppress(OSError):
             for _ in range(_ACCEPT_BATCH - 1):
                 client, _ = self._listen_socket.accept()
@@ -83,7 +83,7 @@ class Listener:
                 yield client
 
     def _serve(self, client: socket.socket) -> None:
-        """Start to serve ``client``, or to tell it that there is no room for it."""
+        """Start to serve ``client``, or to refuse it because of the limit."""
         create = self._create
         if len(self._connections) + len(self._connecting) >= self._limit:
             _log.warning(
@@ -109,7 +109,7 @@ class Listener:
             client.close()
 
     def _close_waiting(self) -> bool:
-        """Close the connection that has waited longest for a request; False if none is waiting."""
+        """Close the connection that has waited longest for a request; returns False if none is waiting."""
         for connection in self._waiting:
             if not connection.flow.write_paused and not connection.transport.is_closing():
                 connection.reject(self._limit_reached)

@@ -1,4 +1,4 @@
-"""The configuration of the server's log."""
+"""Logging configuration: levels, formats, access log, and rate limiting of repeated warnings."""
 
 import copy
 import logging
@@ -15,7 +15,7 @@ _INTERVAL_S = 60
 
 
 class OncePerMinute(logging.Filter):
-    """Passes each kind of warning once a minute; the next one tells how many were left out.
+    """Passes each kind of warning once a minute; the next one says how many were dropped.
 
     Clients could cause any number of warnings. Errors always pass.
     """
@@ -24,10 +24,9 @@ class OncePerMinute(logging.Filter):
         super().__init__()
         self._seen: dict[
             str, tuple[float, int]
-        ] = {}  # by template: when it passed, how many were left out since
+        ] = {}  # by template: when it passed, how many were dropped since
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether ``record`` is written."""
         if record.levelno != logging.WARNING:
             return True
         kind = str(record.msg)
@@ -43,43 +42,41 @@ class OncePerMinute(logging.Filter):
 
 
 class StandardStreamHandler(logging.StreamHandler[TextIO]):
-    """Writes to whatever ``sys.stdout`` or ``sys.stderr`` is at the time.
+    """Writes to the current ``sys.stdout`` or ``sys.stderr``.
 
-    While a server loads they are a progress display's, which would break lines at the terminal's width. A
-    reader that is gone, and a stream that was closed before the start, are no errors: the server goes on
-    without a log.
+    While a server loads, a progress display replaces them. A closed pipe, and a stream that was closed before
+    the start, are no errors: the server continues without a log.
     """
 
     def __init__(self, name: str) -> None:
         logging.Handler.__init__(self)
-        self._name_of_stream = name
+        self._stream_name = name
 
     @property
     def stream(self) -> TextIO | None:  # type: ignore[override]
-        """Where it writes now; None: nowhere."""
-        stream: TextIO | None = getattr(sys, self._name_of_stream)
+        """The current stream; None: it is closed."""
+        stream: TextIO | None = getattr(sys, self._stream_name)
         return stream
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write ``record``."""
         if self.stream is not None:
             super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Print what went wrong, unless nobody reads."""
+        """Print the error, unless the stream is closed."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
 
 
 def log_config(level: LogLevel = "info") -> dict[str, Any]:
-    """uvicorn's logging with this filter, times and our access log, as ``dictConfig`` takes it.
+    """uvicorn's logging with rate limiting, times and our access log, for ``dictConfig``.
 
-    level: the least that is logged, beside the access log.
+    level: of all loggers but the access log.
     """
     config = copy.deepcopy(LOGGING_CONFIG)
     config["filters"] = {"once": {"()": OncePerMinute}}
     config["formatters"]["default"] |= {
-        # uvicorn would ask standard output.
+        # uvicorn checks standard output instead.
         "use_colors": sys.stderr is not None and sys.stderr.isatty(),
         "fmt": "%(asctime)s.%(msecs)03d+00:00 %(levelprefix)s %(message)s",
         "datefmt": "%Y-%m-%dT%H:%M:%S",
@@ -92,13 +89,13 @@ def log_config(level: LogLevel = "info") -> dict[str, Any]:
         "events": errors,
         "access": {"()": StandardStreamHandler, "name": "stdout", "formatter": "access"},
     }
-    # What uvicorn tells of itself is no more than what we tell: it begins with warnings.
+    # uvicorn's own information duplicates ours.
     uvicorn_level = "ERROR" if level == "error" else "WARNING"
     config["loggers"]["uvicorn"]["level"] = config["loggers"]["uvicorn.error"]["level"] = uvicorn_level
     config["loggers"]["shoal"] = {"level": level.upper()}
     config["loggers"][ACCESS_LOGGER] = {"handlers": ["access"], "level": "INFO", "propagate": False}
-    # What is open, what becomes of engines and of their requests, what operators change, and the end. Each
-    # unknown field of requests is told once anyway.
+    # Not rate limited: exposure, engines and their requests, operators' changes, the shutdown. Each unknown
+    # field is logged only once anyway.
     events = ("http.exposure", "admin.operations", "launch", "unknown_fields")
     for name in ("shoal.cluster", *(f"shoal.serve.{event}" for event in events)):
         config["loggers"][name] = {"handlers": ["events"], "propagate": False}

@@ -1,4 +1,4 @@
-"""One HTTP request and its answer: what limits, metrics and the access log know of it."""
+"""The context of one HTTP request: id, API key, token counts, times and status, for limits and logs."""
 
 import re
 import secrets
@@ -12,39 +12,39 @@ from shoal.serve.http.api_key_limits import ApiKeyLimits
 
 REQUEST_ID = "x-request-id"
 _VALID_ID = re.compile(rb"[A-Za-z0-9._:+=/@-]{1,128}")
-_CLIENT_LEFT = 499
+_CLIENT_DISCONNECTED = 499
 _SCOPE_KEY = "shoal.context"
 
 
 @dataclass(slots=True)
 class RequestContext:
-    """A request and its answer."""
+    """What is known of a request and its response."""
 
     id: str
-    """What the client called it with x-request-id, else a random name."""
+    """From the client's x-request-id, or else random."""
     arrival_ns: int
-    """When its headers had been read, on the monotonic clock."""
+    """When the headers were complete, on the monotonic clock."""
     key: ApiKeyLimits | None = None
-    """Whose API key it came with; None: the server has no keys, or needs none for this path."""
+    """The API key; None: the server has no keys, or the path needs none."""
     service: str | None = None
-    """The service that it asked, if there is one."""
+    """The requested service, if it exists."""
     prompt_tokens: int = 0
     """Of all prompts."""
     output_tokens: int = 0
     """Of all choices."""
     queue_s: float | None = None
-    """From arrival to the first admission of the first choice that began."""
+    """Queue time of the choice whose first token came first: from arrival to its first admission."""
     load_ns: int = 0
-    """How long it waited until its service was loaded; 0: it was."""
+    """How long the request waited for its service to load; 0: the service was loaded."""
     first_token_s: float | None = None
-    """From arrival to its first token."""
-    status: int = _CLIENT_LEFT
-    """HTTP status of the answer; 499: the client left before it began."""
+    """TTFT of the same choice."""
+    status: int = _CLIENT_DISCONNECTED
+    """HTTP status; 499: the client disconnected before the response started."""
     why: str = ""
-    """What went wrong, for the log."""
+    """Why the request failed, for the log."""
 
     def count_tokens(self, prompt: int, output: int) -> None:
-        """Count tokens, also for the rate of the API key."""
+        """Count tokens, also toward the rate limit of the API key."""
         self.prompt_tokens += prompt
         self.output_tokens += output
         if self.key is not None:
@@ -52,16 +52,16 @@ class RequestContext:
 
 
 def context_of(scope: Scope) -> RequestContext:
-    """The context that a request belongs to; outside of the application a new one."""
+    """The context of a request; created if the middleware has not run."""
     if _SCOPE_KEY not in scope:
         scope[_SCOPE_KEY] = RequestContext(_request_id(scope), time.monotonic_ns())
     return scope[_SCOPE_KEY]  # type: ignore[no-any-return]
 
 
 class RequestContextMiddleware:
-    """Keeps an RequestContext for each request, and returns its id with every answer.
+    """Creates the RequestContext of each request, and adds its id to every response.
 
-    on_end: called with every context and its ASGI scope when it is over.
+    on_end: called with the context and the ASGI scope at the end of each request.
     """
 
     def __init__(self, app: ASGIApp, on_end: Callable[[RequestContext, Scope], None]) -> None:
@@ -69,14 +69,13 @@ class RequestContextMiddleware:
         self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         context = context_of(scope)
         header = (REQUEST_ID.encode(), context.id.encode())
 
-        # Not a coroutine of its own: a stream sends a message for every token.
+        # Not a coroutine function, for speed: a stream sends a message for every token.
         def send_with_id(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 context.status = message["status"]
@@ -93,7 +92,7 @@ class RequestContextMiddleware:
 
 
 def _request_id(scope: Scope) -> str:
-    """The id that the client sent, if it is one that a header and a line of a log can hold."""
+    """The client's id if it is safe in a header and in the log, else a random one."""
     for name, value in scope.get("headers", ()):
         if name == REQUEST_ID.encode() and _VALID_ID.fullmatch(value):
             return str(value, "ascii")

@@ -1,11 +1,11 @@
-"""What a client may have meant that asked for a route that does not exist."""
+"""Hints in 404 errors: the nearest route, or a wrong base URL."""
 
 from collections.abc import Collection
 from difflib import get_close_matches
 
 _PREFIX = "/v1"
 _MAX_PATH_CHARACTERS = 100
-# Of Ollama's API: what it has and this server has not, with what to do instead.
+# Routes of Ollama's API that do not exist here, with alternatives.
 _ADD_SERVICE = "POST /admin/services (`shoal services add`) serves a model of this machine"
 _MISSING = {
     "/api/create": f"models are not made here; {_ADD_SERVICE}, with its template and sampling defaults",
@@ -16,12 +16,12 @@ _MISSING = {
 
 
 def route_hint(path: str, routes: Collection[str]) -> str:
-    """A sentence about the nearest of ``routes``; without one, where they are listed."""
+    """A sentence about the nearest of ``routes``, or else about where they are listed."""
     path = path[:_MAX_PATH_CHARACTERS]
     trimmed = path.rstrip("/")
-    for missing, instead in _MISSING.items():
+    for missing, alternative in _MISSING.items():
         if trimmed == missing or (missing.endswith("/") and path.startswith(missing)):
-            return instead
+            return alternative
     if trimmed in routes:
         return f"did you mean {trimmed}, without the slash at its end?"
     repeated = trimmed.startswith(f"{_PREFIX}{_PREFIX}/")

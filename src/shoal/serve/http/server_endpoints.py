@@ -1,4 +1,4 @@
-"""The endpoints that tell about the server: models, metrics, version."""
+"""The endpoints /v1/models, /version, /metrics, / and /docs."""
 
 from fastapi import FastAPI, Request
 from fastapi.routing import APIRoute
@@ -11,19 +11,16 @@ from shoal.serve.http.docs_page import docs_page
 from shoal.serve.openai.response_bodies import Index, ModelCard, ModelList, Version
 from shoal.serve.openapi import fails, returns
 
-# The page needs its own style and nothing else.
+# The docs page needs only its inline style.
 _PAGE_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class ServerEndpoints:
-    """What clients and operators can ask about the server."""
-
     def __init__(self, api: Api) -> None:
         self._api = api
 
     def add_to(self, app: FastAPI) -> None:
-        """Add the routes."""
         add_get(app, "/v1/models", self.models, responses=returns(ModelList, "The services."))
         name = {"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}
         add_get(
@@ -64,7 +61,7 @@ class ServerEndpoints:
         return json_response(Version(shoal.__version__))
 
     async def index(self, request: Request) -> Response:
-        """What there is here."""
+        """The version and all routes."""
         routes = [
             f"{method} {route.path_format}"
             for route in request.app.routes
@@ -74,5 +71,5 @@ class ServerEndpoints:
         return json_response(Index(shoal.__version__, routes))
 
     async def docs(self, request: Request) -> Response:
-        """A page about the interface."""
+        """A page about the HTTP interface."""
         return HTMLResponse(docs_page(request.app.openapi()), headers=_PAGE_HEADERS)

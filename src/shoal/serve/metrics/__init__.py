@@ -1,1 +1,1 @@
-"""The /metrics page."""
+"""Prometheus metrics: the /metrics page."""

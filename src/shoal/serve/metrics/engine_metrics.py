@@ -1,7 +1,7 @@
-"""The counters and gauges of engines and services as Prometheus metrics.
+"""Prometheus metrics of engines and services: counters and gauges from their last reports.
 
-Everything of an engine has the label ``engine``, and there are no sums over engines: whoever adds up the page
-would count twice. What a dead engine counted stays; what it had (requests, KV) is gone.
+All metrics of an engine have the label ``engine``, and there are no sums over engines, which queries would
+count twice. Counters of a dead engine stay; its gauges (requests, KV) disappear.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,8 +21,7 @@ from shoal.schedule import Observed
 
 Family = TypeVar("Family", GaugeMetricFamily, CounterMetricFamily)
 _RUNNING = (EngineState.READY, EngineState.DRAINING)
-_AllStats = Mapping[str, EngineStats]
-"""By name of the engine."""
+_StatsByEngine = Mapping[str, EngineStats]
 
 
 class EngineCollector(Collector):
@@ -32,11 +31,10 @@ class EngineCollector(Collector):
         self._engines = engines
 
     def describe(self) -> list[Metric]:
-        """None: they are read when they are asked for."""
+        """Nothing: metrics are read when the page is requested."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Which engines run, and what they said last."""
         up = _gauge("engine_up", "Whether the engine runs.")
         restarts = _counter("engine_restarts", "How often the engine was started again.")
         beats = _gauge("engine_heartbeat_age_seconds", "How long ago the engine's last sign of life came.")
@@ -63,14 +61,18 @@ class EngineCollector(Collector):
             if engine.stats is not None:
                 ages.add_metric([engine.name], engine.stats_age_s)
         yield from (up, restarts, beats, ages, weights, leases, moves, withdrawn)
-        told = {engine.name: engine.stats for engine in self._engines if engine.stats is not None}
-        alive = {e.name: told[e.name] for e in self._engines if e.state in _RUNNING and e.name in told}
-        yield from _service_gauges(alive)
-        yield from _service_counters(told)
-        yield from _observed_gauges(alive)
-        yield _corrections(told)
-        yield from _kv_gauges(alive)
-        yield from _step_counters(told)
+        stats_by_engine = {engine.name: engine.stats for engine in self._engines if engine.stats is not None}
+        live_stats = {
+            e.name: stats_by_engine[e.name]
+            for e in self._engines
+            if e.state in _RUNNING and e.name in stats_by_engine
+        }
+        yield from _service_gauges(live_stats)
+        yield from _service_counters(stats_by_engine)
+        yield from _observed_gauges(live_stats)
+        yield _corrections(stats_by_engine)
+        yield from _kv_gauges(live_stats)
+        yield from _step_counters(stats_by_engine)
 
 
 class ServiceCollector(Collector):
@@ -80,11 +82,10 @@ class ServiceCollector(Collector):
         self._services = services
 
     def describe(self) -> list[Metric]:
-        """None: they are read when they are asked for."""
+        """Nothing: metrics are read when the page is requested."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Engines that there are, requests that wait for one, and those that lost one."""
         engines = GaugeMetricFamily(
             "shoal_service_engines",
             "Engines of a service: those that are to have it, those that are ready, and those that load it.",
@@ -132,24 +133,24 @@ _COUNTERS = {
 _STEP_PARTS = ("schedule", "prepare", "forward", "sample", "update", "reply")
 
 
-def _service_gauges(stats: _AllStats) -> Iterator[Metric]:
+def _service_gauges(stats: _StatsByEngine) -> Iterator[Metric]:
     for name, (field, text) in _GAUGES.items():
         yield _by_service(_gauge(name, text, "service"), stats, field)
 
 
-def _service_counters(stats: _AllStats) -> Iterator[Metric]:
+def _service_counters(stats: _StatsByEngine) -> Iterator[Metric]:
     for name, text in _COUNTERS.items():
         yield _by_service(_counter(name, text, "service"), stats, name)
 
 
-def _by_service(family: Family, stats: _AllStats, field: str) -> Family:
+def _by_service(family: Family, stats: _StatsByEngine, field: str) -> Family:
     for engine, service, service_stats in _services(stats):
         family.add_metric([engine, service], getattr(service_stats, field))
     return family
 
 
-def _services(stats: _AllStats) -> Iterator[tuple[str, str, ServiceStats]]:
-    """Every service of every engine."""
+def _services(stats: _StatsByEngine) -> Iterator[tuple[str, str, ServiceStats]]:
+    """(engine, service, statistics) of every service of every engine."""
     for engine, engine_stats in stats.items():
         for service, service_stats in engine_stats.services.items():
             yield engine, service, service_stats
@@ -159,8 +160,8 @@ _Sample = tuple[tuple[str, ...], float | None]
 """Label values after ``service``, and the value; None if there is no data."""
 
 
-def _observed_gauges(stats: _AllStats) -> Iterator[Metric]:
-    """The statistics that the engines' policies use; samples without data are left out."""
+def _observed_gauges(stats: _StatsByEngine) -> Iterator[Metric]:
+    """Statistics that the engines' policies use; samples without data are left out."""
     for name, text, labels, read_samples in _OBSERVED:
         gauge = _gauge(name, text, "service", *labels)
         for engine, service, service_stats in _services(stats):
@@ -170,7 +171,7 @@ def _observed_gauges(stats: _AllStats) -> Iterator[Metric]:
         yield gauge
 
 
-def _corrections(stats: _AllStats) -> Metric:
+def _corrections(stats: _StatsByEngine) -> Metric:
     corrections = _counter("length_corrections", "Requests that outgrew their predicted length.", "service")
     for engine, service, service_stats in _services(stats):
         if service_stats.observed is not None and service_stats.observed.corrections is not None:
@@ -210,7 +211,7 @@ _OBSERVED: Sequence[tuple[str, str, Sequence[str], Callable[[Observed], Iterator
 )
 
 
-def _kv_gauges(stats: _AllStats) -> Iterator[Metric]:
+def _kv_gauges(stats: _StatsByEngine) -> Iterator[Metric]:
     use = _gauge("kv_bytes", "Bytes of the KV pool, by use.", "use")
     utilisation = _gauge("kv_utilisation", "Share of the KV pool in live blocks.")
     for engine, engine_stats in stats.items():
@@ -225,7 +226,7 @@ def _kv_gauges(stats: _AllStats) -> Iterator[Metric]:
     yield from (use, utilisation, blocks)
 
 
-def _step_counters(stats: _AllStats) -> Iterator[Metric]:
+def _step_counters(stats: _StatsByEngine) -> Iterator[Metric]:
     steps = _counter("steps", "Steps that the engine ran.")
     parts = _counter("step_seconds", "Where the time of all steps went.", "part")
     for engine, engine_stats in stats.items():

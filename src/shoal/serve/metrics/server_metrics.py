@@ -1,4 +1,4 @@
-"""The /metrics page: latencies that the server measured, and the counters of its engines."""
+"""Latencies, finished and refused requests as Prometheus metrics, and the rendered /metrics page."""
 
 from collections.abc import Mapping, Sequence
 
@@ -41,7 +41,7 @@ _REFUSAL_REASONS = {
 class ServerMetrics:
     """Metrics that the server collects itself; each choice of a response counts as a request.
 
-    build: labels of ``shoal_build_info``. vllm: also write what there is under vLLM's names.
+    build: labels of ``shoal_build_info``. vllm: also write metrics under vLLM's names.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class ServerMetrics:
             self.add_service(service)
 
     def add_service(self, service: Service) -> None:
-        """Count for a service too; one that is added again goes on where its metrics were."""
+        """Add the metrics of a service; a service that is added again continues its metrics."""
         self._services[service.name] = service
         self._create_samples(service)
 
@@ -119,7 +119,7 @@ class ServerMetrics:
         return Counter(name, text, labels, registry=self.registry)
 
     def _create_samples(self, service: Service) -> None:
-        """Start a service's metrics at 0: a counter that first appears with a 1 has no rate."""
+        """Start a service's metrics at 0, because a counter that first appears as 1 has no rate."""
         for histogram in (
             self._ttft,
             self._tpot,
@@ -144,21 +144,20 @@ class ServerMetrics:
         return Histogram(f"shoal_request_{name}", text, ("service",), buckets=buckets, registry=self.registry)
 
     def inter_token(self, service: str) -> Histogram:
-        """Takes the time between two tokens of a service in seconds; looked up once for many tokens."""
+        """The histogram of a service's inter-token latency in seconds; look it up once for many tokens."""
         return self._inter_token.labels(service)
 
     def count_http(self, route: str, method: str, status: int) -> None:
-        """Count an HTTP request that was answered."""
         self._http.labels(route, method, str(status)).inc()
 
     def count_refused_connection(self) -> None:
-        """Count a connection whose client was told that there are too many."""
+        """Count a connection that was refused because there are too many."""
         self._refused_connections.inc()
 
     def count_finished(self, reason: FinishReason, record: RequestRecord, slo: SLO, queue_s: float) -> None:
-        """Count a request that finished, with its latencies.
+        """Count a finished request, with its latencies.
 
-        slo: the request's own goals. queue_s: from its arrival to its first admission.
+        slo: the request's own goals. queue_s: from arrival to first admission.
         """
         service = self._services[record.service]
         self._finished.labels(service.name, reason.value).inc()
@@ -178,25 +177,25 @@ class ServerMetrics:
             self._goals.labels(service.name, _OUTCOMES[outcome]).inc()
 
     def count_refused(self, name: str, error: QueueFull | EngineDied, requests: int, slo: SLO) -> None:
-        """Count valid requests that were refused with ``error``; who waited until then missed its goals."""
+        """Count valid requests that were refused with ``error``; GoalsOutOfReach is a missed goal, too."""
         self._refused.labels(name, _REFUSAL_REASONS[type(error)]).inc(requests)
         if isinstance(error, SLOExpired):
             self._count_missed(name, slo, requests)
 
     def _count_missed(self, name: str, slo: SLO, requests: int) -> None:
-        """Requests got nothing, or not all; ``slo``: their own goals, if they have any."""
+        """Count requests that missed their goals, if they or the service have any."""
         service = self._services[name]
         if has_goal(resolve_slo(slo, service.slo, service.execution_s)):
             self._goals.labels(name, _OUTCOMES[False]).inc(requests)
 
     def count_unfinished(self, name: str, reason: FinishReason, slo: SLO) -> None:
-        """Count a request that did not finish; a failed one missed its goals, if it had any."""
+        """Count an unfinished request; a failed one missed its goals, if it had any."""
         self._finished.labels(name, reason.value).inc()
         if reason is FinishReason.ERROR:
             self._count_missed(name, slo, 1)
 
     def render(self, engines: Sequence[EngineStatus], services: Mapping[str, ServiceStatus]) -> bytes:
-        """The Prometheus text, with what is known of the engines and services."""
+        """The Prometheus text of all metrics."""
         cluster = CollectorRegistry()
         cluster.register(EngineCollector(engines))
         cluster.register(ServiceCollector(services))

@@ -1,4 +1,4 @@
-"""What the metrics are called in vLLM, so that dashboards made for it work."""
+"""Metrics under vLLM's names, for vLLM's dashboards."""
 
 from collections.abc import Iterator
 
@@ -28,7 +28,7 @@ _NAMES = (
     ("shoal_request_prompt_tokens", "request_prompt_tokens"),
     ("shoal_request_output_tokens", "request_generation_tokens"),
 )
-"""Names here and there; some of the latter are those of earlier versions."""
+"""Our names, and vLLM's; some are those of earlier versions."""
 _POOL_NAMES = ("kv_cache_usage_perc", "gpu_cache_usage_perc")
 _PREFIX = "vllm:"
 _REASONS = {"cancelled": "abort"}
@@ -41,11 +41,10 @@ class VllmCollector(Collector):
         self._registries = registries
 
     def describe(self) -> list[Metric]:
-        """None: they are read when they are asked for."""
+        """Nothing: metrics are read when the page is requested."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics that both have."""
         families = {family.name: family for registry in self._registries for family in registry.collect()}
         for name, vllm_name in _NAMES:
             if name in families:
@@ -67,7 +66,7 @@ def _renamed(family: Metric, vllm_name: str) -> Metric:
 
 
 def _labels(labels: dict[str, str]) -> dict[str, str]:
-    """vLLM's labels for ours; what the server measured has the engine "0", as with a single engine there."""
+    """vLLM's labels for ours; metrics of the server get the engine "0", as in vLLM with one engine."""
     translated = {"model_name": labels["service"], "engine": labels.get("engine", "0")}
     if "reason" in labels:
         translated["finished_reason"] = _REASONS.get(labels["reason"], labels["reason"])

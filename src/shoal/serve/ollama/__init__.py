@@ -1,1 +1,1 @@
-"""Ollama's API: its requests become OpenAI's, and the answers its own."""
+"""Ollama's API, translated to and from OpenAI's."""

@@ -1,4 +1,4 @@
-"""Times as Ollama's API has them."""
+"""Durations of Ollama's keep_alive, such as "10m" or -1, in seconds."""
 
 import math
 import re
@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 FOREVER_S = (2**63 - 1) / 1e9
-"""Ollama's longest time, 292 years: a model that stays loaded is kept for so long."""
+"""Ollama's longest duration, 292 years, for a model that stays loaded."""
 _MAX_CHARACTERS = 64
 _UNITS_S = {"h": 3600, "m": 60, "s": 1, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _NUMBER = r"(\d+\.?\d*|\.\d+)"
@@ -16,7 +16,7 @@ _PART = _NUMBER + "(ns|us|ms|h|m|s)"
 
 
 def _seconds(value: str | float) -> float:
-    """A time as Ollama takes it: seconds, or a duration as Go writes it; infinite, where it is negative."""
+    """A duration in seconds, from a number of seconds or Go's syntax; infinite if negative."""
     if isinstance(value, str):
         sign, amount = ("-", value[1:]) if value.startswith("-") else ("", value.removeprefix("+"))
         amount = amount.replace("\N{MICRO SIGN}", "u").replace("\N{GREEK SMALL LETTER MU}", "u")
@@ -32,7 +32,7 @@ def _seconds(value: str | float) -> float:
     return math.inf if value < 0 or value >= FOREVER_S else float(value)
 
 
-KeptSeconds = Annotated[
+KeepAliveSeconds = Annotated[
     Annotated[str, Field(max_length=_MAX_CHARACTERS)] | int | float, AfterValidator(_seconds)
 ]
-"""What a client may send, which becomes seconds; infinite: for ever."""
+"""A client's duration, as seconds; infinite: forever."""

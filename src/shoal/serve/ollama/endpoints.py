@@ -1,4 +1,4 @@
-"""Ollama's API, translated: its requests become OpenAI's, and OpenAI's answers become its own."""
+"""The endpoints of Ollama's API (/api/...): requests are translated to OpenAI's API, and responses back."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -18,6 +18,7 @@ from shoal.serve.ollama.formats import (
     OllamaEmbeddings,
     OllamaFormat,
     OllamaWriter,
+    WrapMessage,
     wrap_chat,
     wrap_generate,
 )
@@ -41,15 +42,14 @@ from shoal.serve.openai.response_bodies import encode
 from shoal.serve.openai.response_formats import Format
 from shoal.serve.openai.token_and_embedding_bodies import EmbeddingBody
 
-# Clients compare it with what they need: 0.6.4 (capabilities in /api/show, for Copilot), 0.9 (think), 0.11
-# (its levels), 0.12.10 (ids of calls). All of that is here; log-probabilities, which came with 0.12.11, are
-# not: raise it when they are. GET /version has the version of Shoal.
+# Clients check it for features: 0.6.4 (capabilities in /api/show, for Copilot), 0.9 (think), 0.11 (levels of
+# think), 0.12.10 (call ids), which are all supported. Log-probabilities (0.12.11) are not.
 _OLLAMA_VERSION = "0.12.10"
 _Endpoint = Callable[..., Awaitable[Response]]
 
 
 class OllamaEndpoints:
-    """Ollama's API, without what makes models of files that clients send, and publishes them."""
+    """Ollama's API, except for creating, copying and publishing models."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class OllamaEndpoints:
         return await self._answer(request, body, body.as_chat, ChatBody, arrival_ns, wrap_chat)
 
     async def generate(self, request: Request) -> Response:
-        """Answer a prompt, or continue it where there is no chat template or it is raw."""
+        """Answer a prompt, or continue it if it is raw or the service has no chat template."""
         arrival_ns = time.monotonic_ns()
         body = await self._body(request, OllamaGenerateBody)
         if body.raw or not self._api.tokenizer(body.model).has_chat_template:
@@ -104,96 +104,96 @@ class OllamaEndpoints:
         translate: Callable[[], dict[str, Any]],
         body_type: type[ChatBody] | type[CompletionBody],
         arrival_ns: int,
-        place: Callable[[dict[str, Any]], dict[str, Any]],
+        wrap: WrapMessage,
     ) -> Response:
-        """Generate for ``body``; ``place`` says where a message stands in an answer."""
-        translated = OllamaWriter(body.model, context_of(request.scope), place)
-        kept_s = self._operations.kept_s(request, body.kept_s())
+        """Generate for ``body``, or load its model if the body is empty."""
+        writer = OllamaWriter(body.model, context_of(request.scope), wrap)
+        keep_alive_s = self._operations.keep_alive_s(request, body.keep_alive_s())
         if body.is_empty():
-            unloads = await self._load(body.model, kept_s)
-            return _json(translated.line({}, done=True) | {"done_reason": "unload" if unloads else "load"})
+            unloads = await self._load(body.model, keep_alive_s)
+            return _json(writer.line({}, done=True) | {"done_reason": "unload" if unloads else "load"})
         with client_field_names(FIELD_NAMES):
             fields = await self._api.parse(encode(translate()), body_type)
             if isinstance(fields, ChatBody):
                 response = await self._generation.chat(request, fields, arrival_ns)
             else:
                 response = await self._generation.complete(request, fields, arrival_ns, whole_context=True)
-        response.translate(lambda format: OllamaFormat(format, translated), JSON_LINES, FIELD_NAMES)
-        return self._kept(response, body.model, kept_s)
+        response.translate(lambda format: OllamaFormat(format, writer), JSON_LINES, FIELD_NAMES)
+        return self._with_keep_alive(response, body.model, keep_alive_s)
 
-    async def _load(self, service: str, kept_s: float | None) -> bool:
-        """Load a service that a request asks nothing of, or unload it; returns whether it did that."""
-        unloads = kept_s == 0
+    async def _load(self, service: str, keep_alive_s: float | None) -> bool:
+        """Load a service, or unload it with a keep_alive of 0; returns whether it was unloaded."""
+        unloads = keep_alive_s == 0
         if not unloads:
             await self._operations.load(service)
-        if kept_s is not None:
-            await self._operations.keep(service, kept_s)
+        if keep_alive_s is not None:
+            await self._operations.keep(service, keep_alive_s)
         return unloads
 
-    def _kept(self, response: Response, service: str, kept_s: float | None) -> Response:
-        """``response``, after which the service is to be unloaded when it had no request for so long."""
-        if kept_s is None:
+    def _with_keep_alive(self, response: Response, service: str, keep_alive_s: float | None) -> Response:
+        """``response``; when it is sent, the idle time of the service is set to ``keep_alive_s``."""
+        if keep_alive_s is None:
             return response
-        return FollowUpResponse(response, partial(self._operations.keep, service, kept_s))
+        return FollowUpResponse(response, partial(self._operations.keep, service, keep_alive_s))
 
     async def embed(self, request: Request) -> Response:
-        """Embed one text or several; no text asks only that the model is loaded."""
+        """Embed one text or several; without a text, only load the model."""
         arrival_ns = time.monotonic_ns()
         body = await self._body(request, OllamaEmbedBody)
-        kept_s = self._operations.kept_s(request, body.kept_s())
+        keep_alive_s = self._operations.keep_alive_s(request, body.keep_alive_s())
         if not body.input:
-            await self._load(body.model, kept_s)
+            await self._load(body.model, keep_alive_s)
             return _json({"model": body.model, "embeddings": []})
         return await self._embed(
             request,
             body,
-            kept_s,
+            keep_alive_s,
             arrival_ns,
             lambda _: OllamaEmbeddings(body.model, context_of(request.scope)),
         )
 
     async def embeddings(self, request: Request) -> Response:
-        """Embed one text, as Ollama's older clients ask for it."""
+        """Embed one text; the older endpoint."""
         arrival_ns = time.monotonic_ns()
         body = await self._body(request, OllamaEmbeddingsBody)
-        kept_s = self._operations.kept_s(request, body.kept_s())
+        keep_alive_s = self._operations.keep_alive_s(request, body.keep_alive_s())
         if not body.prompt:
-            await self._load(body.model, kept_s)
+            await self._load(body.model, keep_alive_s)
             return _json({"embedding": []})
-        return await self._embed(request, body, kept_s, arrival_ns, lambda _: OllamaEmbedding())
+        return await self._embed(request, body, keep_alive_s, arrival_ns, lambda _: OllamaEmbedding())
 
     async def _embed(
         self,
         request: Request,
         body: OllamaEmbedBody | OllamaEmbeddingsBody,
-        kept_s: float | None,
+        keep_alive_s: float | None,
         arrival_ns: int,
         format: Callable[[Format], Format],
     ) -> Response:
         fields = await self._api.parse(encode(body.as_embedding()), EmbeddingBody)
         response = await self._embedding.embed(request, fields, arrival_ns)
         response.translate(format, JSON_LINES, {})
-        return self._kept(response, body.model, kept_s)
+        return self._with_keep_alive(response, body.model, keep_alive_s)
 
     async def tags(self, request: Request) -> Response:
         """The services."""
-        return _json({"models": self._models.listed(request)})
+        return _json({"models": self._models.list_all(request)})
 
     async def ps(self, request: Request) -> Response:
         """The services that are loaded."""
-        return _json({"models": self._models.loaded(request)})
+        return _json({"models": self._models.list_loaded(request)})
 
     async def show(self, request: Request) -> Response:
-        """What is known of a service."""
+        """Details of a service."""
         body = await self._body(request, ShowBody)
-        return _json(self._models.shown(self._api.card(request, body.model, "model")))
+        return _json(self._models.show(self._api.card(request, body.model, "model")))
 
     async def version(self) -> Response:
-        """The version of Ollama that this is like."""
+        """The version of Ollama that this API is compatible with."""
         return _json({"version": _OLLAMA_VERSION})
 
     async def pull(self, request: Request) -> Response:
-        """Serve another model."""
+        """Download another model, and serve it."""
         return await self._operations.pull(await self._api.body(request, PullBody))
 
     async def delete(self, request: Request) -> Response:
@@ -203,7 +203,7 @@ class OllamaEndpoints:
         return Response()
 
     async def _body(self, request: Request, body_type: type[Body]) -> Body:
-        """The body of ``request``, whose model is the name of a service; raises an InvalidRequest (404)."""
+        """The body of ``request``, with the service's name as model; raises an InvalidRequest (404)."""
         body = await self._api.body(request, body_type)
         name, services = body.model, self._api.services
         other = name.removesuffix(LATEST) if name.endswith(LATEST) else name + LATEST

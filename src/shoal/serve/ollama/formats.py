@@ -1,4 +1,4 @@
-"""Answers in the shapes of Ollama's API, made of those of OpenAI's."""
+"""Writes responses in Ollama's shapes, from those in OpenAI's."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,26 +17,32 @@ from shoal.serve.openai.response_formats import Format, Output
 JSON_LINES = Framing(
     lambda payload: payload + b"\n", end=b"", media_type=b"application/x-ndjson", comment=b""
 )
-"""Ollama's streams."""
+"""Framing of Ollama's streams: JSON objects, one a line."""
+
+WrapMessage = Callable[[dict[str, Any]], dict[str, Any]]
+"""Puts a message into an object of a response."""
 
 
 class OllamaWriter:
-    """Writes the objects of one answer. ``place`` says where a message stands in them."""
+    """Writes the objects of one response."""
 
-    def __init__(
-        self, model: str, context: RequestContext, place: Callable[[dict[str, Any]], dict[str, Any]]
-    ) -> None:
+    def __init__(self, model: str, context: RequestContext, wrap: WrapMessage) -> None:
         self._model = model
         self._context = context
-        self._place = place
+        self._wrap = wrap
 
     def line(self, message: dict[str, Any], done: bool) -> dict[str, Any]:
-        """An object with an OpenAI message, or with what a chunk adds to one."""
+        """An object with an OpenAI message, or a delta of one."""
         now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-        return {"model": self._model, "created_at": now, **self._place(_message(message)), "done": done}
+        return {
+            "model": self._model,
+            "created_at": now,
+            **self._wrap(_to_ollama_message(message)),
+            "done": done,
+        }
 
     def last(self, message: dict[str, Any], reason: str, usage: Usage) -> dict[str, Any]:
-        """The object that ends the answer, with counts, and durations in nanoseconds."""
+        """The last object of a response, with token counts, and durations in nanoseconds."""
         context = self._context
         total_ns = time.monotonic_ns() - context.arrival_ns
         first_ns = round((context.first_token_s or 0) * 1e9)
@@ -52,56 +58,53 @@ class OllamaWriter:
 
 
 class OllamaFormat:
-    """Answers in Ollama's shapes, made of another format's; calls of tools come whole, after the text."""
+    """Translates an OpenAI format to Ollama's. In a stream, complete tool calls follow the text."""
 
-    def __init__(self, openai: Format, translation: OllamaWriter) -> None:
+    def __init__(self, openai: Format, writer: OllamaWriter) -> None:
         self._openai = openai
-        self._translation = translation
+        self._writer = writer
         self._calls: dict[int, dict[str, Any]] = {}
         self._reason = "stop"
 
     def chunks(self, index: int, delta: Delta, usage: Usage) -> Iterator[bytes]:
-        """An object for every chunk that has text."""
+        """An object for every chunk that has text; at the end, one with all calls."""
         for chunk in self._openai.chunks(index, delta, usage):
             (choice,) = msgspec.json.decode(chunk)["choices"]
             message = choice.get("delta") or {"content": choice.get("text")}
             for call in message.get("tool_calls") or ():
                 known = self._calls.setdefault(call["index"], {"function": {"name": "", "arguments": ""}})
                 known["id"] = call.get("id") or known.get("id")
-                _extend(known["function"], call["function"])
+                _append_to_call(known["function"], call["function"])
             if message.get("content") or message.get("reasoning_content"):
                 text = {key: value for key, value in message.items() if key != "tool_calls"}
-                yield encode(self._translation.line(text, done=False))
+                yield encode(self._writer.line(text, done=False))
             if choice["finish_reason"]:
                 self._reason = choice["finish_reason"]
                 if self._calls:
                     calls = [call for _, call in sorted(self._calls.items())]
-                    yield encode(self._translation.line({"tool_calls": calls}, done=False))
+                    yield encode(self._writer.line({"tool_calls": calls}, done=False))
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """The last object."""
-        return encode(self._translation.last({}, self._reason, usage))
+        return encode(self._writer.last({}, self._reason, usage))
 
     def full(self, outputs: Sequence[Output], usage: Usage) -> bytes:
-        """The whole answer as one object."""
+        """The full response."""
         (choice,) = msgspec.json.decode(self._openai.full(outputs, usage))["choices"]
         message = choice.get("message") or {"content": choice["text"]}
-        return encode(self._translation.last(message, choice["finish_reason"], usage))
+        return encode(self._writer.last(message, choice["finish_reason"], usage))
 
 
 class OllamaEmbedding:
-    """One embedding in the shape of Ollama's older endpoint."""
+    """Writes one embedding in the shape of Ollama's older endpoint."""
 
     def chunks(self, index: int, delta: Delta, usage: Usage) -> Iterator[bytes]:
-        """Nothing."""
         return iter(())
 
     def usage_chunk(self, usage: Usage) -> bytes | None:
-        """Nothing."""
         return None
 
     def full(self, outputs: Sequence[Output], usage: Usage) -> bytes:
-        """The vector."""
         (vector,) = self._vectors(outputs)
         return encode({"embedding": vector})
 
@@ -110,14 +113,14 @@ class OllamaEmbedding:
 
 
 class OllamaEmbeddings(OllamaEmbedding):
-    """Embeddings of several texts."""
+    """Writes embeddings of several texts."""
 
     def __init__(self, model: str, context: RequestContext) -> None:
         self._model = model
         self._context = context
 
     def full(self, outputs: Sequence[Output], usage: Usage) -> bytes:
-        """A vector for each text, with counts and durations."""
+        """A vector for each text, with token counts and durations in nanoseconds."""
         return encode(
             {
                 "model": self._model,
@@ -129,23 +132,23 @@ class OllamaEmbeddings(OllamaEmbedding):
         )
 
 
-def _extend(call: dict[str, Any], piece: dict[str, Any]) -> None:
+def _append_to_call(call: dict[str, Any], piece: dict[str, Any]) -> None:
     for key in call:
         call[key] += piece.get(key) or ""
 
 
-def _message(message: dict[str, Any]) -> dict[str, Any]:
-    """An OpenAI message, or a part of one, as Ollama has it."""
+def _to_ollama_message(message: dict[str, Any]) -> dict[str, Any]:
+    """An OpenAI message, or a delta of one, in Ollama's shape."""
     translated: dict[str, Any] = {"role": "assistant", "content": message.get("content") or ""}
     if thinking := message.get("reasoning_content"):
         translated["thinking"] = thinking
     if calls := message.get("tool_calls"):
-        translated["tool_calls"] = [_call(call, index) for index, call in enumerate(calls)]
+        translated["tool_calls"] = [_to_ollama_call(call, index) for index, call in enumerate(calls)]
     return translated
 
 
-def _call(call: dict[str, Any], index: int) -> dict[str, Any]:
-    """A call, with an object as its arguments."""
+def _to_ollama_call(call: dict[str, Any], index: int) -> dict[str, Any]:
+    """A call in Ollama's shape: arguments are an object."""
     function = call["function"]
     return {
         "id": call["id"],
@@ -154,7 +157,7 @@ def _call(call: dict[str, Any], index: int) -> dict[str, Any]:
 
 
 def _arguments(function: dict[str, Any]) -> Any:
-    """The arguments as an object; text that a model cut short is none."""
+    """The arguments as an object; {} if the text is incomplete."""
     try:
         return msgspec.json.decode(function["arguments"] or "{}")
     except msgspec.DecodeError:
@@ -162,11 +165,11 @@ def _arguments(function: dict[str, Any]) -> Any:
 
 
 def wrap_chat(message: dict[str, Any]) -> dict[str, Any]:
-    """Where /api/chat has a message."""
+    """The message in a response of /api/chat."""
     return {"message": message}
 
 
 def wrap_generate(message: dict[str, Any]) -> dict[str, Any]:
-    """Where /api/generate has its text."""
+    """The text and reasoning in a response of /api/generate."""
     thinking = {"thinking": message["thinking"]} if "thinking" in message else {}
     return {"response": message["content"], **thinking}

@@ -1,4 +1,4 @@
-"""What Ollama's API tells of models, which are services here."""
+"""Services as models of Ollama's API: /api/tags, /api/ps and /api/show."""
 
 import hashlib
 import time
@@ -17,11 +17,11 @@ from shoal.serve.openai.reasoning_parser import reasoning_tags
 from shoal.serve.openai.response_bodies import ModelCard
 
 LATEST = ":latest"
-"""Ollama's tag of names that have none."""
+"""Ollama's default tag."""
 _UNKNOWN = {"format": "", "family": "", "families": [], "parameter_size": "", "quantization_level": ""}
 _ARCHITECTURE = "shoal"
 _RUNNING = (EngineState.READY, EngineState.DRAINING)
-# What OpenAI's and vLLM's sampling parameters are called.
+# Ollama's names of sampling parameters, by ours.
 _PARAMETERS = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -32,72 +32,72 @@ _PARAMETERS = {
 
 
 class OllamaModels:
-    """Describes the services that a client may use."""
+    """Describes the services that a client's API key may use."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
 
-    def listed(self, request: Request) -> list[dict[str, Any]]:
-        """All of them, loaded or not."""
-        return [self._stored(card) for card in self._api.visible_cards(request).values()]
+    def list_all(self, request: Request) -> list[dict[str, Any]]:
+        """All services, loaded or not."""
+        return [self._model_entry(card) for card in self._api.visible_cards(request).values()]
 
-    def loaded(self, request: Request) -> list[dict[str, Any]]:
-        """Those that are in the memory of an engine."""
+    def list_loaded(self, request: Request) -> list[dict[str, Any]]:
+        """The services that are loaded on an engine."""
         cards, services = self._api.visible_cards(request), self._api.backend.services
         return [
-            self._resident(cards[name])
+            self._loaded_entry(cards[name])
             for name, status in services.items()
             if name in cards and status.state in (ServiceState.READY, ServiceState.DRAINING)
         ]
 
-    def shown(self, card: ModelCard) -> dict[str, Any]:
-        """All that is known of one."""
-        tokenizer, stored = self._api.tokenizer(card.id), self._stored(card)
+    def show(self, card: ModelCard) -> dict[str, Any]:
+        """Details of one service."""
+        tokenizer, stored = self._api.tokenizer(card.id), self._model_entry(card)
         capabilities = ["completion"]
-        more = {}
+        optional = {}
         if tokenizer.has_chat_template:
             template = tokenizer.chat_template.source
             capabilities += ["tools", *(["thinking"] if reasoning_tags(template) else [])]
-            more["template"] = template
+            optional["template"] = template
         return {
             **stored,
             "modelfile": f"FROM {stored['details']['parent_model']}\n",
             "parameters": _parameters(card),
-            # Copilot shows models by this name.
+            # Copilot displays this name.
             "model_info": {"general.basename": card.id}
             | _model_info(self._info(card).described, card.max_model_len),
             "capabilities": capabilities,
-            **more,
+            **optional,
         }
 
     def _info(self, card: ModelCard) -> ServiceInfo:
         return self._api.backend.info.services[card.id]
 
-    def _stored(self, card: ModelCard) -> dict[str, Any]:
+    def _model_entry(self, card: ModelCard) -> dict[str, Any]:
         described = self._info(card).described
         modified_s = card.created if described is None else described.modified_s
         return {
             **self._identity(card),
-            "modified_at": _written(datetime.fromtimestamp(modified_s, UTC)),
+            "modified_at": _format_time(datetime.fromtimestamp(modified_s, UTC)),
             "size": 0 if described is None else described.size_bytes,
         }
 
-    def _resident(self, card: ModelCard) -> dict[str, Any]:
+    def _loaded_entry(self, card: ModelCard) -> dict[str, Any]:
         status = self._api.backend.services[card.id]
         since_ns = time.monotonic_ns() if status.idle_since_ns is None else status.idle_since_ns
-        kept_s = FOREVER_S if status.idle_after_s is None else status.idle_after_s
-        left = timedelta(seconds=kept_s - (time.monotonic_ns() - since_ns) / 1e9)
+        keep_alive_s = FOREVER_S if status.idle_after_s is None else status.idle_after_s
+        remaining = timedelta(seconds=keep_alive_s - (time.monotonic_ns() - since_ns) / 1e9)
         weights = list(self._weights(card.id))
         return {
             **self._identity(card),
             "size": sum(size for _, size in weights),
             "size_vram": sum(size for device, size in weights if device != "cpu"),
-            "expires_at": _written(datetime.now(UTC) + left),
+            "expires_at": _format_time(datetime.now(UTC) + remaining),
             "context_length": card.max_model_len,
         }
 
     def _weights(self, service: str) -> Iterator[tuple[str, int]]:
-        """The device and the bytes of each copy of a service's weights."""
+        """Device and size in bytes of each copy of a service's weights."""
         for engine in self._api.backend.engines:
             infos: Mapping[str, ServiceInfo] = {} if engine.info is None else engine.info.services
             if engine.state in _RUNNING and service in infos:
@@ -123,13 +123,13 @@ def _details(described: ModelDescription | None) -> Mapping[str, Any]:
         "format": described.format,
         "family": described.family,
         "families": [described.family],
-        "parameter_size": _short(described.parameters),
+        "parameter_size": _format_count(described.parameters),
         "quantization_level": described.quantisation,
     }
 
 
 def _model_info(described: ModelDescription | None, context_tokens: int) -> dict[str, Any]:
-    """Sizes, as GGUF files call them."""
+    """Sizes of a model, under the names of GGUF files."""
     if described is None:
         return {"general.architecture": _ARCHITECTURE, f"{_ARCHITECTURE}.context_length": context_tokens}
     sizes = {
@@ -148,19 +148,19 @@ def _model_info(described: ModelDescription | None, context_tokens: int) -> dict
 
 
 def _parameters(card: ModelCard) -> str:
-    """The options that requests have by default, a line each."""
+    """The default options of requests, one a line."""
     defaults = {name: getattr(card.sampling_defaults, own) for own, name in _PARAMETERS.items()}
     options = {"num_ctx": card.max_model_len} | defaults
     return "\n".join(f"{name:<30} {value}" for name, value in options.items() if value is not None)
 
 
-def _short(parameters: int) -> str:
-    """A number of parameters as people say it, such as 134.52M or 1.2B."""
+def _format_count(parameters: int) -> str:
+    """A number of parameters, such as 134.52M or 1.2B."""
     for unit, digits, letter in ((10**9, 1, "B"), (10**6, 2, "M"), (10**3, 0, "K")):
         if parameters >= unit:
             return f"{parameters / unit:.{0 if parameters % unit == 0 else digits}f}{letter}"
     return str(parameters)
 
 
-def _written(moment: datetime) -> str:
+def _format_time(moment: datetime) -> str:
     return moment.isoformat().replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""What Ollama's API changes for everybody: which models there are, and which stay loaded."""
+"""Operations of Ollama's API on models: pull, delete, load, and keep_alive."""
 
 import asyncio
 import math
@@ -28,39 +28,39 @@ from shoal.serve.openai.response_bodies import encode
 # Ollama's names of models on the hub begin with its host.
 _HUB_HOSTS = ("hf.co/", "huggingface.co/")
 _POLL_S = 0.1
-# When a service that could not be loaded may be asked for again.
+# Retry-After when a service could not be loaded.
 _RETRY_S = 5
 _SUCCESS = {"status": "success"}
 
 
 class OllamaOperations:
-    """For operators, as ``rights`` says; how long a service stays loaded others may say without effect."""
+    """Operations for operators only, as ``rights`` decides; the keep_alive of other clients is ignored."""
 
     def __init__(self, api: Api, admin: ClusterAdmin, rights: OperatorRights) -> None:
         self._api = api
         self._admin = admin
         self._rights = rights
 
-    def kept_s(self, request: Request, asked_s: float | None) -> float | None:
-        """How long a service is to stay loaded after ``request``, which asks for ``asked_s``; None: as it is.
+    def keep_alive_s(self, request: Request, requested_s: float | None) -> float | None:
+        """The keep_alive of ``request``, which asks for ``requested_s``, if it counts; None: no change.
 
-        To unload a service at once takes an operator: raises AdminKeyRequired or AdminAccessDenied.
+        Raises AdminKeyRequired or AdminAccessDenied if a client that is no operator unloads a service.
         """
-        if asked_s is None:
+        if requested_s is None:
             return None
         try:
             self._rights.check(request.scope)
         except (AdminKeyRequired, AdminAccessDenied) as error:
-            if asked_s == 0:
+            if requested_s == 0:
                 raise type(error)(f"keep_alive: 0 unloads the model for everybody: {error}") from None
             return None
-        return asked_s
+        return requested_s
 
-    async def keep(self, service: str, kept_s: float) -> None:
-        """Let a service be unloaded when it had no request for so long."""
+    async def keep(self, service: str, keep_alive_s: float) -> None:
+        """Unload a service after ``kept_s`` without a request; infinite: never."""
         with suppress(ConfigError):  # it was removed meanwhile
             await self._api.backend.administration.keep_service(
-                service, None if kept_s == math.inf else kept_s
+                service, None if keep_alive_s == math.inf else keep_alive_s
             )
 
     async def load(self, service: str) -> None:
@@ -75,16 +75,16 @@ class OllamaOperations:
 
     async def pull(self, body: PullBody) -> Response:
         """Download a model, and serve it under its name; ``AdminMiddleware`` lets only operators do this."""
-        operation = self._pulling(body.model)
+        operation = self._start_pull(body.model)
         if body.stream is False:
-            await self._done(operation)
+            await self._wait_done(operation)
             return Response(encode(_SUCCESS), media_type="application/json")
-        lines = self._progress_lines(operation)
+        lines = self._progress_events(operation)
         return StreamingResponse(lines, media_type=JSON_LINES.media_type.decode())
 
-    def _pulling(self, asked: str) -> Operation | None:
-        """What fetches the model that is asked for; None: it is there."""
-        name = asked.removesuffix(LATEST)
+    def _start_pull(self, requested: str) -> Operation | None:
+        """The operation that adds a model as a service; None: it is served already."""
+        name = requested.removesuffix(LATEST)
         if name in self._api.services or name + LATEST in self._api.services:
             return None
         for operation in self._admin.operations.all:
@@ -99,30 +99,30 @@ class OllamaOperations:
             service, engines = read_added_service(settings)
             return self._admin.add_service(service, engines)
 
-    async def _progress_lines(self, operation: Operation | None) -> AsyncIterator[bytes]:
-        """The lines of a stream: how far it is, and its end."""
-        told: dict[str, Any] = {}
+    async def _progress_events(self, operation: Operation | None) -> AsyncIterator[bytes]:
+        """A stream of progress, then success or an error."""
+        last: dict[str, Any] = {}
         while operation is not None and operation.state == "running" and not self._api.lifecycle.draining:
             line: dict[str, Any] = {"status": operation.progress}
             if operation.total is not None:
                 line |= {"total": operation.total, "completed": operation.done}
-            if line != told:
-                told = line
+            if line != last:
+                last = line
                 yield JSON_LINES.event(encode(line))
             await asyncio.sleep(_POLL_S)
         try:
-            await self._done(operation)
+            await self._wait_done(operation)
         except (Conflict, ShuttingDown) as error:
             yield JSON_LINES.event(encode({"error": str(error)}))
         else:
             yield JSON_LINES.event(encode(_SUCCESS))
 
     async def remove(self, service: str) -> None:
-        """Remove a service; its files stay in the cache. As for ``pull`` only operators ask for it."""
-        await self._done(self._admin.remove_service(service))
+        """Remove a service; its files stay in the cache. ``AdminMiddleware`` lets only operators do this."""
+        await self._wait_done(self._admin.remove_service(service))
 
-    async def _done(self, operation: Operation | None) -> None:
-        """Wait for an operation; raises Conflict with what went wrong, or ShuttingDown."""
+    async def _wait_done(self, operation: Operation | None) -> None:
+        """Wait for an operation; raises Conflict with its error, or ShuttingDown."""
         while operation is not None and operation.state == "running":
             if self._api.lifecycle.draining:
                 raise ShuttingDown("the server is shutting down")
@@ -132,7 +132,7 @@ class OllamaOperations:
 
 
 class FollowUpResponse(Response):
-    """A response after which something else happens, unless the server ends before."""
+    """A response that is followed by an action, unless the server shuts down first."""
 
     def __init__(self, response: Response, then: Callable[[], Awaitable[None]]) -> None:
         super().__init__()
@@ -140,6 +140,5 @@ class FollowUpResponse(Response):
         self._then = then
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
         await self._response(scope, receive, send)
         await self._then()

@@ -1,4 +1,4 @@
-"""Request bodies of Ollama's API, and what they are in OpenAI's."""
+"""Request bodies of Ollama's API, and their translation to OpenAI's."""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from shoal.core import InvalidRequest
 from shoal.core.sampling import MAX_STOP_STRINGS
-from shoal.serve.ollama.durations import KeptSeconds
+from shoal.serve.ollama.durations import KeepAliveSeconds
 from shoal.serve.ollama.tool_results import call_id, match_results
 from shoal.serve.openai.chat_fields import REASONING_VARIABLES
 from shoal.serve.openai.extra_fields import INT32_MAX
@@ -19,7 +19,7 @@ from shoal.serve.openai.request_bodies import ServiceBody
 from shoal.serve.openai.token_and_embedding_bodies import MAX_INPUTS
 from shoal.serve.strict_model import MAX_FIELDS, EmptyList, NotTrue, StrictModel
 
-# What a sampling option is called in OpenAI's and vLLM's bodies.
+# Sampling options that OpenAI's and vLLM's bodies name differently.
 _RENAMED = {"repeat_penalty": "repetition_penalty"}
 _MAX_TOOLS = 128
 
@@ -38,7 +38,7 @@ Stops = Annotated[list[str], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
 
 
 class SamplingOptions(StrictModel):
-    """Options that say how tokens are drawn, by default as the service has it; ranges are checked later."""
+    """Sampling options, with the service's defaults; ranges are checked after translation."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -79,11 +79,11 @@ FIELD_NAMES = {_RENAMED.get(name, name): f"options.{name}" for name in SamplingO
     "chat_template_kwargs": "think",
     "reasoning_effort": "think",
 }
-"""What Ollama's bodies call the fields of OpenAI's that they become."""
+"""Ollama's names of fields, by OpenAI's."""
 
 
 class OptionsBody(ServiceBody):
-    """What Ollama's generating and embedding endpoints take."""
+    """Fields of Ollama's generating and embedding endpoints."""
 
     field_errors: ClassVar[Mapping[str, str]] = {
         "keep_alive": 'must be a number of seconds or a duration such as "10m", "1h30m" or "-1m"',
@@ -91,27 +91,27 @@ class OptionsBody(ServiceBody):
 
     options: Options | None = None
     """Those of sampling have no effect where nothing is drawn."""
-    keep_alive: KeptSeconds | None = None
+    keep_alive: KeepAliveSeconds | None = None
     """How long the service stays loaded when no other request comes: seconds, or a duration such as "10m";
     0: it is unloaded at once, below 0: it stays. Only operators may say it."""
 
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, sent: Any) -> Any:
-        # Ollama takes null for a field that is left out.
+        # To Ollama, null is a missing field.
         return (
             {key: value for key, value in sent.items() if value is not None}
             if isinstance(sent, dict)
             else sent
         )
 
-    def kept_s(self) -> float | None:
-        """``keep_alive`` in seconds."""
+    def keep_alive_s(self) -> float | None:
+        """``keep_alive`` in seconds; infinite: forever."""
         return cast("float | None", self.keep_alive)
 
 
 class GenerateBody(OptionsBody):
-    """What both of Ollama's generating endpoints take."""
+    """Fields of both of Ollama's generating endpoints."""
 
     generates_text = True
     field_errors: ClassVar[Mapping[str, str]] = {
@@ -136,7 +136,7 @@ class GenerateBody(OptionsBody):
     """Not supported, must be 0: /v1/chat/completions and /v1/completions report log-probabilities."""
 
     def shared_fields(self) -> dict[str, Any]:
-        """The fields of an OpenAI body that both endpoints have."""
+        """The fields of an OpenAI body, of those that both endpoints have."""
         options = self.options or Options()
         sampling = options.model_dump(include=set(SamplingOptions.model_fields), exclude_none=True)
         fields = {_RENAMED.get(name, name): value for name, value in sampling.items()}
@@ -150,7 +150,7 @@ class GenerateBody(OptionsBody):
         return {"model": self.model, "stream": self.stream is not False, **fields}
 
     def chat_fields(self) -> dict[str, Any]:
-        """The fields that chats have beside these."""
+        """Additional fields of an OpenAI chat."""
         if self.think is None:
             return {}
         if self.think is False:
@@ -200,15 +200,15 @@ class OllamaMessage(StrictModel):
         return self.tool_name or self.name or None
 
 
-def _openai_messages(messages: list[OllamaMessage]) -> list[dict[str, Any]]:
-    """The messages as OpenAI's API has them."""
+def _to_openai_messages(messages: list[OllamaMessage]) -> list[dict[str, Any]]:
+    """The messages in OpenAI's shape."""
     ordered = match_results(messages)
-    return [_message(messages[number], number, answered) for number, answered in ordered]
+    return [_to_openai_message(messages[number], number, answered) for number, answered in ordered]
 
 
-def _message(message: OllamaMessage, number: int, answered: str | None) -> dict[str, Any]:
-    """An OpenAI message; number: its place. answered: the id of the call whose result it is."""
-    # A message that is nothing but calls has no content for the chat template either.
+def _to_openai_message(message: OllamaMessage, number: int, answered: str | None) -> dict[str, Any]:
+    """An OpenAI message. number: its position. answered: id of the call whose result it is."""
+    # For the chat template, a message with calls only has no content.
     content = message.content or (None if message.tool_calls else "")
     fields: dict[str, Any] = {"role": message.role, "content": content}
     if message.role == "tool":
@@ -233,16 +233,16 @@ def _message(message: OllamaMessage, number: int, answered: str | None) -> dict[
 class OllamaChatBody(GenerateBody):
     """Body of /api/chat."""
 
-    # Translated where they are validated: for long chats that is another process.
+    # Translated during validation: for long chats, this is in a worker process.
     messages: Annotated[
         list[OllamaMessage],
         Field(max_length=MAX_MESSAGES, fail_fast=True),
-        AfterValidator(_openai_messages),
+        AfterValidator(_to_openai_messages),
     ] = Field(default=[])
     tools: Annotated[list[Anything], Field(max_length=_MAX_TOOLS)] | None = None
 
     def is_empty(self) -> bool:
-        """Whether it asks for nothing; Ollama loads a model then."""
+        """Whether there is nothing to generate; Ollama then only loads the model."""
         return not self.messages
 
     def as_chat(self) -> dict[str, Any]:
@@ -268,7 +268,7 @@ class OllamaGenerateBody(GenerateBody):
     """Not supported, must be empty."""
 
     def is_empty(self) -> bool:
-        """Whether it asks for nothing; Ollama loads a model then."""
+        """Whether there is nothing to generate; Ollama then only loads the model."""
         return not self.prompt
 
     def as_chat(self) -> dict[str, Any]:
@@ -324,7 +324,7 @@ class NamedBody(ServiceBody):
 
     @model_validator(mode="before")
     @classmethod
-    def _accept_name(cls, sent: Any) -> Any:
+    def _accept_older_name(cls, sent: Any) -> Any:
         if isinstance(sent, dict) and not sent.get("model") and sent.get("name"):
             return {**sent, "model": sent["name"]}
         return sent
