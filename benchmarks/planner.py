@@ -118,7 +118,7 @@ def main() -> int:
         console.print(held_out_table(demand, found))
         verdicts = ("holds" if holds(found) else "does not hold", fails_with_less(found))
         less = "fails with one device less" if verdicts[1] else "also holds with one device less"
-        console.print(f"{fleet_name(demand, found.chosen.offer.fleet)} {verdicts[0]}, {less}\n")
+        console.print(f"{fleet_name(demand, found.chosen.plan.fleet)} {verdicts[0]}, {less}\n")
         wrong += not (holds(found) and fails_with_less(found))
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=2) + "\n")

@@ -14,8 +14,6 @@ from benchmarks.two_services.outcome import Run
 from benchmarks.two_services.run import E2E_SCALE
 from shoal.core import SLO, RequestRecord, attainment, met, normalised_latency, percentile
 from shoal.measure import InterTokenLatencies, require_plots
-from two_services_outcome import Run
-from two_services_run import E2E_SCALE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

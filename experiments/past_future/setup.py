@@ -167,7 +167,7 @@ class _QueueMonitor:
         self._layout = token_layout(CAPACITY, 1, _SERVICE)
         self._admission = admission
         self._truth = Oracle()
-        scheduler.tell_steps(self.on_steps)
+        scheduler.observe_steps(self.on_steps)
 
     def on_steps(self, first: int, steps: int) -> None:
         """Count the admissions in steps with the same running requests, whose peak stays the same."""

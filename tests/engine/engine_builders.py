@@ -18,7 +18,6 @@ from shoal.engine.options import EngineOptions
 from shoal.engine.service_changes import ServiceChanges
 from shoal.execute.protocol import Interrupted, never
 from shoal.kvcache.layout import PoolLayout, plan_layout
-from shoal.kvcache.layout_changes import keeps_blocks
 from shoal.kvcache.options import KVCacheOptions
 from shoal.kvcache.pool import BlockPool
 from shoal.kvcache.shape import KVShape, LayerShape
@@ -154,7 +153,7 @@ class FakeExecutor:
 
     def lay_out(self, layout: PoolLayout) -> None:
         """Blocks keep their tokens if they keep their positions."""
-        if not can_stay(self.layout, layout):
+        if not keeps_blocks(self.layout, layout):
             self.memory.clear()
             self.owner.clear()
         self.layout = layout

@@ -16,8 +16,8 @@ from shoal.plan.outcomes import Outcomes
 from shoal.plan.trial import Part, Trial, simulate, split
 from shoal.plan.tune import Search, tune
 from shoal.schedule import SchedulerOptions
-from shoal.schedule.admissions import Conservative, Slice
-from shoal.schedule.orders import Fcfs
+from shoal.schedule.policies.admissions import Conservative, Slice
+from shoal.schedule.policies.orders import Fcfs
 from small_searches import small_searches
 
 HERE = Search(trials=4, processes=1)

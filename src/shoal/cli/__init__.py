@@ -55,7 +55,7 @@ def _run(words: Sequence[str]) -> int:
 
 def _run_with_early_node(words: Sequence[str]) -> int:
     """Run a command that needs an engine; its process starts while the command reads the configuration."""
-    from shoal.cluster.node_start import drop_early_node, start_early_node
+    from shoal.cluster.backends.node_start import drop_early_node, start_early_node
 
     try:
         start_early_node()

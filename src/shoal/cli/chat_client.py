@@ -7,7 +7,7 @@ import httpx
 
 from shoal.cli.demo.client import chunk_text, stream_chunks
 from shoal.cli.http_client import auth_headers, base_url, connection_problem, error_code, error_message
-from shoal.cluster.local import LocalBackend
+from shoal.cluster.backends.local import LocalBackend
 from shoal.cluster.options import EnginePlan
 from shoal.cluster.router.router import Router
 from shoal.core import ConfigError, EngineDied, InvalidRequest, QueueFull, Service

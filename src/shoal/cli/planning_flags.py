@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from shoal.cli.flags import parse_share
-from shoal.config.nodes import Table
 from shoal.config.scenario_flags import SCENARIO_FLAGS
 from shoal.config.setting_tree import Table
 

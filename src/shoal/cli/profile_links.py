@@ -24,7 +24,7 @@ _MIB = 1 << 20
 class LinkReport:
     """Measured migration rates by service, and the share of an engine's time for migrations."""
 
-    rates: "Mapping[str, MoveRates]"
+    rates: "Mapping[str, MigrationRates]"
     epoch_s: float
     """Length of a packing epoch."""
     share: float

@@ -52,14 +52,14 @@ class ProgressDisplay:
         if self._bar:
             self._bar.stop()
 
-    def update(self, task: str, done: int, total: int | None) -> None:
+    def update(self, what: str, done: int, total: int | None) -> None:
         if self._bar:
-            if task != self._last_shown:
-                self._bar.reset(self._task_id, description=task, total=total)
-            self._bar.update(self._task_id, description=task, completed=done, total=total)
-        elif task != self._last_shown:
-            print(task, file=sys.stderr, flush=True)
-        self._last_shown = task
+            if what != self._last_shown:
+                self._bar.reset(self._task_id, description=what, total=total)
+            self._bar.update(self._task_id, description=what, completed=done, total=total)
+        elif what != self._last_shown:
+            print(what, file=sys.stderr, flush=True)
+        self._last_shown = what
 
     def note(self, text: str) -> None:
         """Print a line above the bar."""

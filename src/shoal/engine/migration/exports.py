@@ -35,7 +35,7 @@ class _Export:
     """Leading blocks sent at the end of this round."""
     rounds: int = 0
     """Rounds begun."""
-    held: Held | None = None
+    held: HeldRequest | None = None
     """The request, once it is stopped; None: it runs."""
     finished: bool = False
     """Whether all blocks and Stopped are sent; the client then aborts or releases."""
@@ -182,7 +182,7 @@ class Exports:
             done += len(blocks) * block_bytes
         return done
 
-    def _finish(self, export: _Export, held: Held) -> None:
+    def _finish(self, export: _Export, held: HeldRequest) -> None:
         export.finished = True
         state = held.request.resume_state
         assert state is not None

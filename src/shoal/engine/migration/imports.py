@@ -138,7 +138,7 @@ class Imports:
         if not pending.arrived.issuperset(range(-(-command.computed // self._pool.block_size))):
             return
         now_ns = self._engine.now_ns()
-        request = command.request.later(now_ns - pending.committed_ns)
+        request = command.request.aged(now_ns - pending.committed_ns)
         try:
             plan = self._scheduler.join(migration, request, command.computed, now_ns)
         except InvalidRequest as error:

@@ -177,7 +177,7 @@ class ServerMetrics:
             self._goals.labels(service.name, _OUTCOMES[outcome]).inc()
 
     def count_refused(self, name: str, error: QueueFull | EngineDied, requests: int, slo: SLO) -> None:
-        """Count valid requests that were refused with ``error``; GoalsOutOfReach is a missed goal, too."""
+        """Count valid requests that were refused with ``error``; SLOExpired is a missed goal, too."""
         self._refused.labels(name, _REFUSAL_REASONS[type(error)]).inc(requests)
         if isinstance(error, SLOExpired):
             self._count_missed(name, slo, requests)
