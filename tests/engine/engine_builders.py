@@ -18,6 +18,7 @@ from shoal.engine.options import EngineOptions
 from shoal.engine.service_changes import ServiceChanges
 from shoal.execute.protocol import Interrupted, never
 from shoal.kvcache.layout import PoolLayout, plan_layout
+from shoal.kvcache.layout_changes import keeps_blocks
 from shoal.kvcache.options import KVCacheOptions
 from shoal.kvcache.pool import BlockPool
 from shoal.kvcache.shape import KVShape, LayerShape

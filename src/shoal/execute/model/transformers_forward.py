@@ -1,4 +1,4 @@
-"""The interface for running a model over a step's packed tokens, and `transformers`' own forward behind it."""
+"""How a model is run over a step's packed tokens: the interface, and `transformers`' own forward."""
 
 from copy import copy
 from typing import Any, Protocol
