@@ -236,7 +236,7 @@ def test_nothing_is_lost_and_skipping_ahead_changes_nothing(
     depth, iterations = shape
     times = TICKS if ticks else TIMES
     specs = [make_spec(60, times=times, depth=depth, max_iterations=iterations, preemption_mode=mode)] * 3
-    requests = make_workload(40, rate=60, seed=seed)
+    requests = make_workload(24, rate=60, seed=seed)
     if ticks:
         tick_ns = round(TICK_S * SECOND)
         requests = [replace(each, arrival_ns=each.arrival_ns // tick_ns * tick_ns) for each in requests]
