@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM
+from references import reference_model
 
 from at_hand import DEVICE
 from shoal.config import PRESETS
@@ -245,30 +245,14 @@ OVERCOMMIT = {"admission": Conservative(overcommit=20.0)}
 
 
 @cache
-def _reference_model(folder: Path) -> torch.nn.Module:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-
-
-@cache
 def _reference_tokens(folder: Path, prompts: tuple[tuple[int, ...], ...], count: int) -> list[list[int]]:
-    model = _reference_model(folder)
+    model = reference_model(folder)
     longest = max(map(len, prompts))
     ids = torch.tensor([(0,) * (longest - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     model.generation_config.eos_token_id = None
     out = model.generate(ids, attention_mask=mask, max_new_tokens=count, do_sample=False, pad_token_id=0)
     return out[:, longest:].tolist()
-
-
-@cache
-@torch.inference_mode()
-def reference_pass(folder: Path, prompt: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `transformers` says of ``prompt`` alone, in float32: log-probabilities [length, vocab] of the
-    tokens that follow, and hidden states [length, size] after the last norm."""
-    model = _reference_model(folder)
-    ids = torch.tensor([prompt])
-    hidden = model.base_model(ids).last_hidden_state[0]
-    return model(ids).logits[0].float().log_softmax(-1), hidden
 
 
 def greedy_reference(folder: Path, prompt: Sequence[int], count: int) -> list[int]:

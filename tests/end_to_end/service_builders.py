@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from end_to_end_builders import _check_books, make_request, reference_pass
+from end_to_end_builders import _check_books, make_request
+from references import reference_pass
 
 from at_hand import DEVICE
 from shoal.core import FinishReason, Service

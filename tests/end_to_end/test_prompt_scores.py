@@ -14,11 +14,11 @@ from end_to_end_builders import (
     Outcome,
     greedy_reference,
     make_request,
-    reference_pass,
     run_batch,
     run_engine,
 )
 from execute_builders import KINDS, make_model, make_prompt, tiny_config
+from references import assert_greedy, reference_pass
 from served import run_served
 
 from at_hand import DEVICE, bundled_model
@@ -99,7 +99,7 @@ def assert_embedding(vector: bytes, folder: Path, prompt: Sequence[int]) -> None
 def assert_equal_to_reference(outcome: Outcome, service: str, folder: Path, suffix: str = "") -> None:
     for i, prompt in enumerate(prompts()):
         name = f"{service}-{i}{suffix}"
-        assert outcome.tokens[name] == greedy_reference(folder, prompt, OUTPUT)
+        assert_greedy(folder, prompt, outcome.tokens[name], OUTPUT)
         if i % 3 == 2:
             (vector,) = outcome.embeddings[name]
             assert_embedding(vector, folder, prompt)

@@ -1,13 +1,13 @@
 """Static batches, sliced or not, say what `transformers` says to each prompt alone: greedy float32."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from end_to_end_builders import greedy_reference, greedy_references
 from execute_builders import make_model, make_prompt, tiny_config
+from references import assert_greedy
 
 from at_hand import bundled_model
 from shoal.core import (
@@ -55,12 +55,6 @@ def model(folder: Path) -> StaticModel:
     return load_static_model(Service(name="tiny", model="tiny", dtype="float32"), folder)
 
 
-@cache
-def expected(folder: Path, number: int, end: int) -> tuple[int, ...]:
-    tokens = greedy_reference(folder, PROMPTS[number], OUTPUT)[: LIMITS[number]]
-    return tuple(tokens[: tokens.index(end) + 1] if end in tokens else tokens)
-
-
 @pytest.mark.parametrize("preset", LADDER)
 def test_every_step_of_the_ladder_says_what_transformers_says(
     preset: str, folder: Path, model: StaticModel
@@ -100,7 +94,7 @@ def test_every_step_of_the_ladder_says_what_transformers_says(
     ]
     outcome = engine.run(requests, NoText(), progress=False)
     for number, answer in enumerate(outcome.completions):
-        assert answer.tokens == expected(folder, number, end)
+        assert_greedy(folder, PROMPTS[number], answer.tokens, LIMITS[number], end)
         ended = answer.tokens[-1] == end
         assert answer.finish_reason is (FinishReason.STOP if ended else FinishReason.LENGTH)
     assert (max(outcome.report.slices) > 1) == (preset != "sls")
@@ -135,12 +129,11 @@ def test_the_offline_interface_loads_calibrates_and_answers(
     outcome = shoal.generate(texts, sampling, chat=chat, arrivals_s=[0.0, 0.02, 0.01], progress=False)
     for text, answer in zip(texts, outcome.completions, strict=True):
         prompt = [7, *ByteTokens().encode(text), 8] if chat else ByteTokens().encode(text)
-        tokens = greedy_reference(folder, prompt, 10)
-        assert answer.tokens == tuple(tokens)
-        assert answer.text == ByteTokens().decode(tokens)
+        assert_greedy(folder, prompt, answer.tokens, 10)
+        assert answer.text == ByteTokens().decode(answer.tokens)
     assert outcome.report.slices == {3: 3}
     again = shoal.generate([[5, 6, 7]], sampling, progress=False)
-    assert again.completions[0].tokens == tuple(greedy_reference(folder, [5, 6, 7], 10))
+    assert_greedy(folder, [5, 6, 7], again.completions[0].tokens, 10)
     with pytest.raises(InvalidRequest, match="its context length"):
         shoal.generate([[5] * 60], sampling, progress=False)
 
