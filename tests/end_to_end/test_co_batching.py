@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from end_to_end_builders import OVERCOMMIT, greedy_reference, make_request, run_engine
+from end_to_end_builders import OVERCOMMIT, make_request, run_engine
 from execute_builders import KINDS, make_model, make_prompt, tiny_config
 from failing_engine import sabotage
+from references import assert_greedy
 
 from shoal.core import Request, StepPlan
 from shoal.execute.protocol import Executor
@@ -62,7 +63,7 @@ def test_outputs_are_those_of_transformers(models: dict[str, Path], kind: str, p
     ]
     outcome = run_engine(folders, [requests])
     for request in requests:
-        assert outcome.tokens[request.id] == greedy_reference(models[kind], request.prompt, COUNT)
+        assert_greedy(models[kind], request.prompt, outcome.tokens[request.id], COUNT)
     assert any(plan.co_batched for plan in plans)
 
 
