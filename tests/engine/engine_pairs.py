@@ -92,7 +92,7 @@ class EngineHost:
             self.engine._pool.check_integrity(
                 {
                     name: [request.block_ids for request in state.running.requests]
-                    + [lease.blocks for lease in scheduler.leases.of(name)]
+                    + [lease.blocks for lease in scheduler.leases.of_service(name)]
                     for name, state in scheduler._services.items()
                 }
             )

@@ -75,7 +75,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.buffer = StampedBuffer(self.pool)
         self.running: list[Table] = []
         self.generation = 0
-        """Increases when a service or all prefixes are dropped: earlier prefixes must not be found."""
+        """Increases when a service is removed or all prefixes are dropped: earlier prefixes must not be
+        found."""
         self.forgotten: dict[str, int] = {}
 
     def allocate(self, service: str, count: int) -> list[int] | None:

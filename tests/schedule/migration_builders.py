@@ -77,7 +77,7 @@ class Engine:
         self.pool.check_integrity(
             {
                 name: [request.block_ids for request in state.running.requests]
-                + [lease.blocks for lease in scheduler.leases.of(name)]
+                + [lease.blocks for lease in scheduler.leases.of_service(name)]
                 for name, state in scheduler.services.items()
             }
         )

@@ -282,7 +282,7 @@ def test_what_is_needed_grows_with_every_candidate_and_stays_between_the_bounds(
             services = [joined, *others]
             assert admission.demand(services) == demand
             assert sum(service.footprint for service in services) <= demand
-            assert demand <= sum(service.most for service in services)
+            assert demand <= sum(service.max_footprint for service in services)
 
 
 def test_draws_become_fewer_with_many_requests():

@@ -7,7 +7,7 @@ from orders_builders import SECOND, FakeService, Machine, decide, make_state, ta
 
 from shoal.core import SLO, ConfigError
 from shoal.schedule.policies.orders import (
-    PATIENCE_STEPS,
+    MAX_DELAY_STEPS,
     ClientPriority,
     EarliestDeadline,
     Fcfs,
@@ -35,9 +35,9 @@ def test_fcfs_takes_the_oldest_prompt_then_whoever_stepped_longest_ago():
 
 def test_fcfs_passes_over_nobody_for_long():
     a = FakeService("a", running=requests("a", 1), last_step=0)
-    b = FakeService("b", waiting=requests("b", 1), running=requests("b", 1), last_step=PATIENCE_STEPS)
-    assert decide(Fcfs(), a, b, step=PATIENCE_STEPS)[0].service == "b"
-    assert decide(Fcfs(), a, b, step=PATIENCE_STEPS + 1)[0].service == "a"
+    b = FakeService("b", waiting=requests("b", 1), running=requests("b", 1), last_step=MAX_DELAY_STEPS)
+    assert decide(Fcfs(), a, b, step=MAX_DELAY_STEPS)[0].service == "b"
+    assert decide(Fcfs(), a, b, step=MAX_DELAY_STEPS + 1)[0].service == "a"
 
 
 def test_fcfs_strict_admits_for_the_service_of_the_oldest_alone():

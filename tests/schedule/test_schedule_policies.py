@@ -22,7 +22,7 @@ from shoal.schedule import (
     admission_class,
 )
 from shoal.schedule.policies.memory_forecast import MemoryForecast
-from shoal.schedule.policies.orders import PATIENCE_STEPS, Fcfs, order_class
+from shoal.schedule.policies.orders import MAX_DELAY_STEPS, Fcfs, order_class
 from shoal.schedule.policies.victims import (
     FewestTokens,
     LargeYoung,
@@ -93,7 +93,7 @@ def test_prompts_of_one_service_do_not_stop_the_decodes_of_another():
 
     done = run(scheduler, before_step=before_step)
     gaps = np.diff([plan.number for plan in done.plans if plan.service == "b"])
-    assert gaps.tolist() == [PATIENCE_STEPS + 1] * 2
+    assert gaps.tolist() == [MAX_DELAY_STEPS + 1] * 2
 
 
 def test_an_order_can_wait_and_choose_requests():

@@ -314,7 +314,7 @@ def test_a_queue_is_by_rank_and_then_those_who_are_late(data):
         in_order = sorted(waiting, key=lambda request: (request in late, request.rank, request.number))
         assert list(queue) == in_order
         assert {request for request in waiting if request.deprioritized} == late
-        assert queue.first_due() is min(waiting, key=lambda request: request.number, default=None)
+        assert queue.first_to_starve() is min(waiting, key=lambda request: request.number, default=None)
 
 
 @pytest.mark.parametrize("wrong", ["refused", "", None])

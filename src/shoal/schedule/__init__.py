@@ -1,11 +1,14 @@
-"""The iteration scheduler and its policies.
+"""Iteration-level scheduler (continuous batching): queues, admission, preemption, step plans, results.
 
-Here belong the scheduler (the mechanism: plans, block tables, queues), its orders (who steps next), its
-admissions (whether one more fits) and its victims (who is preempted). Policies are pure: they read what they
-are given and return a choice. Tensors, clocks, processes and text belong elsewhere.
+``policies/`` has the pure policies: orders (which service steps next, and the priority of its requests),
+admissions (whether one more request fits in memory) and victims (which request is preempted). The loop around
+them: ``scheduler`` is the interface, ``plan_chooser`` picks the next plan, ``batching`` forms the batch of
+running requests, ``admitter`` admits waiting ones, ``preemption`` makes room, ``plan_builder`` writes the
+plan, ``output`` processes its result. ``request_store`` keeps the requests, ``service_registry`` the
+services. Tensors, clocks, processes and text belong to other rooms.
 
-A new order or admission is a class in the package ``orders`` or ``admissions``, entered in that package's
-registry; a new victim policy is a class in ``victims``, entered in the registry at its end.
+A new order or admission is a class in ``policies/orders`` or ``policies/admissions``, added to the registry
+in that package; a new victim policy is a class in ``policies/victims``, added to the registry at its end.
 """
 
 from shoal.schedule.log import describe

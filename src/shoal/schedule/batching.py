@@ -1,4 +1,4 @@
-"""What the running requests of a turn would compute, before anything is committed."""
+"""Batch formation: decodes first, then chunked prefill, within the token budget; slices. Commits nothing."""
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -21,38 +21,36 @@ class ScheduledBatch(NamedTuple):
     decodes: IntArray
     """Rows that compute one token, in the order of admission."""
     chunks: Sequence[tuple[int, int]]
-    """(row, tokens) of prompts not yet through."""
+    """(row, tokens) of unfinished prompts."""
     growth: Sequence[tuple[int, int]]
-    """(row, blocks) that they need first."""
+    """(row, blocks) to allocate first."""
     new_blocks: int
-    """Blocks needed in all."""
+    """Sum of ``growth``."""
     budget: int
-    """Tokens left for requests that wait."""
+    """Tokens left for waiting requests."""
     budget_rows: int
-    """How many of them there may be."""
+    """Limit on the number of admitted requests."""
     prompt_budget: int
-    """Tokens of prompts that the step may have beside ``chunks``."""
+    """Further prompt tokens that the step may compute."""
     slices: Sequence[tuple[int, int]] = ()
-    """(row, new ``slice_end``) of those that begin a slice."""
+    """(row, new ``slice_end``) of requests that begin a slice."""
 
     @property
     def empty(self) -> bool:
-        """Whether nobody takes part."""
         return not len(self.decodes) and not self.chunks
 
     def has(self, row: int) -> bool:
-        """Whether a request takes part."""
         return row in self.decodes or any(row == other for other, _ in self.chunks)
 
     def prefills(self, batch: RunningBatch) -> bool:
-        """Whether part of a prompt is computed; its last token alone looks like a decode."""
+        """Whether prompt tokens are computed; the last token of a prompt alone looks like a decode."""
         return bool(self.chunks) or bool(np.count_nonzero(batch.prefilling[self.decodes]))
 
 
 class Batcher:
     """Forms batches of the running requests of a turn.
 
-    slice_tokens: length of slices, where requests own such.
+    slice_tokens: length of slices; None: no slices.
     """
 
     def __init__(self, pool: BlockPool, slice_tokens: int | None) -> None:
@@ -60,17 +58,17 @@ class Batcher:
         self._slice_tokens = slice_tokens
 
     def form(
-        self, batch: RunningBatch, turn: Turn, limit: StepLimit, most_prompt_tokens: int
+        self, batch: RunningBatch, turn: Turn, limit: StepLimit, max_prompt_tokens: int
     ) -> ScheduledBatch:
-        """What the turn's running requests would compute; changes nothing."""
+        """The part of the turn's running requests in the step; changes nothing."""
         size = self._pool.block_size
         if self._slice_tokens is None:
-            return form_batch(batch, turn, limit, most_prompt_tokens, size)
+            return form_batch(batch, turn, limit, max_prompt_tokens, size)
         return form_slices(
             batch,
             turn,
             limit,
-            most_prompt_tokens,
+            max_prompt_tokens,
             size,
             self._slice_tokens,
             lambda blocks: self._pool.can_allocate(turn.service, blocks),
@@ -78,26 +76,26 @@ class Batcher:
 
 
 def form_batch(
-    batch: RunningBatch, turn: Turn, limit: StepLimit, most_prompt_tokens: int, block_size: int
+    batch: RunningBatch, turn: Turn, limit: StepLimit, max_prompt_tokens: int, block_size: int
 ) -> ScheduledBatch:
-    """Decodes first, then prompts in chunks, the most wanted first, up to the ``limit``."""
+    """Decodes first, then prompts in chunks, by priority, up to the ``limit``."""
     budget, budget_rows = limit.tokens, limit.rows
     prefilling, in_flight = np.count_nonzero(batch.prefilling), np.count_nonzero(batch.in_flight)
     postponed = np.count_nonzero(batch.postponed)
     rows = keys = None
     if turn.seq_ids is not None:
-        rows, keys = _taking_part(batch, turn)
+        rows, keys = _rows_of_turn(batch, turn)
     chunks: list[tuple[int, int]] = []
     if not prefilling and not in_flight and not postponed and (rows is None or len(rows) == len(batch)):
-        # Everybody has exactly one token to compute.
+        # Every request has exactly one token to compute.
         decodes = np.arange(len(batch))
     else:
         missing = batch.num_tokens_with_in_flight - batch.num_scheduled
-        able = _able(batch)
+        eligible = _eligible(batch)
         if rows is not None and len(rows) < len(batch):
-            able &= _mask(rows, len(batch))
-        decodes = (able & (missing == 1)).nonzero()[0]
-        prompts = able & (missing > 1)
+            eligible &= _mask(rows, len(batch))
+        decodes = (eligible & (missing == 1)).nonzero()[0]
+        prompts = eligible & (missing > 1)
     if len(decodes) > budget_rows:
         wanted = decodes if rows is None else _by_key(rows, keys, _mask(decodes, len(batch)))
         decodes = np.sort(wanted[:budget_rows])
@@ -107,25 +105,25 @@ def form_batch(
     budget_rows -= len(decodes)
     if prefilling and np.count_nonzero(prompts):
         wanted = prompts.nonzero()[0] if rows is None else _by_key(rows, keys, prompts)
-        allowed = min(budget, most_prompt_tokens)
-        chunks, further, left = _cut(batch, wanted[:budget_rows].tolist(), allowed, block_size)
+        allowed = min(budget, max_prompt_tokens)
+        chunks, further, left = _chunk_prompts(batch, wanted[:budget_rows].tolist(), allowed, block_size)
         growth += further
-        budget, most_prompt_tokens = budget - allowed + left, most_prompt_tokens - allowed + left
+        budget, max_prompt_tokens = budget - allowed + left, max_prompt_tokens - allowed + left
     new_blocks = sum([count for _, count in growth])
     rows_left = budget_rows - len(chunks)
-    return ScheduledBatch(decodes, chunks, growth, new_blocks, budget, rows_left, most_prompt_tokens)
+    return ScheduledBatch(decodes, chunks, growth, new_blocks, budget, rows_left, max_prompt_tokens)
 
 
-def _able(batch: RunningBatch) -> BoolArray:
-    """Who is not about to end by the plans in flight, and not postponed."""
-    able = batch.num_tokens_with_in_flight < batch.num_final_tokens
-    able &= batch.is_ending == 0
-    able &= batch.postponed == 0
-    return able
+def _eligible(batch: RunningBatch) -> BoolArray:
+    """Rows that the plans in flight do not bring to their end, and that are not postponed."""
+    eligible = batch.num_tokens_with_in_flight < batch.num_final_tokens
+    eligible &= batch.is_ending == 0
+    eligible &= batch.postponed == 0
+    return eligible
 
 
-def _taking_part(batch: RunningBatch, turn: Turn) -> tuple[IntArray, FloatArray | None]:
-    """Rows of a turn that still run, and their keys."""
+def _rows_of_turn(batch: RunningBatch, turn: Turn) -> tuple[IntArray, FloatArray | None]:
+    """Rows of a turn that are still running, and their keys."""
     assert turn.seq_ids is not None
     rows, run = batch.rows_of(turn.seq_ids)
     if np.count_nonzero(run) == len(run):
@@ -140,7 +138,7 @@ def _mask(rows: IntArray, count: int) -> BoolArray:
 
 
 def _by_key(rows: IntArray, keys: FloatArray | None, among: BoolArray) -> IntArray:
-    """Those of ``rows`` that are ``among`` the rows wanted, smallest key first; equals keep their order."""
+    """``rows`` filtered by the mask ``among``, smallest key first; stable."""
     chosen = among[rows]
     if keys is None:
         return rows[chosen]
@@ -148,10 +146,10 @@ def _by_key(rows: IntArray, keys: FloatArray | None, among: BoolArray) -> IntArr
     return some[keys[chosen].argsort(kind="stable")]
 
 
-def _cut(
+def _chunk_prompts(
     batch: RunningBatch, rows: Iterable[int], budget: int, block_size: int
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]], int]:
-    """(row, tokens) of prompts while ``budget`` lasts, (row, blocks) that they need, and what is left."""
+    """Chunks (row, tokens) within ``budget``, their growth (row, blocks), and the remaining budget."""
     chunks = []
     growth = []
     for row in rows:
@@ -171,20 +169,20 @@ def form_slices(
     batch: RunningBatch,
     turn: Turn,
     limit: StepLimit,
-    most_prompt_tokens: int,
+    max_prompt_tokens: int,
     block_size: int,
     slice_tokens: int,
     can_allocate: Callable[[int], bool],
 ) -> ScheduledBatch:
-    """The same where requests own the blocks of a slice: those inside one go on, the others if they get one.
+    """As ``form_batch``, with slices: requests inside a slice continue, the others if they get a new one.
 
-    A slice that begins reserves the blocks of all its tokens. Slices are handed out in the order of the turn;
-    who gets none keeps its KV and is not part of the step.
+    A new slice reserves the blocks of all its tokens. Slices are given in the order of the turn; a request
+    without one keeps its KV and is not part of the step.
     """
     missing = batch.num_tokens_with_in_flight - batch.num_scheduled
-    able = _able(batch) & (missing > 0)
-    rows, keys = (np.arange(len(batch)), None) if turn.seq_ids is None else _taking_part(batch, turn)
-    wanted = _by_key(rows, keys, able)
+    eligible = _eligible(batch) & (missing > 0)
+    rows, keys = (np.arange(len(batch)), None) if turn.seq_ids is None else _rows_of_turn(batch, turn)
+    wanted = _by_key(rows, keys, eligible)
     ends = slice_ends(batch.num_tokens_with_in_flight, batch.num_final_tokens, slice_tokens)
     further_blocks = np.array(next_slice_blocks(batch, slice_tokens, block_size))
     starting = (batch.num_tokens_with_in_flight >= batch.slice_end)[wanted]
@@ -194,7 +192,7 @@ def form_slices(
     growth: list[tuple[int, int]] = []
     slices: list[tuple[int, int]] = []
     new_blocks = 0
-    refused = sys.maxsize  # so many blocks or more are not to be had
+    refused = sys.maxsize  # this many blocks or more cannot be allocated
     for row, starts, decodes_now, further, end in zip(*[column.tolist() for column in columns], strict=True):
         if len(decodes) + len(prompts) == limit.rows:
             break
@@ -213,8 +211,8 @@ def form_slices(
         (decodes if decodes_now else prompts).append(row)
     decodes.sort()
     budget = limit.tokens - len(decodes)
-    allowed = min(budget, most_prompt_tokens)
-    chunks, _, left = _cut(batch, prompts, allowed, block_size)
+    allowed = min(budget, max_prompt_tokens)
+    chunks, _, left = _chunk_prompts(batch, prompts, allowed, block_size)
     return ScheduledBatch(
         np.array(decodes, dtype=np.int64),
         chunks,
@@ -222,28 +220,28 @@ def form_slices(
         new_blocks,
         budget - allowed + left,
         limit.rows - len(decodes) - len(chunks),
-        most_prompt_tokens - allowed + left,
+        max_prompt_tokens - allowed + left,
         slices,
     )
 
 
 def slice_ends(tokens: IntArray, final_tokens: IntArray, slice_tokens: int) -> IntArray:
-    """Number of tokens at which slices end that begin now."""
+    """Number of tokens at the end of slices that begin now."""
     return np.minimum(tokens + slice_tokens, final_tokens)
 
 
 def slice_end(request: RequestState, slice_tokens: int) -> int:
-    """The same for a request that waits."""
+    """As ``slice_ends``, for a waiting request."""
     return min(request.num_tokens + slice_tokens, request.num_final_tokens)
 
 
 def slice_blocks(request: RequestState, slice_tokens: int, block_size: int) -> int:
-    """Blocks of its whole table once a slice that begins now is reserved: ceil((a + min(S, rest)) / B)."""
+    """Length of its block table with a slice that begins now: ceil((a + min(S, rest)) / B)."""
     return -(-slice_end(request, slice_tokens) // block_size)
 
 
 def next_slice_blocks(batch: RunningBatch, slice_tokens: int, block_size: int) -> list[int]:
-    """Further blocks that each running request needs for a slice that begins now."""
+    """Blocks that each running request needs to allocate for a slice that begins now."""
     ends = slice_ends(batch.num_tokens_with_in_flight, batch.num_final_tokens, slice_tokens)
     blocks: list[int] = (-(-ends // block_size) - batch.num_blocks).tolist()
     return blocks

@@ -1,7 +1,7 @@
-"""Runs of decode steps that need no decision: how many there are, and the blocks they take.
+"""Multi-step scheduling: runs of decode steps that need no decision, and the blocks for them.
 
-While one service alone has requests, all of them decode, and nobody else can be admitted, one step follows
-another until something ends: nothing but counts change. Such steps are made as one plan with many iterations.
+While only one service has requests, all of them decode, and no other request can be admitted, steps follow
+one another until something ends; only counts change. Such steps become one plan with several iterations.
 """
 
 import sys
@@ -28,37 +28,35 @@ class DecodeRun(NamedTuple):
     """Steps that the scheduler would plan one after another if nothing happened between them."""
 
     service: str
-    """Whose steps they are."""
     rows: int
-    """How many sequences decode in each."""
+    """Sequences in each step."""
     steps: int
-    """How many, at least 1."""
+    """At least 1."""
     context: int
     """Positions that the first step attends, over all rows; each further step attends one more per row."""
     until_ns: int
-    """Every step must be planned before this time, or the first of its plan."""
+    """Every step, or the first step of its plan, must be planned before this time."""
     max_iterations: int
-    """Most steps of a plan, as they would be planned one plan after another."""
+    """Limit on the steps of one plan, if they are planned one plan after another."""
 
     def planned(self, steps: int) -> int:
-        """Steps in all that are planned until so many are made: those of whole plans."""
+        """Steps that are planned until ``steps`` are done, rounded up to whole plans."""
         return min(-(-steps // self.max_iterations) * self.max_iterations, self.steps)
 
 
 class Growth(NamedTuple):
-    """Blocks handed out to a run, in the order in which its steps would have got them."""
+    """Blocks allocated for a run, in the order in which single steps would have allocated them."""
 
     grown: Sequence[tuple[int, tuple[int, ...]]]
-    """(sequence, its blocks), as a plan has it."""
+    """(sequence, its blocks), as in a plan."""
     first_steps: Sequence[int]
-    """For which step each of these gets its first block, from 0; the others a block's tokens later each."""
+    """For each of these, the step (from 0) of its first block; the next follow every ``block_size`` steps."""
     block_size: int
-    """Tokens in a block."""
     live_before: int
-    """Live blocks of the service before."""
+    """Live blocks of the service before the run."""
 
     def live_blocks(self, steps: int, max_iterations: int) -> list[int]:
-        """Live blocks of the service during each of so many steps, ``max_iterations`` to a plan."""
+        """Live blocks of the service during each of ``steps`` steps, ``max_iterations`` to a plan."""
         taken = [0] * steps
         for (_, blocks), first in zip(self.grown, self.first_steps, strict=True):
             for step in range(first, first + len(blocks) * self.block_size, self.block_size):
@@ -66,7 +64,7 @@ class Growth(NamedTuple):
         return list(accumulate(taken, initial=self.live_before))[1:]
 
     def plans(self, plan: StepPlan, max_iterations: int) -> Iterator[StepPlan]:
-        """The plans that would have been made one after another, in place of one for the whole run."""
+        """The plans that would have been made one after another instead of one for the whole run."""
         by_plan: dict[int, list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
         for (seq_id, blocks), first in zip(self.grown, self.first_steps, strict=True):
             steps = range(first, first + len(blocks) * self.block_size, self.block_size)
@@ -94,28 +92,28 @@ class DecodeRuns:
         self._store = store
         self._guard = guard
         self._options = options
-        # Who was rejected as will be until somebody gives up blocks, in which step, after how many removals.
+        # (request, step, removals until then) of a rejection that holds until blocks or a slot are freed.
         self._rejected: tuple[RequestState, int, int] | None = None
 
-    def rejected(self, request: RequestState, reason: Rejection, step: int) -> None:
-        """``request`` could not be admitted with ``step``."""
+    def note_rejection(self, request: RequestState, reason: Rejection, step: int) -> None:
+        """``request`` was not admitted in ``step``."""
         options = self._options
         stays = options.admission.stays_rejected and options.preempt_for_waiting == "never"
         if reason is Rejection.SLOTS or (reason is Rejection.MEMORY and stays):
             self._rejected = (request, step, self._removals())
 
     def _removals(self) -> int:
-        """How often a place or memory was given up: by requests that ended, were preempted or left, which may
-        keep their blocks until a plan in flight has ended, and by leases.
+        """How often a slot or memory was freed by an ended, removed or preempted request, or by a lease.
+
+        The blocks of such a request may be kept until a plan in flight has ended.
         """
         removals = sum([state.running.num_removals for state in self._store.services.values()])
         return removals + self._store.num_releases + self._store.leases.num_ended
 
-    def next_run(self, now_ns: int, most: int, step: int) -> DecodeRun | None:
-        """The run of at most ``most`` steps from ``step`` on, planned at ``now_ns``, if there is one.
+    def next_run(self, now_ns: int, max_steps: int, step: int) -> DecodeRun | None:
+        """The run of at most ``max_steps`` steps from ``step`` on, planned at ``now_ns``, if there is one.
 
-        A run ends where one of its plans does; ``most`` is rounded up to whole plans. Plans in flight must be
-        decodes of all that run.
+        ``max_steps`` is rounded up to whole plans. Plans in flight must be decodes of all running requests.
         """
         store, options = self._store, self._options
         max_iterations = options.max_iterations
@@ -130,40 +128,40 @@ class DecodeRuns:
             return None
         if state.limit.suspects() or np.count_nonzero(batch.is_ending) or np.count_nonzero(batch.postponed):
             return None
-        most = -(-most // max_iterations) * max_iterations
-        most = min(most, self._before_admission(state, step))
-        most = most and min(most, _steps_left(batch))
-        if most <= 0:
+        limit = -(-max_steps // max_iterations) * max_iterations
+        limit = min(limit, self._steps_before_admission(state, step))
+        limit = limit and min(limit, _steps_left(batch))
+        if limit <= 0:
             return None
         until_ns = self._guard.earliest_starvation_ns(state)
         if (slo_expired_ns := state.waiting.next_slo_expired_ns) is not None:
-            until_ns = min(until_ns, slo_expired_ns)  # the queue is another then
+            until_ns = min(until_ns, slo_expired_ns)  # the order of the queue changes then
         if until_ns <= now_ns:
             return None
-        steps = self._within_memory(state, most)
+        steps = self._steps_within_memory(state, limit)
         context = sum(batch.num_tokens_with_in_flight.tolist())
         if not steps:
             return None
         return DecodeRun(state.service, len(batch), steps, context, until_ns, max_iterations)
 
-    def _before_admission(self, state: ServiceState, step: int) -> int:
-        """Steps in which nobody who waits can be admitted, as long as those running only decode."""
+    def _steps_before_admission(self, state: ServiceState, step: int) -> int:
+        """Steps without an admission, as long as the running requests only decode."""
         if not state.waiting:
             return sys.maxsize
         if self._rejected is not None:
             request, when, removals = self._rejected
-            # What a prompt leaves for others to share is known when its plan has ended.
-            known = state.last_prefill <= when - self._options.depth
-            nothing_new = known and removals == self._removals()
-            if request is state.waiting[0] and nothing_new:
+            # The blocks of a prompt can be shared only after its plan has ended.
+            published = state.last_prefill <= when - self._options.depth
+            unchanged = published and removals == self._removals()
+            if request is state.waiting[0] and unchanged:
                 return sys.maxsize
         return -step % self._options.admission.admit_every
 
-    def _within_memory(self, state: ServiceState, steps: int) -> int:
-        """Steps for which all blocks can be had: ``steps``, halved until they can; not the most there are.
+    def _steps_within_memory(self, state: ServiceState, steps: int) -> int:
+        """Steps for which all blocks can be allocated: ``steps``, halved until they fit; not the maximum.
 
-        Single steps may evict cached prefixes. Plans of several must not, and are cut as each of them would
-        be by itself.
+        Single steps may evict cached prefixes. Plans of several steps must not, and are shortened as each of
+        them would be by itself.
         """
         pool, longest = self._pool, self._options.max_iterations
         evict = longest == 1
@@ -171,20 +169,20 @@ class DecodeRuns:
         if pool.can_allocate(state.service, at_most, evict=evict):
             return steps
         while steps:
-            blocks = int(self._needs(state.running, steps).sum())
+            blocks = int(self._missing_blocks(state.running, steps).sum())
             if pool.can_allocate(state.service, blocks, evict=evict):
                 break
             steps = longest if longest < steps < 2 * longest else steps // 2
         return steps - steps % longest if steps > longest else steps
 
-    def _needs(self, batch: RunningBatch, steps: int) -> IntArray:
-        """Blocks that each needs for so many steps."""
+    def _missing_blocks(self, batch: RunningBatch, steps: int) -> IntArray:
+        """Blocks that each row missing to allocate for ``steps`` steps."""
         spare = batch.num_blocks * self._pool.block_size - batch.num_scheduled
-        needs: IntArray = -((spare - steps) // self._pool.block_size)
-        return np.maximum(needs, 0, out=needs)
+        missing: IntArray = -((spare - steps) // self._pool.block_size)
+        return np.maximum(missing, 0, out=missing)
 
     def grow(self, state: ServiceState, steps: int) -> Growth:
-        """Extend the tables as so many steps would, one after another, each in the order of its rows."""
+        """Extend the block tables as ``steps`` single steps would, each in the order of its rows."""
         batch, size = state.running, self._pool.block_size
         live = self._pool.live_blocks(state.service)
         spare = batch.num_blocks * size - batch.num_scheduled
@@ -208,11 +206,11 @@ class DecodeRuns:
         return Growth(grown, firsts, size, live)
 
     def _allocate(self, service: str, steps: Sequence[int]) -> list[int]:
-        """A block for each of ``steps``, which rise: those of one step at once."""
+        """One block for each entry of ``steps`` (ascending), allocating the blocks of a step together."""
         pool = self._pool
         layout = pool.layout
         in_order = layout.kind == "merged" and layout.services[service].blocks_per_merged == 1
-        # Where the pool gives the same, all at once.
+        # Blocks are the same if all are allocated at once.
         counts = [len(steps)] if in_order and not pool.prefix_caching else Counter(steps).values()
         taken: list[int] = []
         for count in counts:
@@ -223,9 +221,9 @@ class DecodeRuns:
 
 
 def _steps_left(batch: RunningBatch) -> int:
-    """Steps that all can take before more has to be done for one than to count; the last may end some."""
+    """Steps in which all rows only decode; requests may end in the last of them."""
     end = np.minimum(batch.num_final_tokens, batch.slice_end)
-    # A step that makes a request outgrow what is predicted of its length is not one of them.
+    # A request must not outgrow its predicted length.
     outgrown = batch.num_prompt_tokens + batch.predicted_tokens
     bounded = outgrown < batch.num_final_tokens
     if np.count_nonzero(bounded):

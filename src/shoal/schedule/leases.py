@@ -1,4 +1,4 @@
-"""Blocks that no running request holds: KV of requests that go elsewhere, and room for those to come."""
+"""Leases: blocks reserved for migration, for the KV of leaving requests and as room for arriving ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,28 +9,24 @@ from shoal.schedule.request_state import RequestState
 
 @dataclass(slots=True)
 class Lease:
-    """Blocks that are kept under a name."""
-
     service: str
-    """Whose blocks they are."""
     blocks: list[int] = field(default_factory=list)
-    """A block table; empty of a request whose KV had to make room for somebody."""
+    """A block table; empty if the KV of a held request was revoked."""
     held: RequestState | None = None
-    """The request that it was taken from; None: it is room for one that comes."""
+    """The request that was taken out of the running batch; None: room for one that arrives."""
 
 
 class Leases:
-    """Owner of all leases of one engine.
+    """All leases of one engine, by key.
 
-    They count against the memory and the number of requests that may run. When even one running request
-    lacks memory beside them, the newest goes: it cannot wait for what an engine elsewhere does.
+    They count against the memory and the number of running requests. If a single running request lacks memory
+    because of them, the newest lease is revoked: the request cannot wait for another engine.
     """
 
     def __init__(self, pool: BlockPool) -> None:
         self.demand = 0
-        """Merged blocks (split: units) that all of them take up; shared ones count for each."""
+        """Merged blocks (split: units) of all leases; shared ones are counted for each."""
         self.num_ended = 0
-        """How many have ended: others may have their memory since."""
         self._pool = pool
         self._leases: dict[str, Lease] = {}
 
@@ -40,33 +36,31 @@ class Leases:
     def __contains__(self, key: str) -> bool:
         return key in self._leases
 
-    def of(self, service: str) -> list[Lease]:
-        """Those of a service."""
+    def of_service(self, service: str) -> list[Lease]:
         return [lease for lease in self._leases.values() if lease.service == service]
 
     @property
     def held(self) -> list[RequestState]:
-        """Requests that were taken out, and may go on here."""
+        """Requests that were taken out of the running batch, and may be resumed here."""
         return [lease.held for lease in self._leases.values() if lease.held is not None]
 
     def find(self, key: str) -> Lease | None:
-        """The lease of that name."""
         return self._leases.get(key)
 
     def put(self, key: str, lease: Lease) -> None:
-        """Enter a lease, or note that one has more blocks."""
+        """Add a lease, or update one whose blocks have changed."""
         self._leases[key] = lease
-        self._count()
+        self._update_demand()
 
     def take(self, key: str) -> Lease:
-        """Forget a lease, whose blocks are the caller's from now on."""
+        """Remove a lease; its blocks now belong to the caller."""
         lease = self._leases.pop(key)
         self.num_ended += 1
-        self._count()
+        self._update_demand()
         return lease
 
     def release(self, key: str) -> bool:
-        """Free a lease's blocks; whether there was one."""
+        """Free a lease's blocks; returns whether the lease existed."""
         if key not in self._leases:
             return False
         lease = self.take(key)
@@ -74,9 +68,9 @@ class Leases:
         return True
 
     def revoke_newest(self) -> bool:
-        """Free the blocks of the newest lease that has any; whether there was one.
+        """Free the blocks of the newest lease that has any; returns whether there was one.
 
-        Room for a request is then forgotten. A request that was held keeps all but its KV.
+        A held request stays held without its KV; a lease without one is removed.
         """
         for key, lease in reversed(self._leases.items()):
             if lease.blocks:
@@ -87,12 +81,12 @@ class Leases:
         return False
 
     def rename(self, moves: Sequence[BlockMove]) -> None:
-        """The pool moved blocks."""
+        """Follow a compaction."""
         moved = {(move.service, move.source): move.target for move in moves}
         for lease in self._leases.values():
             lease.blocks = [moved.get((lease.service, block), block) for block in lease.blocks]
 
-    def _count(self) -> None:
+    def _update_demand(self) -> None:
         blocks: dict[str, int] = {}
         for lease in self._leases.values():
             blocks[lease.service] = blocks.get(lease.service, 0) + len(lease.blocks)

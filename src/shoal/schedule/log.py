@@ -1,4 +1,4 @@
-"""Plans as text: schedule logs that people read and tests compare."""
+"""Schedule logs: step plans as lines of text."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,14 +6,14 @@ from shoal.core import BlockCopy, StepPlan
 
 
 def describe(plan: StepPlan, scheduled_ns: int | None = None, steps_ns: Sequence[int] = ()) -> str:
-    """One line: number, service, each sequence and its tokens (``*``: one is sampled), then the changes.
+    """One line: number, service, each sequence with its tokens (``*``: one is sampled), then the changes.
 
     ``3 chat: 0+1* 4+7; code: 5+1* | joined 4(16 of 23 cached: 2,5) | left 1 | grown 0(9) | copy 5>8 |
     zero 3``; also ``swap-out code:7>h0 | moved 2(4,5)``, where h is a block in host memory.
 
-    scheduled_ns, steps_ns: when the plan was made and how long each of its iterations took, where that is to
-    be told: ``at 5000000 | took 800000 810000``, nanoseconds. From these follow the times of all tokens and
-    the latest steps of each service, which are what the bound on gaps between tokens goes by.
+    scheduled_ns, steps_ns: when the plan was made and the duration of each iteration, if they are to be
+    included: ``at 5000000 | took 800000 810000``, nanoseconds. They determine the times of all tokens and the
+    latest step times of each service, on which the bound on inter-token latency depends.
     """
     sampled = set(plan.sampled)
     rows = [

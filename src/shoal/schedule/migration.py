@@ -1,4 +1,4 @@
-"""Requests that change engines with their KV: they leave and enter the running batch with a block table."""
+"""Migration of running requests between engines: leaving and joining the running batch with a block table."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,12 +14,10 @@ from shoal.schedule.validation import ServiceLimits
 
 
 class KVTable(NamedTuple):
-    """Where the KV of a running request lies, while no plan is in flight."""
+    """Position of a running request's KV, while no plan is in flight."""
 
     seq_id: int
-    """Names its present stay in the running batch."""
     service: str
-    """Whose blocks they are."""
     blocks: Sequence[int]
     """Its block table."""
     computed: int
@@ -30,15 +28,15 @@ class HeldRequest(NamedTuple):
     """A request that was taken out of the running batch."""
 
     request: Request
-    """With its output, and what was counted: to be committed elsewhere."""
+    """With its output and resume state, to be submitted to another engine."""
     computed: int
     """Leading tokens whose KV is in its lease."""
 
 
-class Mover:
-    """Moves requests between the running batch and leases; asked while no plan is in flight.
+class Migrator:
+    """Moves requests between the running batch and leases, while no plan is in flight.
 
-    limits: of the services that take new requests.
+    limits: of the services that accept new requests.
     """
 
     def __init__(
@@ -54,14 +52,14 @@ class Mover:
         self._limits = limits
 
     def lease(self, key: str, service: str, blocks: int) -> bool:
-        """Keep so many blocks, or so many more, if they can be had without preempting anybody."""
+        """Reserve ``blocks`` (further) blocks if possible without preemption; returns whether it worked."""
         if service not in self._limits:
             return False
         if not self._pool.can_allocate(service, blocks):
             moves = self._pool.compact(service, blocks)
             if moves is None:
                 return False
-            self._store.compacted(moves)
+            self._store.apply_compaction(moves)
         further = self._pool.allocate(service, blocks)
         assert further is not None
         lease = self._store.leases.find(key) or Lease(service)
@@ -70,7 +68,7 @@ class Mover:
         return True
 
     def table_of(self, request_id: str) -> KVTable | None:
-        """Where its KV lies; None: it does not run."""
+        """None: the request is not running."""
         request = self._store.requests.get(request_id)
         if request is None or request.seq_id < 0:
             return None
@@ -79,20 +77,20 @@ class Mover:
         return KVTable(request.seq_id, request.service, request.block_ids, computed)
 
     def hold(self, key: str, request_id: str, now_ns: int) -> HeldRequest | None:
-        """Take a running request out, and keep its blocks; None, and nothing changes: it does not run."""
+        """Take a running request out, and lease its blocks; None, without effect, if it is not running."""
         if self.table_of(request_id) is None:
             return None
         request = self._store.requests[request_id]
         blocks = list(request.block_ids)
-        self._pool.share(request.service, blocks)  # so that they stay when the request goes
+        self._pool.share(request.service, blocks)  # they outlive the request's own references
         self._store.remove(request)
         self._store.leases.put(key, Lease(request.service, blocks, request))
         return HeldRequest(resumable_request(request, now_ns), request.num_computed)
 
     def join(self, key: str, request: Request, computed: int, now_ns: int) -> RequestState:
-        """The blocks of a lease are the table of a request, which runs; raises InvalidRequest.
+        """Run a request with the blocks of a lease as its block table; raises InvalidRequest.
 
-        computed: leading tokens whose KV lies there.
+        computed: leading tokens whose KV is in these blocks.
         """
         lease = self._store.leases.find(key)
         if lease is None or lease.service != request.service or lease.held is not None:
@@ -103,11 +101,11 @@ class Mover:
                 f"{computed} tokens cannot be computed of {state.num_tokens}, with {len(lease.blocks)} blocks"
             )
         state.num_computed = computed
-        self._run(state, self._store.leases.take(key).blocks, now_ns)
+        self._start_running(state, self._store.leases.take(key).blocks, now_ns)
         return state
 
     def resume(self, key: str, request_id: str | None, now_ns: int) -> RequestState | None:
-        """A held request runs again, under another id if one is given; None: it waits, as its KV is gone.
+        """Run a held request again, with another id if one is given; None: it waits, as its KV was revoked.
 
         Raises InvalidRequest if the id is in use.
         """
@@ -122,20 +120,20 @@ class Mover:
         self._store.leases.take(key)
         state.request = replace(state.request, id=request_id)
         state.finished = False
-        state.num_published = 0  # its blocks are offered again, so that others are known to share them
+        state.num_published = 0  # its blocks are published again, which counts the shared ones
         if lease.blocks:
-            self._run(state, lease.blocks, now_ns)
+            self._start_running(state, lease.blocks, now_ns)
             return state
         state.num_lost_tokens = state.num_computed
         state.num_scheduled = state.num_computed = 0
         self._store.wait(state)
         return None
 
-    def _run(self, state: RequestState, blocks: list[int], now_ns: int) -> None:
-        """A state of which ``num_computed`` tokens lie in ``blocks`` runs from now on."""
-        most = -(-state.num_tokens // self._pool.block_size)
-        self._pool.free(state.service, blocks[most:])
-        state.block_ids = blocks[:most]
+    def _start_running(self, state: RequestState, blocks: list[int], now_ns: int) -> None:
+        """Add a request with ``num_computed`` tokens in ``blocks`` to the running batch."""
+        num_needed = -(-state.num_tokens // self._pool.block_size)
+        self._pool.free(state.service, blocks[num_needed:])
+        state.block_ids = blocks[:num_needed]
         state.num_scheduled = state.num_computed
         state.num_lost_tokens = 0
         state.slice_end = state.num_final_tokens

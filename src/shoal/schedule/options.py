@@ -1,4 +1,4 @@
-"""What a user can choose about the scheduler."""
+"""User options of the scheduler: policies, preemption, starvation, token gaps, SLO handling, batch limits."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -13,7 +13,7 @@ PREEMPT_FOR_WAITING = ("never", "gain", "less-urgent")
 """Values of ``preempt_for_waiting``."""
 
 DECODE_SHARE = 4
-"""Unless ``max_running`` is written, decodes take at most one of so many tokens of a full step."""
+"""Without ``max_running``, at most ``max_batched_tokens / DECODE_SHARE`` requests run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,43 +21,44 @@ class SchedulerOptions:
     """Options of one engine's scheduler; every combination works."""
 
     order: Order = field(default_factory=WeightedTurns)
-    """Which service steps next, and who comes first in it."""
+    """Which service steps next, and the priorities of its requests."""
     admission: Admission = field(default_factory=Aggressive)
-    """Whether the memory suffices for one more request."""
+    """Whether there is enough memory for one more request."""
     victim: str = "lowest-priority"
-    """Who is preempted when a running request needs a block and none is free; in ``VICTIMS``."""
+    """Which request is preempted when a running request needs a block and none is free; in ``VICTIMS``."""
     preemption_mode: Literal["recompute", "swap"] = "swap"
-    """What becomes of a preempted request's KV: "recompute" drops it, "swap" saves it in host memory."""
+    """KV of a preempted request: "recompute" drops it, "swap" saves it in host memory."""
     preempt_for_waiting: Literal["never", "gain", "less-urgent"] = "gain"
-    """Whether a waiting request may preempt running ones that the order finds less urgent: always, or only
-    where it gains more than they lose."""
+    """Whether a waiting request may preempt running requests of lower priority: never, only if it gains more
+    than they lose, or always."""
     lengths: str = "history"
-    """Which predictor of output lengths the ``shortest-remaining`` order and the ``predicted`` admission use;
-    in ``PREDICTORS``."""
+    """Predictor of output lengths for the ``shortest-remaining`` order and the ``predicted`` admission; in
+    ``PREDICTORS``."""
     starvation_s: float = 10.0
-    """A request that took part in no step for so long goes first, whatever the order says."""
+    """A request without a step for this long goes first, regardless of the order."""
     max_token_gap_s: float = 1.0
-    """Where services take turns, one whose oldest stream would go without a token for longer steps first; and
-    while anybody streams, prompts come in chunks that take half of it."""
+    """Bound on the inter-token latency: a service whose oldest stream would exceed it steps first; and while
+    any request streams, prompts are computed in chunks that take at most half of it."""
     on_hopeless: Literal["serve", "last", "refuse"] = "serve"
-    """What becomes of a waiting request whose latency goals are out of reach: "serve" treats it as any other,
-    "last" puts it behind all others of its service, "refuse" ends it, or puts it last if it has a token."""
+    """For waiting requests whose latency goals can no longer be met: "serve" changes nothing, "last" puts
+    them behind all other requests of the service, "refuse" ends them, or puts them last if they have
+    output."""
     max_running: int | None = None
-    """Most requests that hold KV at once, over all services; None: see ``resolve_max_running``."""
+    """Limit on requests that hold KV at once, over all services; None: see ``resolve_max_running``."""
     max_batched_tokens: int = 2048
-    """Most tokens that one step computes."""
+    """Token budget of a step."""
     depth: int = 1
-    """Most plans in flight; 2 lets the next step be scheduled while one is computed."""
+    """Limit on plans in flight; with 2 the next step is scheduled while one is computed."""
     max_iterations: int = 1
-    """Most decode steps made under one decision, where nothing but decoding can come next. They end early
+    """Limit on decode steps in one plan, made while nothing but decoding can come next. The plan ends early
     with the step in which a request ends or arrives."""
     co_batch: bool = True
-    """Whether services on the same weights decode in each other's steps; in the merged layout."""
+    """Whether services on the same weights decode in each other's steps (merged layout only)."""
     co_batch_rows: int | None = None
-    """Most decodes of other services in a step; None: as many as ``max_batched_tokens`` leaves room for."""
+    """Limit on decodes of other services in a step; None: the rest of ``max_batched_tokens``."""
 
     def __post_init__(self) -> None:
-        """Refuse unknown names and numbers without meaning; raises ConfigError."""
+        """Raises ConfigError for unknown names and numbers out of range."""
         lookup("scheduler victim", VICTIMS, self.victim)
         lookup("scheduler lengths", PREDICTORS, self.lengths)
         if self.preemption_mode not in ("recompute", "swap"):
@@ -85,15 +86,15 @@ class SchedulerOptions:
         if self.max_iterations > 1 and self.depth > 1:
             raise ConfigError(
                 f"scheduler max_iterations {self.max_iterations} needs depth 1: with depth {self.depth} the"
-                " next plan is made before anybody knows after how many iterations this one stops;"
+                " next plan is made before it is known after how many iterations this one stops;"
                 " set depth to 1, or max_iterations to 1"
             )
 
     def resolve_max_running(self, blocks: int) -> int:
-        """Most requests at once on a pool that has so many blocks for one service.
+        """The limit on running requests, for a pool with ``blocks`` blocks for one service.
 
-        Unless it is written, slots are no limit before memory or step time is one: each request holds a
-        block, and decodes leave most of a step's tokens to prompts.
+        Without ``max_running``, the number of slots is limited only by memory (each request holds a block)
+        and by the token budget, most of which is left to prompts.
         """
         if self.max_running is not None:
             return self.max_running

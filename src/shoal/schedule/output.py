@@ -1,4 +1,4 @@
-"""From a step's result to events: tokens arrive, blocks become final, requests end."""
+"""Processing of step results: new tokens, stop conditions, finished requests, prefix cache, events."""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -30,7 +30,7 @@ _NOT_FINITE = Failure(
 
 
 class _End(NamedTuple):
-    """Why a request ends, and its last tokens."""
+    """The end of a request, with its last tokens."""
 
     reason: FinishReason
     token_ids: tuple[int, ...] = ()
@@ -40,22 +40,21 @@ class _End(NamedTuple):
 
 
 class _Outcome(NamedTuple):
-    """What a plan's result means, by the place of a request among those that took part, in that order."""
+    """Interpreted result of a plan, keyed by the index of a request in its ``_Part``."""
 
     events: dict[int, TokenEvent]
-    """Of those that got tokens that are told."""
+    """For requests with new tokens, except simulated ones."""
     ends: dict[int, _End]
-    """Of those that end."""
-    made: int | IntArray
-    """Tokens that each got."""
+    num_new: int | IntArray
+    """Number of new tokens, of all or of each request."""
     postponed: Sequence[int] = ()
-    """Those that go on when the executor is ready for them."""
-    told: Mapping[int, tuple[tuple[TokenLogprobs, ...] | None, bytes | None]] = {}
-    """Of those of whose prompts something is told: log-probabilities and embedding."""
+    """Requests that continue when the executor is ready for them."""
+    prompt_outputs: Mapping[int, tuple[tuple[TokenLogprobs, ...] | None, bytes | None]] = {}
+    """Log-probabilities and embedding of prompts, for requests that want them."""
 
 
 class _Part(NamedTuple):
-    """Requests that took part in a plan and still run, in its order."""
+    """The requests of a plan that are still running, in its order."""
 
     requests: Sequence[RequestState]
     places: IntArray | slice
@@ -65,69 +64,68 @@ class _Part(NamedTuple):
 
 
 class OutputProcessor:
-    """Counts what plans computed, gives requests their tokens, and ends those that are complete."""
+    """Updates requests with the results of plans: progress, new tokens, prefix cache, ends."""
 
     def __init__(self, pool: BlockPool, store: RequestStore) -> None:
         self._pool = pool
         self._store = store
 
     def process(self, step: InFlightStep, result: StepResult, now_ns: int) -> list[TokenEvent]:
-        """Count what a plan produced; returns one event for each request that it changed, in the plan's
-        order.
+        """Apply a plan's result; returns one event for each changed request, in the plan's order.
 
-        Tokens are all anonymous or none is; of anonymous ones, which say nothing, only the last of a request
-        has an event.
+        Either all tokens are anonymous or none is. Anonymous tokens make no event, except the last of a
+        request.
         """
         self._unpin(step)
         if len(step.parts) == 1:
             return self._process(step.parts[0], result, now_ns)
         events = []
-        for rows, its_result in zip(step.parts, split_result(step.plan, result), strict=True):
-            events += self._process(rows, its_result, now_ns)
+        for rows, part_result in zip(step.parts, split_result(step.plan, result), strict=True):
+            events += self._process(rows, part_result, now_ns)
         return events
 
     def _process(self, rows: PlannedRows, result: StepResult, now_ns: int) -> list[TokenEvent]:
-        """The same of one service."""
+        """``process`` for the rows of one service."""
         plan = rows.plan
         batch = self._store.services[plan.service].running
-        part = self._take_part(rows, batch)
+        part = self._running_part(rows, batch)
         if not part.requests:
             return []
         duration_ns = result.duration_ns
         ends_ns = [now_ns - duration_ns + done for done in accumulate(result.durations_ns)]
         columns = _columns(plan, part)
         if result.tokens[0] and result.tokens[0][0] == ANONYMOUS_TOKEN:
-            outcome = self._take_anonymous(batch, part, columns, len(result.tokens), ends_ns)
+            outcome = self._process_anonymous(batch, part, columns, len(result.tokens), ends_ns)
         else:
-            outcome = self._take(batch, part, columns, result, ends_ns)
+            outcome = self._process_tokens(batch, part, columns, result, ends_ns)
             if result.prompt_logprobs or result.embeddings:
-                outcome = outcome._replace(told=_told_of_prompts(part, result))
-        made = outcome.made
+                outcome = outcome._replace(prompt_outputs=_prompt_outputs(part, result))
+        num_new = outcome.num_new
         if plan.iterations > 1:
-            batch.advance(part.rows, made, duration_ns, now_ns)
-            if isinstance(made, np.ndarray) or made < plan.iterations:
-                batch.uncount_tokens(part.rows, plan.iterations - made)
+            batch.advance(part.rows, num_new, duration_ns, now_ns)
+            if isinstance(num_new, np.ndarray) or num_new < plan.iterations:
+                batch.uncount_tokens(part.rows, plan.iterations - num_new)
         else:
-            alike = plan.new_tokens.count(1) == len(plan.new_tokens)
-            computed = 1 if alike else np.array(plan.new_tokens)[part.places]
+            only_decodes = plan.new_tokens.count(1) == len(plan.new_tokens)
+            computed = 1 if only_decodes else np.array(plan.new_tokens)[part.places]
             batch.advance(part.rows, computed, duration_ns, now_ns)
         if outcome.postponed:
             rows_waiting = np.arange(len(batch))[part.rows][outcome.postponed]
             batch.postpone(rows_waiting, computed=plan.iterations == 1)
         self._publish(batch, part)
-        return self._tell(batch, part, outcome, now_ns)
+        return self._make_events(batch, part, outcome, now_ns)
 
     def rollback(self, step: InFlightStep) -> Sequence[RequestState]:
-        """Undo what a plan that made nothing counted; returns those of its requests that still run.
+        """Undo the progress of a plan that failed; returns its requests that are still running.
 
-        Blocks that it gave them stay with them.
+        Blocks that it allocated stay in their block tables.
         """
         self._unpin(step)
         running: list[RequestState] = []
         for rows in step.parts:
             plan = rows.plan
             batch = self._store.services[plan.service].running
-            part = self._take_part(rows, batch)
+            part = self._running_part(rows, batch)
             if part.requests:
                 scheduled = np.array(plan.new_tokens) + plan.iterations - 1
                 sampled = np.zeros(len(plan.seq_ids), dtype=np.int64)
@@ -137,13 +135,13 @@ class OutputProcessor:
         return running
 
     def _unpin(self, step: InFlightStep) -> None:
-        """Free what was kept until the plan's copies were made."""
+        """Free the blocks that the plan's copies read."""
         if step.pinned_blocks:
             self._pool.free(step.plan.service, step.pinned_blocks)
         self._store.free_swapped(step.plan.service, step.swapped_blocks)
 
-    def _take_part(self, planned: PlannedRows, batch: RunningBatch) -> _Part:
-        """Who takes part in the result; those who ended before do not, and may free their blocks now."""
+    def _running_part(self, planned: PlannedRows, batch: RunningBatch) -> _Part:
+        """The requests still running; those that ended before the result may free their blocks now."""
         if planned.num_removals == batch.num_removals:
             return _Part(planned.requests, ALL, planned.rows)
         rows, run = batch.rows_of(np.array(planned.plan.seq_ids))
@@ -155,10 +153,10 @@ class OutputProcessor:
         places = run.nonzero()[0]
         return _Part([planned.requests[place] for place in places.tolist()], places, rows[run])
 
-    def _take_anonymous(
+    def _process_anonymous(
         self, batch: RunningBatch, part: _Part, columns: IntArray | None, count: int, ends_ns: Sequence[int]
     ) -> _Outcome:
-        """``count`` tokens for each, of which only the time is known."""
+        """``count`` simulated tokens for each, of which only the time is known."""
         rows, requests = part.rows, part.requests
         receivers = requests
         ends: dict[int, _End] = {}
@@ -181,11 +179,11 @@ class OutputProcessor:
         for at in done.nonzero()[0].tolist():
             if at not in ends:
                 reason, _ = requests[at].check_stop(ANONYMOUS_TOKEN, int(generated[at]))
-                assert reason is not None  # it has all the tokens that it was to have
+                assert reason is not None  # its output is complete
                 ends[at] = _End(reason, (ANONYMOUS_TOKEN,))
         return _Outcome({}, ends, count)
 
-    def _take(
+    def _process_tokens(
         self,
         batch: RunningBatch,
         part: _Part,
@@ -193,7 +191,7 @@ class OutputProcessor:
         result: StepResult,
         ends_ns: Sequence[int],
     ) -> _Outcome:
-        """The tokens of a model: each may end its request, and is told."""
+        """Sampled tokens, each of which may end its request."""
         sampled = list(zip(*result.tokens, strict=True))
         places = range(len(part.requests)) if columns is None else columns.tolist()
         generated = batch.num_generated[part.rows].tolist()
@@ -201,7 +199,7 @@ class OutputProcessor:
         events: dict[int, TokenEvent] = {}
         ends: dict[int, _End] = {}
         receivers, counts, postponed = [], [], []
-        # Once for every row of every step: this loop is most of what an update takes.
+        # This loop over the rows takes most of the time of an update.
         for at, (request, column, before, limit) in enumerate(
             zip(part.requests, places, generated, limits, strict=True)
         ):
@@ -219,11 +217,11 @@ class OutputProcessor:
                 else:
                     failure = result.failures.get(column, _NOT_FINITE)
                     ends[at] = _End(failure.finish, ids, logprobs and logprobs[: len(ids)], error=failure.why)
-                    request.ending = failure.finish  # so that nobody else finds its KV
+                    request.ending = failure.finish  # so that its KV is not published
                 if not ids:
                     continue
             elif before + len(ids) >= limit or not request.stop_token_ids.isdisjoint(ids):
-                ids, reason, stop_token = _until_end(request, ids, before)
+                ids, reason, stop_token = _until_stop(request, ids, before)
                 if reason is not None:
                     ends[at] = _End(reason, ids, logprobs and logprobs[: len(ids)], stop_token)
             request.token_ids += ids
@@ -234,30 +232,32 @@ class OutputProcessor:
             receivers.append(at)
             counts.append(len(ids))
         self._store.count_output(part.requests[0].service, sum(counts))
-        made: int | IntArray = 1
+        num_new: int | IntArray = 1
         if postponed or counts.count(1) < len(counts):
-            made = np.zeros(len(part.requests), dtype=np.int64)
-            made[receivers] = counts
+            num_new = np.zeros(len(part.requests), dtype=np.int64)
+            num_new[receivers] = counts
         if len(receivers) == len(part.requests):
-            batch.receive(part.rows, made, ends_ns)
+            batch.receive(part.rows, num_new, ends_ns)
         else:
             rows = np.arange(len(batch))[part.rows][receivers]
-            batch.receive(rows, made if isinstance(made, int) else made[receivers], ends_ns)
-        return _Outcome(events, ends, made, postponed)
+            batch.receive(rows, num_new if isinstance(num_new, int) else num_new[receivers], ends_ns)
+        return _Outcome(events, ends, num_new, postponed)
 
     def _publish(self, batch: RunningBatch, part: _Part) -> None:
-        """Offer full blocks to the prefix index."""
+        """Publish full blocks in the prefix index."""
         if not self._pool.prefix_caching:
             return
         full = batch.num_computed >= (batch.num_published + 1) * self._pool.block_size
         if np.count_nonzero(full):
             rows = np.arange(len(batch))[part.rows]
-            going_on = [row for row in rows[full[rows]].tolist() if batch.requests[row].ending is None]
-            self._store.publish(batch, going_on)
+            continuing = [row for row in rows[full[rows]].tolist() if batch.requests[row].ending is None]
+            self._store.publish(batch, continuing)
 
-    def _tell(self, batch: RunningBatch, part: _Part, outcome: _Outcome, now_ns: int) -> list[TokenEvent]:
-        """The events, for which requests that end leave the batch; others may have outgrown predictions."""
-        events, ends, told = outcome.events, outcome.ends, outcome.told
+    def _make_events(
+        self, batch: RunningBatch, part: _Part, outcome: _Outcome, now_ns: int
+    ) -> list[TokenEvent]:
+        """End finished requests, update outgrown length predictions, and return the events."""
+        events, ends, prompt_outputs = outcome.events, outcome.ends, outcome.prompt_outputs
         outgrown = batch.num_generated[part.rows] >= batch.predicted_tokens[part.rows]
         places = {*outgrown.nonzero()[0].tolist(), *ends}
         for at in sorted(places):
@@ -267,14 +267,14 @@ class OutputProcessor:
             else:
                 reason, ids, logprobs, stop_token, error = end
                 events[at] = self._store.end(request, reason, now_ns, ids, logprobs, stop_token, error)
-        for at, (logprobs, embedding) in told.items():
+        for at, (logprobs, embedding) in prompt_outputs.items():
             request = part.requests[at]
-            event = events.get(at) or self._no_tokens(batch, request)
+            event = events.get(at) or self._empty_event(batch, request)
             events[at] = event._replace(prompt_logprobs=logprobs, embedding=embedding)
-        return [events[at] for at in sorted(events)] if ends or told else list(events.values())
+        return [events[at] for at in sorted(events)] if ends or prompt_outputs else list(events.values())
 
-    def _no_tokens(self, batch: RunningBatch, request: RequestState) -> TokenEvent:
-        """The event of a request that got no token."""
+    def _empty_event(self, batch: RunningBatch, request: RequestState) -> TokenEvent:
+        """The event of a request without a new token."""
         return TokenEvent(
             request.request.id,
             cached_tokens=request.num_cached_tokens,
@@ -282,7 +282,7 @@ class OutputProcessor:
         )
 
     def _predict(self, batch: RunningBatch, request: RequestState) -> None:
-        """It has outgrown what was predicted of its length."""
+        """Predict the length of a request again that has outgrown its prediction."""
         row = batch.row_of(request)
         predictor = self._store.services[request.service].statistics.predictor
         batch.predicted_tokens[row] = predictor.predict(
@@ -291,7 +291,7 @@ class OutputProcessor:
 
 
 def _columns(plan: StepPlan, part: _Part) -> IntArray | None:
-    """Each one's column in the result's tokens, -1 for none; None: its own row."""
+    """Column of each request in the result's tokens, -1 for none; None: column i for request i."""
     if len(plan.sampled) == len(plan.seq_ids) and isinstance(part.places, slice):
         return None
     columns = np.full(len(plan.seq_ids), -1)
@@ -299,12 +299,12 @@ def _columns(plan: StepPlan, part: _Part) -> IntArray | None:
     return columns[part.places]
 
 
-def _told_of_prompts(
+def _prompt_outputs(
     part: _Part, result: StepResult
 ) -> dict[int, tuple[tuple[TokenLogprobs, ...] | None, bytes | None]]:
-    """What is told of prompts, each of their tokens once although a preemption makes it computed again."""
+    """New prompt log-probabilities and embeddings; tokens recomputed after a preemption are not repeated."""
     places = range(len(part.requests)) if isinstance(part.places, slice) else part.places.tolist()
-    told = {}
+    outputs = {}
     for at, row in enumerate(places):
         request, logprobs = part.requests[at], None
         if (scored := result.prompt_logprobs.get(row)) is not None:
@@ -313,21 +313,21 @@ def _told_of_prompts(
             request.num_scored_tokens = max(request.num_scored_tokens, scored.first + len(scored.entries))
         embedding = result.embeddings.get(row)
         if logprobs or embedding:
-            told[at] = (logprobs, embedding)
-    return told
+            outputs[at] = (logprobs, embedding)
+    return outputs
 
 
 def _logprobs(
     logprobs: Sequence[Sequence[TokenLogprobs | None]], column: int, count: int
 ) -> tuple[TokenLogprobs, ...] | None:
-    """Of the first tokens in a column; None where the request wants none."""
+    """Of the first ``count`` tokens in a column; None if the request wants none."""
     return tuple([known for row in logprobs[:count] if (known := row[column]) is not None]) or None
 
 
-def _until_end(
+def _until_stop(
     request: RequestState, ids: Sequence[int], generated: int
 ) -> tuple[tuple[int, ...], FinishReason | None, int | None]:
-    """Tokens up to the one that ends a request, if any does, why, and with which stop token."""
+    """Tokens up to the one that ends the request, the reason, and the stop token, if any."""
     for count, token in enumerate(ids, start=1):
         finish, stop_token = request.check_stop(token, generated + count)
         if finish is not None:

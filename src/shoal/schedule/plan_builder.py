@@ -1,4 +1,4 @@
-"""From choices to a plan: tables grow, requests advance, and the executor's deltas are written down."""
+"""Building of step plans from scheduled batches: block tables grow, requests advance."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,32 +23,31 @@ _Columns = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 class PlannedRows(NamedTuple):
-    """The rows of one service in a plan in flight, and whom they are about."""
+    """The rows of one service in a plan in flight, with their requests."""
 
     plan: StepPlan
-    """Of these rows alone: the plan itself, where no other service takes part."""
+    """A plan of these rows alone; without co-batching, the plan itself."""
     requests: Sequence[RequestState]
-    """Of each row."""
+    """By row of the plan."""
     rows: Rows
-    """Their rows in the running batch, as long as nobody is removed from it."""
+    """Rows in the running batch, valid until a request is removed from it."""
     num_removals: int
-    """The batch's, when the plan was made."""
+    """Of the batch, when the plan was made."""
 
 
 class InFlightStep(NamedTuple):
     """A plan in flight."""
 
     plan: StepPlan
-    """What the executor does."""
     parts: Sequence[PlannedRows]
-    """The rows of its service, then those of each that decodes with it."""
+    """The rows of its service, then those of each co-batched service."""
     pinned_blocks: list[int]
-    """Blocks of its service that are referenced until the update: sources of copies."""
+    """Blocks of its service that stay referenced until the update, as sources of copies."""
     swapped_blocks: list[int]
-    """Host blocks of its service that are referenced until the update."""
+    """Host blocks of its service that stay referenced until the update."""
 
     def decodes_all(self, batch: RunningBatch) -> bool:
-        """Whether its rows are those of a ``batch``, each to get one token, and its update frees no block."""
+        """Whether it decodes exactly the requests of ``batch``, and its update frees no block."""
         plan, rows = self.plan, len(batch)
         if len(self.parts) > 1 or self.pinned_blocks or self.swapped_blocks:
             return False
@@ -57,7 +56,7 @@ class InFlightStep(NamedTuple):
 
 
 class PlanBuilder:
-    """Makes plans of what was chosen; from then on the scheduler's state says that they run."""
+    """Builds plans, and updates the scheduler's state as if they were running."""
 
     def __init__(self, pool: BlockPool, store: RequestStore, options: SchedulerOptions) -> None:
         self._pool = pool
@@ -74,8 +73,9 @@ class PlanBuilder:
         admitted: Sequence[Admitted],
         now_ns: int,
     ) -> InFlightStep:
-        """Plan ``number``: the batch of those running, for whose growth there are blocks, those admitted, and
-        decodes of others on the same weights.
+        """Plan ``number``: the running requests of ``scheduled``, the admitted ones, and co-batched decodes.
+
+        The pool has free blocks for the growth of ``scheduled``.
         """
         batch, store, service = state.running, self._store, state.service
         blocks = self._pool.allocate(service, scheduled.new_blocks) if scheduled.new_blocks else []
@@ -84,23 +84,23 @@ class PlanBuilder:
         grown = _grow(batch, scheduled.growth, blocks)
         swapped: list[int] = []
         first = len(batch)
-        for some in admitted:
-            store.admit(some.request, now_ns)
-            swapped += store.forget_swapped(some.request)
+        for new in admitted:
+            store.admit(new.request, now_ns)
+            swapped += store.take_swapped(new.request)
         for row, end in scheduled.slices:
             batch.slice_end[row] = end
-        chunks = [*scheduled.chunks, *enumerate((some.num_new_tokens for some in admitted), start=first)]
+        chunks = [*scheduled.chunks, *enumerate((new.num_new_tokens for new in admitted), start=first)]
         decodes = len(scheduled.decodes)
-        everybody = decodes == len(batch)
-        # Later additions come behind these rows.
-        rows: Rows = slice(decodes) if everybody else scheduled.decodes
+        all_rows = decodes == len(batch)
+        # Admitted requests come after these rows.
+        rows: Rows = slice(decodes) if all_rows else scheduled.decodes
         if decodes:
             batch.begin(rows, 1)
             if np.count_nonzero(batch.prefilling):
                 batch.prefilling[rows] = 0
-        alike, sampled = _decode_columns(decodes)
+        ones, sampled = _decode_columns(decodes)
         requests = batch.requests.copy()
-        if not everybody:
+        if not all_rows:
             numbers = scheduled.decodes.tolist() + [row for row, _ in chunks]
             sampled += tuple(_advance_chunks(batch, chunks, decodes))
             in_order = len(numbers) == len(batch) and decodes + len(admitted) == len(batch)
@@ -111,10 +111,10 @@ class PlanBuilder:
         plan = self._make_plan(
             number,
             service,
-            (seq_ids, alike + tuple([count for _, count in chunks]), sampled),
+            (seq_ids, ones + tuple([count for _, count in chunks]), sampled),
             grown=grown,
-            joined=tuple([_joined(some.request) for some in admitted]),
-            copies=tuple([copy for some in admitted for copy in some.copies]),
+            joined=tuple([_new_sequence(new.request) for new in admitted]),
+            copies=tuple([copy for new in admitted for copy in new.copies]),
         )
         self._count_steps(number, 1, state, prefill=bool(chunks))
         pinned = [copy.source for copy in plan.copies if not copy.source_host]
@@ -125,7 +125,7 @@ class PlanBuilder:
         return InFlightStep(self._join(parts), parts, pinned, swapped)
 
     def _join(self, parts: Sequence[PlannedRows]) -> StepPlan:
-        """One plan of those of several services, of which all but the first have decodes only."""
+        """Merge the plans of several services; all but the first have decodes only."""
         plans = [part.plan for part in parts]
         leader = plans[0]
         all_seq_ids = tuple([seq_id for plan in plans for seq_id in plan.seq_ids])
@@ -142,15 +142,15 @@ class PlanBuilder:
         )
 
     def commit_run(self, number: int, state: ServiceState, steps: int, growth: Growth) -> InFlightStep:
-        """A plan with ``steps`` iterations in which all running requests decode, and have blocks for it."""
+        """A plan with ``steps`` iterations, in which all running requests decode with allocated blocks."""
         batch = state.running
         rows = slice(len(batch))
         batch.begin(rows, steps)
-        alike, sampled = _decode_columns(len(batch))
+        ones, sampled = _decode_columns(len(batch))
         plan = self._make_plan(
             number,
             state.service,
-            (tuple(batch.seq_id.tolist()), alike, sampled),
+            (tuple(batch.seq_id.tolist()), ones, sampled),
             grown=tuple(growth.grown),
             iterations=steps,
         )
@@ -169,7 +169,7 @@ class PlanBuilder:
         joined: tuple[NewSequence, ...] = (),
         copies: tuple[BlockCopy, ...] = (),
     ) -> StepPlan:
-        """The plan of some rows, with all that the executor was not told of yet."""
+        """The plan of some rows, with all pending changes for the executor."""
         store = self._store
         seq_ids, new_tokens, sampled = _reuse_equal(self._columns, service, columns)
         plan = StepPlan(
@@ -193,22 +193,22 @@ class PlanBuilder:
         return plan
 
     def pending(self, number: int, joins: RequestState | None = None) -> StepPlan:
-        """A plan without rows, of all that the executor was not told of yet.
+        """A plan without rows, with all pending changes for the executor.
 
-        joins: a request whose KV is in place, and that runs from now on.
+        joins: a request that starts to run with its KV in place.
         """
         if joins is None:
             return self._make_plan(number, "", ((), (), ()), grown=())
-        return self._make_plan(number, joins.service, ((), (), ()), grown=(), joined=(_joined(joins),))
+        return self._make_plan(number, joins.service, ((), (), ()), grown=(), joined=(_new_sequence(joins),))
 
     def rollback_step_counts(self, state: ServiceState, steps: int) -> None:
-        """So many steps of the last plan were not made."""
+        """``steps`` steps of the last plan were not made."""
         state.last_step -= steps
         state.last_turn -= steps
         state.consecutive_steps -= steps
 
     def _count_steps(self, number: int, steps: int, state: ServiceState, *, prefill: bool) -> None:
-        """Steps of a service, ``number`` the first: what orders that alternate between services read."""
+        """Update the step counters that orders read, for ``steps`` steps from ``number`` on."""
         for other in self._store.services.values():
             if other is not state:
                 other.consecutive_steps = 0
@@ -218,8 +218,8 @@ class PlanBuilder:
             state.last_prefill = number
 
 
-def _joined(request: RequestState) -> NewSequence:
-    """The delta for the executor; a synthetic prompt has no ids, so counting numbers stand for them."""
+def _new_sequence(request: RequestState) -> NewSequence:
+    """The request for the executor; a synthetic prompt gets consecutive numbers as token ids."""
     synthetic = isinstance(request.request.prompt, SyntheticPrompt)
     return NewSequence(
         seq_id=request.seq_id,
@@ -234,12 +234,12 @@ def _joined(request: RequestState) -> NewSequence:
 
 @lru_cache(maxsize=64)
 def _decode_columns(decodes: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """New tokens, and rows that sample, of so many decodes; the same tuples each time."""
+    """(new tokens, sampled rows) of ``decodes`` decodes; cached, so the same tuples each time."""
     return (1,) * decodes, tuple(range(decodes))
 
 
 def _reuse_equal(known: dict[str, _Columns], service: str, columns: _Columns) -> _Columns:
-    """The same tuples as last time where they are equal, so that an executor can tell by identity."""
+    """The tuples of the last plan if they are equal, so that the executor can compare by identity."""
     last = known.get(service)
     if columns == last:
         return last
@@ -248,16 +248,16 @@ def _reuse_equal(known: dict[str, _Columns], service: str, columns: _Columns) ->
 
 
 def _begin_decodes(number: int, other: CoBatched) -> PlannedRows:
-    """Decodes that another service's plan ``number`` takes in, with a plan of them alone."""
+    """Begin the decodes of a co-batched service in plan ``number``."""
     state, batch = other.state, other.state.running
-    everybody = len(other.rows) == len(batch)
-    rows: Rows = slice(len(batch)) if everybody else other.rows
+    all_rows = len(other.rows) == len(batch)
+    rows: Rows = slice(len(batch)) if all_rows else other.rows
     grown = _grow(batch, [(row, 1) for row in other.growing], other.blocks)
     batch.begin(rows, 1)
     if other.complete:
         state.last_step = number
     seq_ids = tuple(batch.seq_id[rows].tolist())
-    requests = batch.requests.copy() if everybody else [batch.requests[row] for row in other.rows.tolist()]
+    requests = batch.requests.copy() if all_rows else [batch.requests[row] for row in other.rows.tolist()]
     new_tokens, sampled = _decode_columns(len(seq_ids))
     plan = StepPlan(
         number=number,
@@ -271,7 +271,7 @@ def _begin_decodes(number: int, other: CoBatched) -> PlannedRows:
 
 
 def _advance_chunks(batch: RunningBatch, chunks: Sequence[tuple[int, int]], first: int) -> list[int]:
-    """Count tokens as scheduled; the plan's rows, from ``first``, that sample a token."""
+    """Mark chunks as scheduled; returns the plan's rows, from ``first`` on, that sample a token."""
     sampled = []
     for place, (row, count) in enumerate(chunks, start=first):
         batch.num_scheduled[row] += count
@@ -286,7 +286,7 @@ def _advance_chunks(batch: RunningBatch, chunks: Sequence[tuple[int, int]], firs
 def _grow(
     batch: RunningBatch, growth: Sequence[tuple[int, int]], blocks: Sequence[int]
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Hand out ``blocks`` to the tables that need them."""
+    """Append ``blocks`` to the block tables of ``growth``."""
     grown = []
     start = 0
     for row, count in growth:

@@ -1,4 +1,4 @@
-"""After a step that failed: plans in flight are taken back, and their requests are tried again."""
+"""Recovery from failed steps: plans in flight are rolled back, and their requests are tried again."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,11 +16,11 @@ _ALONE = "the model failed to compute this request, also by itself: {}"
 
 
 class Recovery:
-    """Takes plans back that made nothing.
+    """Rolls back plans after a failed step.
 
-    The requests of the plan that failed are preempted: the executor forgets how far it came with them, and
-    they go on from their last step that succeeded, in smaller steps (see ``StepLimit``). One that fails by
-    itself ends. Those of the plans behind it, which were not run, stay as they were before.
+    The requests of the failed plan are preempted: the executor drops their progress, and they continue from
+    their last successful step, in smaller steps (see ``StepLimit``). A request that fails alone ends with an
+    error. Requests of later plans in flight, which were not run, return to their earlier state.
     """
 
     def __init__(self, store: RequestStore, outputs: OutputProcessor) -> None:
@@ -28,7 +28,7 @@ class Recovery:
         self._outputs = outputs
 
     def rollback(self, steps: Sequence[InFlightStep], error: str, now_ns: int) -> list[TokenEvent]:
-        """Take all plans in flight back, the oldest first, which failed; returns the ends of requests."""
+        """Roll back all plans in flight; the first one failed. Returns the last events of ended requests."""
         running = [request for step in steps for request in self._outputs.rollback(step)]
         events = [
             self._store.end(request, request.ending, now_ns)
@@ -51,17 +51,17 @@ class Recovery:
 
 
 def prepend_suspect_turns(turns: Sequence[Turn], services: Mapping[str, ServiceState]) -> Sequence[Turn]:
-    """Before each turn one for those of its service who wait since a step failed, apart from all others."""
-    trials = {
+    """Insert before each turn a separate one for waiting suspects of a failed step in the same service."""
+    suspect_turns = {
         name: Turn(name, np.zeros(0, dtype=np.int64), waiting=suspects, prefill=True)
         for name, state in services.items()
         if (suspects := state.limit.suspects())
     }
-    if not trials:
+    if not suspect_turns:
         return turns
-    tried = []
+    result = []
     for turn in turns:
-        if turn.service in trials:
-            tried.append(trials[turn.service])
-        tried.append(turn)
-    return tried
+        if turn.service in suspect_turns:
+            result.append(suspect_turns[turn.service])
+        result.append(turn)
+    return result

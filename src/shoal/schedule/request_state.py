@@ -1,4 +1,4 @@
-"""One unfinished request: what is not counted at every step, and all of it while the request waits."""
+"""State of an unfinished request: tokens, block table, counters, stop conditions (EOS, length)."""
 
 import math
 from collections.abc import Sequence
@@ -10,89 +10,84 @@ from shoal.kvcache import hash_blocks, hash_next, hash_salt, hash_synthetic
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """The state of one unfinished request. Only the scheduler writes it.
+    """State of one unfinished request. Only the scheduler writes it.
 
-    While the request runs, its progress is a row of the service's ``RunningBatch``, and the fields marked
-    *progress* here are out of date: they are written once, when the row is removed.
+    While the request is running, its progress is a row of the service's ``RunningBatch``, and the fields
+    marked *progress* here are out of date: they are written when the row is removed.
     """
 
     request: Request
     """As submitted, with its arrival on the scheduler's clock."""
     service: str
-    """The service that it asks."""
     number: int
-    """Its place in the order of submission."""
+    """Number of its submission."""
     max_new_tokens: int
-    """Most output tokens that it may have."""
+    """Limit on the whole output."""
     stop_token_ids: frozenset[int]
-    """Tokens that end it."""
+    """Stop tokens and, unless ``ignore_eos``, end-of-sequence tokens."""
     num_prompt_tokens: int
-    """Length of the prompt."""
     num_final_tokens: int
-    """Prompt and output tokens at its end: the true ones if they are known, else the most. For the oracle."""
+    """Prompt and output tokens at its end: the true number if it is known, else the maximum. For the
+    oracle."""
     forecast_seed: int
-    """Keys the draws of its output length: 64 bits, as a signed number."""
+    """Key of the draws of its output length: 64 bits, as a signed number."""
     token_ids: list[int]
     """Prompt and output; empty for a synthetic prompt, of which only lengths are known."""
     block_hashes: list[bytes]
-    """Hashes of its leading full blocks, as far as anybody asked for them."""
+    """Hashes of its leading full blocks, as far as they were needed."""
     choices: list["RequestState"] = field(default_factory=list)
-    """Unfinished requests of its call that have this prompt, itself included; empty where it was alone."""
-    choice_answered: bool = False
-    """Whether a choice of its call has ended with tokens."""
+    """Unfinished choices of its call with this prompt, including itself; empty without other choices."""
+    choice_has_output: bool = False
+    """Whether a choice of its call has ended with output."""
     slo: SLO = NO_GOALS
-    """Its goals, or the service's where it has none of its own; ``e2e_scale`` is resolved into ``e2e_s``."""
+    """Effective goals; ``e2e_scale`` is resolved into ``e2e_s``."""
 
     rank: float = 0.0
-    """Its place among the waiting requests of the service: smaller first. Infinite where its goals are out of
-    reach and it is put last."""
+    """Position among the waiting requests of the service: smaller first. Infinite if its goals can no longer
+    be met and it is put last."""
     queue_entry: int = 0
-    """Number of its present stay in the queue; 0 while it does not wait."""
+    """Number of its current entry in the waiting queue; 0 while it is not waiting."""
     rejected_epoch: int = -1
-    """State of the scheduler in which it was last rejected: it is not looked at again in the same state."""
-    blocked_until: int = 0
-    """It waits until so many requests of the engine have ended (slices only)."""
+    """Epoch of the scheduler in which it was last rejected; it is not examined again in the same epoch."""
+    blocked_until_num_ended: int = 0
+    """It is not admitted before this many requests of the engine have ended (slices only)."""
 
     seq_id: int = -1
-    """Names it to the executor while it runs; -1 while it does not."""
+    """Sequence id in plans while it is running, else -1."""
     block_ids: list[int] = field(default_factory=list)
     """Its block table."""
     num_shareable: int = 0
-    """Leading blocks of the table that others can find: in the prefix index, or as choices of its call."""
+    """Leading blocks of the block table that other requests can share, by the prefix index or as choices."""
     swapped_blocks: list[int] = field(default_factory=list)
-    """Host blocks that hold the KV of its leading ``num_swapped_tokens``."""
+    """Host blocks with the KV of its leading ``num_swapped_tokens``."""
     num_swapped_tokens: int = 0
-    """Tokens whose KV is in ``swapped_blocks``."""
 
     ending: FinishReason | None = None
-    """Why it ends at the update of the plan in flight; None: it does not."""
+    """The reason if it ends at the update of the plan in flight, else None."""
     finished: bool = False
-    """Whether its last event was made."""
     queue_ns: int = 0
-    """From its arrival to its first admission."""
+    """From arrival to the first admission."""
     num_admissions: int = 0
-    """How often it was admitted."""
     num_cached_tokens: int = 0
-    """Prompt tokens found in the prefix index when it was first admitted."""
+    """Prefix cache hit at the first admission."""
     num_preemptions: int = 0
-    """How often it lost its blocks."""
     num_preempted_by_starvation: int = 0
-    """How often it lost them to a starved request."""
+    """Preemptions in favor of a starved request."""
     num_lost_tokens: int = 0
     """Tokens whose KV the last preemption dropped, until they are computed again."""
     num_recomputed_tokens: int = 0
-    """Tokens computed again."""
+    """Tokens computed again after preemptions."""
     num_scored_tokens: int = 0
-    """Leading prompt tokens whose log-probabilities were told, where they are wanted."""
+    """Leading prompt tokens whose log-probabilities were reported."""
 
     num_generated: int = 0
     """Progress: output tokens known."""
     num_scheduled: int = 0
-    """Progress: tokens given to some plan."""
+    """Progress: tokens scheduled in some plan."""
     num_computed: int = 0
     """Progress: tokens whose KV is in place."""
     num_published: int = 0
-    """Progress: leading blocks that were offered to the prefix index."""
+    """Progress: leading blocks that were published in the prefix index."""
     in_flight: int = 0
     """Progress: plans in flight that it is part of."""
     slice_end: int = 0
@@ -100,15 +95,15 @@ class RequestState:
     predicted_tokens: int = 1
     """Progress: predicted output tokens, more than ``num_generated``."""
     service_time_ns: int = 0
-    """Progress: durations of the steps it took part in."""
+    """Progress: total duration of the steps it took part in."""
     last_scheduled_ns: int = 0
     """Progress: when it last took part in a step; before the first, when it was submitted."""
     first_token_ns: int = 0
-    """Progress: when its first output token was known; 0: not yet."""
+    """Progress: time of the first output token; 0: none yet."""
     last_token_ns: int = 0
-    """Progress: when its newest output token was known."""
+    """Progress: time of the newest output token."""
     largest_gap_ns: int = 0
-    """Progress: longest time between two output tokens."""
+    """Progress: longest inter-token latency."""
 
     @property
     def num_tokens(self) -> int:
@@ -117,7 +112,7 @@ class RequestState:
 
     @property
     def num_tokens_with_in_flight(self) -> int:
-        """The same while it waits, when no plan is about to sample one."""
+        """As ``num_tokens``: no plan in flight samples for a waiting request."""
         return self.num_prompt_tokens + self.num_generated
 
     @property
@@ -127,9 +122,9 @@ class RequestState:
 
     @property
     def num_cacheable_tokens(self) -> int:
-        """Leading tokens whose KV may be somebody else's.
+        """Leading tokens whose KV may come from the prefix cache or another choice.
 
-        Whose log-probabilities are still to be told must be computed behind the tokens before it.
+        Tokens whose log-probabilities are still to be reported must be computed.
         """
         if not self.is_scored or self.num_scored_tokens >= self.num_prompt_tokens:
             return self.num_tokens
@@ -137,27 +132,25 @@ class RequestState:
 
     @property
     def num_blocks(self) -> int:
-        """Length of the block table."""
         return len(self.block_ids)
 
     @property
     def arrival_ns(self) -> int:
-        """When it arrived."""
         return self.request.arrival_ns
 
     @property
     def priority(self) -> int:
-        """Given by its client: lower first."""
+        """Given by the client; the lowest comes first."""
         return self.request.priority
 
     @property
     def prefilling(self) -> bool:
-        """Not while it waits."""
+        """Never while it is waiting."""
         return False
 
     @property
     def deprioritized(self) -> bool:
-        """Whether it waits behind all others of its service."""
+        """Whether it is put behind all other waiting requests of its service."""
         return self.rank == math.inf
 
     @property
@@ -167,26 +160,26 @@ class RequestState:
 
     @property
     def postponed(self) -> bool:
-        """Not while it waits."""
+        """Never while it is waiting."""
         return False
 
     @property
     def ttft_s(self) -> float:
-        """Goal for the first token; NaN where there is none."""
+        """TTFT goal; NaN: none."""
         return math.nan if self.slo.ttft_s is None else self.slo.ttft_s
 
     @property
     def tpot_s(self) -> float:
-        """Goal for each further token; NaN where there is none."""
+        """Goal for the mean time per output token; NaN: none."""
         return math.nan if self.slo.tpot_s is None else self.slo.tpot_s
 
     @property
     def e2e_s(self) -> float:
-        """Goal for the whole request; NaN where there is none."""
+        """End-to-end goal; NaN: none."""
         return math.nan if self.slo.e2e_s is None else self.slo.e2e_s
 
     def check_stop(self, token: int, generated: int) -> tuple[FinishReason | None, int | None]:
-        """Whether the newest of ``generated`` output tokens ends it, why, and with which stop token."""
+        """(reason, stop token) if ``token``, the last of ``generated`` output tokens, ends the request."""
         if token in self.stop_token_ids and self.request.sampling.may_stop_at(generated):
             return FinishReason.STOP, token
         true_tokens = self.request.true_output_tokens
@@ -196,15 +189,15 @@ class RequestState:
             return FinishReason.LENGTH, None
         return None, None
 
-    def hash_known(self, block_size: int, until: int) -> None:
-        """Extend ``block_hashes`` to the first ``until`` full blocks, as far as tokens are known.
+    def extend_hashes(self, block_size: int, until: int) -> None:
+        """Extend ``block_hashes`` to the first ``until`` full blocks, as far as ``token_ids`` are known.
 
-        Tokens of a synthetic prompt that came without a hash, and outputs of which only the length is known,
-        are like no other request's. Right while the request waits or has just been told of its tokens.
+        Blocks of a synthetic prompt without a hash, and of outputs of which only the length is known, get
+        hashes that no other request has.
         """
         hashes = self.block_hashes
         if not self.token_ids:
-            # 16 bytes, as those of tokens.
+            # 16 bytes, like the hashes of tokens.
             own = b"own!" + self.number.to_bytes(6)
             hashes += [own + at.to_bytes(6) for at in range(len(hashes), until)]
             return
@@ -215,23 +208,23 @@ class RequestState:
 
 
 def hash_prompt(prompt: Prompt, block_size: int, salt: str | None = None) -> list[bytes]:
-    """Hashes of the full blocks of a prompt; a salt counts for token ids only."""
+    """Hashes of the full blocks of a prompt; the salt is ignored for synthetic prompts."""
     if isinstance(prompt, SyntheticPrompt):
         return hash_synthetic(prompt.block_hashes[: len(prompt) // block_size])
     return hash_blocks(prompt, block_size, hash_salt(salt))
 
 
 def new_request_state(
-    request: Request, number: int, most_tokens: int, eos: tuple[int, ...], hashes: Sequence[bytes] = ()
+    request: Request, number: int, max_output_tokens: int, eos: tuple[int, ...], hashes: Sequence[bytes] = ()
 ) -> RequestState:
-    """The state of a new request, or of one that is resumed (see ``resumption``).
+    """The state of a new or resumed request.
 
-    most_tokens: output tokens that its prompt leaves room for. hashes: of the prompt's full blocks, if
-    anybody looks for them.
+    max_output_tokens: output tokens for which there is room after the prompt. hashes: of the prompt's full
+    blocks, with prefix caching.
     """
     prompt, output = request.prompt, request.output_tokens
     length = len(prompt)
-    limit = most_new_tokens(request, most_tokens)
+    limit = resolve_max_new_tokens(request, max_output_tokens)
     longest = limit if request.true_output_tokens is None else min(limit, request.true_output_tokens)
     stops = request.sampling.stop_token_ids + (() if request.sampling.ignore_eos else eos)
     seed = derive_seed(0, number)
@@ -251,12 +244,12 @@ def new_request_state(
 
 
 def _token_ids(output: Sequence[int] | int) -> Sequence[int]:
-    """Those of output of which more than the number is known."""
+    """Empty if only the number of output tokens is known."""
     return () if isinstance(output, int) else output
 
 
-def most_new_tokens(request: Request, most_tokens: int) -> int:
-    """Most output tokens of a request; most_tokens: those that its prompt leaves room for."""
+def resolve_max_new_tokens(request: Request, max_output_tokens: int) -> int:
+    """Limit on the output tokens of a request; max_output_tokens: those for which there is room."""
     if request.resume_state is not None:
         return request.resume_state.max_new_tokens
-    return most_tokens if request.sampling.max_tokens is None else request.sampling.max_tokens
+    return max_output_tokens if request.sampling.max_tokens is None else request.sampling.max_tokens

@@ -1,4 +1,4 @@
-"""Where every request is, and who holds which blocks: waiting, running and ended."""
+"""RequestStore: moves requests between waiting, running and ended; preemption, swap-out, cancellation."""
 
 import sys
 from collections import defaultdict
@@ -11,18 +11,19 @@ from shoal.schedule.policies.orders import Order
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.running_batch import RunningBatch
 from shoal.schedule.service_state import ServiceState
-from shoal.schedule.slo_expired import may_be_refused, why_refused
+from shoal.schedule.slo_expired import may_be_refused, refusal_message
 from shoal.schedule.stats import Counters, SchedulerStats, ServiceStats
 
 OnEnd = Callable[[RequestState, FinishReason, int], None]
-"""Told of every request that ends, why, and when; not to look at others, which may be half updated."""
+"""Called with every request that ends, the reason and the time; other requests may be in the middle of an
+update."""
 
 
 class RequestStore:
-    """Moves requests between waiting, running and ended, and blocks between their tables and the pools.
+    """Moves requests between waiting, running and ended, and blocks between their block tables and the pools.
 
-    host: the pool of swapped KV in host memory; without one a preempted request is computed again.
-    max_token_gap_ns: requests with longer gaps between two tokens are counted when they end.
+    host: the host's pool for swapped KV; without it, preempted requests are computed again.
+    max_token_gap_ns: ended requests with a longer inter-token latency are counted.
     """
 
     def __init__(
@@ -36,58 +37,57 @@ class RequestStore:
     ) -> None:
         self.services = services
         self.requests: dict[str, RequestState] = {}
-        """Unfinished ones by id."""
+        """Unfinished requests by id."""
         self.left: list[int] = []
-        """For the next plan: sequences to drop."""
+        """For the next plan: sequences that leave the batch."""
         self.swap_out_copies: list[BlockCopy] = []
-        """For the next plan: copies out of blocks given up."""
+        """For the next plan: copies out of freed blocks."""
         self.moved: dict[int, tuple[int, ...]] = {}
-        """For the next plan: tables after a compaction."""
+        """For the next plan: block tables after a compaction."""
         self.leases = Leases(pool)
-        """Blocks that are kept for requests that move between engines."""
         self.num_admissions = 0
-        """How often a request was admitted; also the next sequence number."""
+        """Also the next sequence id."""
         self.num_ended = 0
-        """How many requests have ended."""
+        """Number of ended requests."""
         self.num_releases = 0
-        """How often a request has given up its blocks."""
+        """How often a request has freed its blocks."""
         self._pool = pool
         self._host = host
         self._order = order
         self._on_end = on_end
         self._max_token_gap_ns = max_token_gap_ns
         self._refused: list[TokenEvent] = []
-        # Of a service that goes they stay, and go on when its name comes back.
+        # Counters of a removed service are kept, and continue if it is added again.
         self._counters: defaultdict[str, Counters] = defaultdict(Counters)
 
     @property
-    def swaps(self) -> bool:
-        """Whether KV of preempted requests is saved on the host, as far as there is room."""
+    def has_swap(self) -> bool:
+        """Whether KV of preempted requests is saved on the host, if there is room."""
         return self._host is not None
 
     @property
     def capacity(self) -> int:
-        """Merged blocks (split: units) that requests can have: those of the pool that are not leased."""
+        """Merged blocks (split: units) of the pool that are not leased."""
         return self._pool.capacity - self.leases.demand
 
     def add(self, request: RequestState, now_ns: int) -> None:
-        """A new or resumed request waits."""
+        """Queue a new or resumed request."""
         if request.request.resume_state is None:
             self.services[request.service].statistics.monitor.arrived(now_ns)
             request.last_scheduled_ns = now_ns
         self.wait(request)
 
     def wait(self, request: RequestState) -> None:
-        """A request that holds nothing waits."""
+        """Queue a request without blocks, ranked by the order."""
         state = self.services[request.service]
         self.requests[request.request.id] = request
         request.rank = self._order.rank(request, state)
         state.waiting.add(request)
 
     def demote_or_reject_expired(self, now_ns: int, *, refuse: bool) -> bool:
-        """Put those last whose goals are out of reach by now; whether anybody has become so.
+        """Put waiting requests with expired latency goals last; returns whether there were any.
 
-        refuse: those end instead of whose call nobody has got anything yet.
+        refuse: end them instead, if no choice of the call has output yet.
         """
         found = [
             request
@@ -95,24 +95,24 @@ class RequestStore:
             for request in state.waiting.demote_slo_expired(now_ns)
         ]
         if refuse:
-            # All choices of a call are late together, and all of them or none are refused.
+            # All choices of a call expire together; either all or none of them are refused.
             for request in [request for request in found if may_be_refused(request)]:
-                why = why_refused(request, now_ns)
-                self._refused.append(self.end(request, FinishReason.REFUSED, now_ns, error=why))
+                message = refusal_message(request, now_ns)
+                self._refused.append(self.end(request, FinishReason.REFUSED, now_ns, error=message))
         return bool(found)
 
     def take_refused(self) -> list[TokenEvent]:
-        """The last events of those who were refused since this was last asked."""
+        """The last events of requests refused since the last call."""
         refused, self._refused = self._refused, []
         return refused
 
     def admit(self, request: RequestState, now_ns: int) -> None:
-        """A waiting request whose table has been filled runs."""
+        """Run a waiting request whose block table has been filled."""
         self.services[request.service].waiting.remove(request)
         self.run(request, now_ns)
 
     def run(self, request: RequestState, now_ns: int) -> None:
-        """A request whose table has been filled is part of the running batch."""
+        """Add a request whose block table has been filled to the running batch."""
         request.seq_id = self.num_admissions
         self.num_admissions += 1
         counters = self._counters[request.service]
@@ -130,12 +130,12 @@ class RequestStore:
         self.services[request.service].running.add(request)
 
     def preempt(self, request: RequestState, *, lacks_memory: bool = True) -> None:
-        """A running request that is part of no plan in flight gives up its blocks, and waits with its tokens.
+        """Preempt a running request that is part of no plan in flight: it frees its blocks and waits.
 
-        Its KV is saved on the host where there is room, otherwise dropped.
-        lacks_memory: in slices it then waits until another request has ended.
+        Its KV is saved on the host if there is room, otherwise dropped.
+        lacks_memory: with slices, it is not admitted again before another request has ended.
         """
-        self._leave(request)
+        self._leave_batch(request)
         request.num_preemptions += 1
         request.num_lost_tokens = request.num_computed
         counters = self._counters[request.service]
@@ -144,11 +144,11 @@ class RequestStore:
             counters.swapped_tokens += request.num_computed
         self.release(request)
         request.num_scheduled = request.num_computed = request.num_published = 0
-        request.blocked_until = self.num_ended + 1 if lacks_memory else 0
+        request.blocked_until_num_ended = self.num_ended + 1 if lacks_memory else 0
         self.wait(request)
 
     def preempt_all(self) -> None:
-        """All running requests give up their blocks, and all leases end; no plan is in flight."""
+        """Preempt all running requests and revoke all leases; no plan is in flight."""
         while self.leases.revoke_newest():
             pass
         for state in self.services.values():
@@ -168,18 +168,17 @@ class RequestStore:
         request.swapped_blocks, request.num_swapped_tokens = blocks, request.num_computed
         return True
 
-    def forget_swapped(self, request: RequestState) -> list[int]:
-        """The host blocks of a request that has its KV back, for the caller to free when they are copied."""
+    def take_swapped(self, request: RequestState) -> list[int]:
+        """The host blocks of a request that is swapped in; the caller frees them after the copies."""
         swapped, request.swapped_blocks, request.num_swapped_tokens = request.swapped_blocks, [], 0
         return swapped
 
     def free_swapped(self, service: str, blocks: Sequence[int]) -> None:
-        """Give up host blocks."""
         if blocks and self._host is not None:
             self._host.free(service, blocks)
 
     def _drop_swapped(self, request: RequestState) -> None:
-        """Nobody will want its swapped KV; what was still to be copied need not be."""
+        """Free a request's swapped KV, and cancel copies to it that are still pending."""
         if request.swapped_blocks:
             self.swap_out_copies = [
                 copy
@@ -190,15 +189,15 @@ class RequestStore:
                     and copy.target in request.swapped_blocks
                 )
             ]
-            self.free_swapped(request.service, self.forget_swapped(request))
+            self.free_swapped(request.service, self.take_swapped(request))
 
     def drop_all_swapped(self) -> None:
-        """Nobody will want what is saved on the host."""
+        """Free the swapped KV of all requests."""
         for request in self.requests.values():
             self._drop_swapped(request)
 
-    def compacted(self, moves: Sequence[BlockMove]) -> None:
-        """The pool moved blocks: tables follow, and the next plan carries it out."""
+    def apply_compaction(self, moves: Sequence[BlockMove]) -> None:
+        """Update block tables after a compaction, and queue its copies for the next plan."""
         renamed: dict[str, dict[int, int]] = defaultdict(dict)
         for move in moves:
             self.swap_out_copies.append(BlockCopy(move.service, move.source, move.target))
@@ -210,24 +209,22 @@ class RequestStore:
         self.leases.rename(moves)
 
     def count_output(self, service: str, tokens: int) -> None:
-        """Count so many more output tokens."""
         self._counters[service].output_tokens += tokens
 
     def count_failure(self, service: str) -> None:
-        """Count a step that failed."""
         self._counters[service].failed_steps += 1
 
     def publish(self, batch: RunningBatch, rows: Sequence[int]) -> None:
-        """Offer blocks of some requests that have become full and computed to the prefix index.
+        """Publish blocks of some requests that have become full and computed.
 
-        A block whose hash another block has already stays private, and those behind it do not count as
-        shareable: what others find there hangs on the other block.
+        A block whose hash another block already has stays private, and the blocks behind it do not count as
+        shareable: other requests find them together with that other block.
         """
         size = self._pool.block_size
         published, full = batch.num_published[rows].tolist(), (batch.num_computed[rows] // size).tolist()
         for place, row in enumerate(rows):
             request, first = batch.requests[row], published[place]
-            request.hash_known(size, full[place])
+            request.extend_hashes(size, full[place])
             hashes = request.block_hashes[first : full[place]]
             blocks = request.block_ids[first : first + len(hashes)]
             found = self._pool.publish(request.service, blocks, hashes)
@@ -238,9 +235,9 @@ class RequestStore:
         batch.num_published[rows] = published
 
     def cancel(self, request_id: str, now_ns: int, reason: FinishReason) -> TokenEvent | None:
-        """End a request, if there is one of that id, with its last event.
+        """End a request; returns its last event, or None if the id is unknown.
 
-        One in a plan in flight has its last event at the update.
+        Also None for a request in a plan in flight, whose last event comes with the update.
         """
         request = self.requests.get(request_id)
         if request is None:
@@ -264,7 +261,7 @@ class RequestStore:
         stop_token: int | None = None,
         error: str | None = None,
     ) -> TokenEvent:
-        """The request is over, with this last event."""
+        """Remove a finished request, update statistics, and return its last event."""
         self.remove(request)
         self._counters[request.service].long_token_gaps += request.largest_gap_ns > self._max_token_gap_ns
         if reason not in (FinishReason.STOP, FinishReason.LENGTH):
@@ -288,25 +285,25 @@ class RequestStore:
         )
 
     def remove(self, request: RequestState) -> None:
-        """Forget a request; its blocks go once no plan in flight uses them."""
+        """Remove a request; its blocks are freed when no plan in flight uses them."""
         request.finished = True
         self.num_ended += 1
         if request.seq_id < 0:
             self.services[request.service].waiting.remove(request)
         else:
-            self._leave(request)
+            self._leave_batch(request)
         if request.choices:
             request.choices.remove(request)
             for choice in request.choices:
-                choice.choice_answered |= request.num_generated > 0
+                choice.choice_has_output |= request.num_generated > 0
             request.choices = []
         if not request.in_flight:
             self.release(request)
         self._drop_swapped(request)
         del self.requests[request.request.id]
 
-    def _leave(self, request: RequestState) -> None:
-        """A running request runs no longer; its blocks are released apart."""
+    def _leave_batch(self, request: RequestState) -> None:
+        """Remove a request from the running batch; its blocks are released separately."""
         state = self.services[request.service]
         self.left.append(request.seq_id)
         self.moved.pop(request.seq_id, None)
@@ -316,13 +313,12 @@ class RequestStore:
         request.num_shareable = 0
 
     def release(self, request: RequestState) -> None:
-        """Give up its references on its blocks."""
+        """Remove the request's references to its blocks."""
         self.num_releases += 1
         self._pool.free(request.service, request.block_ids)
         request.block_ids = []
 
     def stats(self, steps: int) -> SchedulerStats:
-        """Counts so far."""
         services = {
             name: ServiceStats(
                 waiting=len(state.waiting),

@@ -1,4 +1,4 @@
-"""Results of plans: what an executor may answer, and each service's part of it."""
+"""Validation of an executor's step result, and its split by service."""
 
 from bisect import bisect_left
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def check_result(plan: StepPlan, result: StepResult) -> None:
-    """Refuse a result that cannot be of this plan; raises ValueError."""
+    """Raises ValueError if a result does not fit the plan."""
     wanted = len(plan.sampled)
     for tokens in result.tokens:
         if len(tokens) != wanted:
@@ -20,7 +20,7 @@ def check_result(plan: StepPlan, result: StepResult) -> None:
         raise ValueError(
             f"plan {plan.number} has up to {plan.iterations} tokens of a row, got {len(result.tokens)}"
         )
-    most, times = len(result.tokens), len(result.durations_ns)
+    most, times = len(result.tokens), len(result.durations_ns)  # tokens of a row, iterations
     if not (times == most or (result.counts is not None and 1 <= times <= most)):
         raise ValueError(f"plan {plan.number} has {most} tokens of a row, got {times} times")
     _check_postponed(plan, result)
@@ -30,7 +30,7 @@ def check_result(plan: StepPlan, result: StepResult) -> None:
 
 
 def _check_postponed(plan: StepPlan, result: StepResult) -> None:
-    """A postponed row lacks a token in the last iteration, in no other, and for no other reason."""
+    """A postponed row has no token in the last iteration only, and no other failure."""
     for place in result.postponed:
         tokens = [row[place] for row in result.tokens] if 0 <= place < len(plan.sampled) else []
         if tokens.count(NO_TOKEN) != 1 or tokens[-1] != NO_TOKEN or place in result.failures:
@@ -40,7 +40,7 @@ def _check_postponed(plan: StepPlan, result: StepResult) -> None:
 
 
 def split_result(plan: StepPlan, result: StepResult) -> list[StepResult]:
-    """What a plan of several services produced for each of them."""
+    """The result of a co-batched plan for each of its services."""
     results = []
     for _, rows in plan.rows_by_service():
         first = bisect_left(plan.sampled, rows.start)
@@ -60,6 +60,6 @@ def split_result(plan: StepPlan, result: StepResult) -> list[StepResult]:
     return results
 
 
-def _of_rows(told: Mapping[int, T], rows: slice) -> dict[int, T]:
-    """What is told of some rows, numbered from the first of these."""
-    return {row - rows.start: entry for row, entry in told.items() if rows.start <= row < rows.stop}
+def _of_rows(entries: Mapping[int, T], rows: slice) -> dict[int, T]:
+    """The entries of some rows, renumbered from the first of these."""
+    return {row - rows.start: entry for row, entry in entries.items() if rows.start <= row < rows.stop}

@@ -1,4 +1,4 @@
-"""The requests of one service as columns of numbers; of those that run, the only record of their progress."""
+"""RunningBatch: the running requests of a service as columns of numbers (tokens, blocks, times)."""
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -14,11 +14,11 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.floating[Any]]
 BoolArray = npt.NDArray[np.bool_]
 Rows = IntArray | slice
-"""Some rows of a table; ``ALL`` for every one."""
+"""Rows of a table; ``ALL``: every row."""
 
 ALL = slice(None)
 
-# What stays the same of a running request, then what steps change.
+# Constant for a running request; then columns that steps change.
 _FIXED = (
     "seq_id",
     "number",
@@ -54,10 +54,10 @@ _read_goals = attrgetter(*_GOALS)
 
 
 class RequestTable:
-    """Some requests, and their numbers as arrays [n]: what policies compute with.
+    """Requests with their numbers as arrays [n], which policies compute with.
 
-    There is no phase: a step computes some of the tokens that are missing, one of a request that decodes and
-    several of one within its prompt.
+    There is no separate prefill phase: a step computes some of the missing tokens, one for a decode and
+    several for a prompt.
 
         |<- computed ->|<- in flight ->|<-    missing    ->|
         0       num_computed    num_scheduled    num_tokens_with_in_flight
@@ -66,9 +66,8 @@ class RequestTable:
     """
 
     requests: list[RequestState]
-    """Whose numbers these are."""
 
-    # As explained in RequestState.
+    # See RequestState.
     number: IntArray
     num_prompt_tokens: IntArray
     max_new_tokens: IntArray
@@ -95,21 +94,21 @@ class RequestTable:
     e2e_s: FloatArray
 
     seq_id: IntArray
-    """Numbers in the order of admission; -1 for requests that wait."""
+    """Increasing in the order of admission; -1 for waiting requests."""
     num_tokens_with_in_flight: IntArray
-    """Tokens known, and those that plans in flight will sample."""
+    """Known tokens, and those that plans in flight will sample."""
     prefilling: IntArray
     """1: known tokens are not all scheduled; 0: it decodes, or waits."""
     is_ending: IntArray
     """1: it ends at the update of the plan in flight."""
     postponed: IntArray
-    """1: the executor could not say which token may come next; it is left out of plans until it can."""
+    """1: the executor cannot sample its next token yet (grammar); it is left out of plans until then."""
 
     def __init__(self, requests: Sequence[RequestState]) -> None:
         self.requests = list(requests)
 
     def __getattr__(self, name: str) -> Any:
-        """A column, computed when it is first asked for."""
+        """A column, computed on first use."""
         if name not in _NAMES:
             raise AttributeError(name)
         column = self._column(name)
@@ -117,25 +116,23 @@ class RequestTable:
         return column
 
     def _column(self, name: str) -> npt.NDArray[Any]:
-        """The numbers of requests that wait."""
+        """A column of waiting requests."""
         read = attrgetter(name)
         return np.array([read(request) for request in self.requests], dtype=_dtype(name))
 
     def __len__(self) -> int:
-        """Number of requests."""
         return len(self.requests)
 
     @property
     def seeds(self) -> npt.NDArray[np.uint64]:
-        """Keys of the draws of their lengths."""
+        """Keys of the draws of output lengths."""
         return self.forecast_seed.view(np.uint64)
 
     def take(self, rows: IntArray) -> "RequestTable":
-        """Some of them."""
         return _Selection(self, rows)
 
     def joined(self, other: "RequestTable") -> "RequestTable":
-        """These and those of another table."""
+        """The rows of both tables."""
         return _Union(self, other)
 
 
@@ -170,21 +167,22 @@ class RunningBatch(RequestTable):
 
     def __init__(self) -> None:
         super().__init__(())
-        self.on_gaps: Callable[[IntArray, int | IntArray], None] | None = None
-        """Told of times between tokens, and how often each came; 0 is none."""
+        self.on_inter_token_latency: Callable[[IntArray, int | IntArray], None] | None = None
+        """Called with inter-token latencies in ns (0: first token) and the number of times that each
+        occurred."""
         self.num_removals = 0
-        """How many requests have been removed: while it stays the same, so do row numbers."""
+        """Row numbers are valid as long as it does not change."""
         self._table = np.zeros((len(_COLUMNS) + len(_GOALS), 64), dtype=np.int64)
         self._bind()
 
     def _bind(self) -> None:
-        """Make the columns attributes again: their length or their memory has changed."""
+        """Set the columns as attributes, after their length or memory has changed."""
         table = self._table[:, : len(self.requests)]
         self.__dict__.update(zip(_COLUMNS, table, strict=False))
         self.__dict__.update(zip(_GOALS, table[len(_COLUMNS) :].view(np.float64), strict=True))
 
     def add(self, request: RequestState) -> None:
-        """A request runs from now on; its row is the last."""
+        """Append a row for a request."""
         row = len(self.requests)
         if row == self._table.shape[1]:
             self._table = np.concatenate((self._table, np.zeros_like(self._table)), axis=1)
@@ -195,7 +193,7 @@ class RunningBatch(RequestTable):
         self.prefilling[row] = 1
 
     def remove(self, request: RequestState) -> None:
-        """A request runs no longer: its progress is written to it. Rows behind it move up."""
+        """Remove a request's row, and write its progress to it. Rows behind it move up."""
         row = self.row_of(request)
         progress = self._table[_FIRST_PROGRESS:_END_PROGRESS, row].tolist()
         for name, value in zip(_PROGRESS, progress, strict=True):
@@ -208,37 +206,36 @@ class RunningBatch(RequestTable):
         self._bind()
 
     def row_of(self, request: RequestState) -> int:
-        """The row of a running request."""
         return int(self.seq_id.searchsorted(request.seq_id))
 
     def rows_of(self, seq_ids: IntArray) -> tuple[IntArray, BoolArray]:
-        """Rows of some sequences, and which of them still run; the rows of others mean nothing."""
+        """Rows of some sequences, and a mask of those still running; the other rows mean nothing."""
         rows = self.seq_id.searchsorted(seq_ids)
         np.minimum(rows, len(self.requests) - 1, out=rows)
         return rows, self.seq_id[rows] == seq_ids if len(self.requests) else rows < -1
 
     def begin(self, rows: Rows, iterations: int) -> None:
-        """These decode in a plan, which gives each so many tokens."""
+        """The rows decode in a new plan, ``iterations`` tokens each."""
         self.num_tokens_with_in_flight[rows] += iterations
         self.num_scheduled[rows] += iterations
         self.in_flight[rows] += 1
 
     def advance(self, rows: Rows, tokens: int | IntArray, duration_ns: int, now_ns: int) -> None:
-        """A plan of these ended now, in which each computed so many tokens."""
+        """A plan of the rows has ended, in which each computed ``tokens`` tokens."""
         self.in_flight[rows] -= 1
         self.num_computed[rows] += tokens
         self.service_time_ns[rows] += duration_ns
         self.last_scheduled_ns[rows] = now_ns
 
     def uncount_tokens(self, rows: Rows, tokens: int | IntArray) -> None:
-        """So many tokens of a plan that ended were not made."""
+        """``tokens`` planned tokens of the rows were not sampled."""
         self.num_tokens_with_in_flight[rows] -= tokens
         self.num_scheduled[rows] -= tokens
 
     def postpone(self, rows: IntArray, *, computed: bool) -> None:
-        """These wait until the executor can sample for them.
+        """Leave the rows out of plans until the executor can sample for them.
 
-        computed: the token was counted as computed behind which none was sampled; it is computed again.
+        computed: their last token was counted as computed; it has to be computed again.
         """
         if computed:
             self.num_computed[rows] -= 1
@@ -246,9 +243,9 @@ class RunningBatch(RequestTable):
         self.postponed[rows] = 1
 
     def rollback(self, rows: Rows, tokens: IntArray, sampled: IntArray) -> None:
-        """A plan of these made nothing: each was to compute and to sample so many tokens.
+        """Undo a failed plan, in which the rows were to compute ``tokens`` and sample ``sampled`` tokens.
 
-        One that misses a single token then decodes, also if it is the last of its prompt.
+        A row that misses a single token counts as a decode, even if it is the last token of its prompt.
         """
         self.in_flight[rows] -= 1
         self.num_scheduled[rows] -= tokens
@@ -257,9 +254,9 @@ class RunningBatch(RequestTable):
         self.prefilling[rows] = missing > 1
 
     def receive(self, rows: Rows, tokens: int | IntArray, ends_ns: Sequence[int]) -> None:
-        """Each of these got so many output tokens.
+        """Add ``tokens`` output tokens to the rows.
 
-        ends_ns: when the iterations ended that made them.
+        ends_ns: end times of the plan's iterations.
         """
         first_ns = ends_ns[0]
         gaps_ns = first_ns - self.last_token_ns[rows]
@@ -270,8 +267,8 @@ class RunningBatch(RequestTable):
             first_token_ns[new] = first_ns
             self.first_token_ns[rows] = first_token_ns
             gaps_ns[new] = 0
-        if self.on_gaps is not None:
-            self._tell_gaps(self.on_gaps, gaps_ns, tokens, ends_ns)
+        if self.on_inter_token_latency is not None:
+            self._report_inter_token_latency(self.on_inter_token_latency, gaps_ns, tokens, ends_ns)
         last_ns: int | IntArray = ends_ns[-1]
         if len(ends_ns) > 1:
             longest_ns = list(accumulate(map(sub, ends_ns, (first_ns, *ends_ns)), max))
@@ -280,7 +277,7 @@ class RunningBatch(RequestTable):
                 np.maximum(gaps_ns, longest_ns[last], out=gaps_ns)
                 last_ns = ends_ns[last]
             else:
-                # Who ended early got nothing from the last iterations.
+                # A row with fewer tokens ended before the last iterations.
                 lasts = np.minimum(tokens, len(ends_ns)) - 1
                 np.maximum(gaps_ns, np.array(longest_ns)[lasts], out=gaps_ns)
                 last_ns = np.array(ends_ns)[lasts]
@@ -289,25 +286,25 @@ class RunningBatch(RequestTable):
         self.largest_gap_ns[rows] = np.maximum(self.largest_gap_ns[rows], gaps_ns)
         self.last_token_ns[rows] = last_ns
 
-    def _tell_gaps(
+    def _report_inter_token_latency(
         self,
-        told: Callable[[IntArray, int | IntArray], None],
+        report: Callable[[IntArray, int | IntArray], None],
         gaps_ns: IntArray,
         tokens: int | IntArray,
         ends_ns: Sequence[int],
     ) -> None:
-        """Tell of the gap before each one's first token of a plan, then of those between its iterations."""
-        told(gaps_ns.copy(), 1)
+        """Report the gap before each row's first token in a plan, then those between its iterations."""
+        report(gaps_ns.copy(), 1)
         if len(ends_ns) > 1:
             times_ns = np.array(ends_ns)
             between_ns = times_ns[1:] - times_ns[:-1]
             if isinstance(tokens, int):
-                told(between_ns[: tokens - 1], len(gaps_ns))
+                report(between_ns[: tokens - 1], len(gaps_ns))
             else:
-                told(between_ns, (tokens[:, None] > np.arange(1, len(ends_ns))).sum(axis=0))
+                report(between_ns, (tokens[:, None] > np.arange(1, len(ends_ns))).sum(axis=0))
 
     def grow(self, row: int, blocks: Sequence[int]) -> None:
-        """The block table of a request gets further blocks."""
+        """Append blocks to the block table of a request."""
         self.requests[row].block_ids += blocks
         self.num_blocks[row] += len(blocks)
 

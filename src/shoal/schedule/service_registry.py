@@ -1,4 +1,4 @@
-"""The services of a scheduler, which may come and go while it runs."""
+"""Services of a scheduler: adding and removing, which of them are co-batched, limit on running requests."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -14,7 +14,7 @@ from shoal.schedule.validation import ServiceLimits
 class ServiceRegistry:
     """Owner of the services' states; the pool's layout has all of them.
 
-    due_ns: when a waiting request starves.
+    due_ns: time at which a waiting request starves.
     """
 
     def __init__(
@@ -25,44 +25,43 @@ class ServiceRegistry:
         services: Mapping[str, ServiceLimits],
     ) -> None:
         self.states: dict[str, ServiceState] = {}
-        """All services by name."""
         self.limits: dict[str, ServiceLimits] = {}
-        """What is allowed of those that take new requests."""
+        """Of services that accept new requests."""
         self.max_running = 1
-        """Most requests that hold KV at once."""
+        """Limit on requests that hold KV at once."""
         self._pool = pool
         self._options = options
         self._due_ns = due_ns
         for name, limits in services.items():
-            self._enter(name, limits)
+            self._add(name, limits)
         self.refresh()
 
     @property
     def running(self) -> int:
-        """Requests that hold memory."""
+        """Number of running requests."""
         return sum([len(state.running) for state in self.states.values()])
 
     def add(self, service: str, limits: ServiceLimits) -> None:
-        """A service comes, of which the pool has a view by now."""
-        self._enter(service, limits)
+        """Add a service that the pool's layout already has."""
+        self._add(service, limits)
         self.refresh()
 
-    def _enter(self, service: str, limits: ServiceLimits) -> None:
+    def _add(self, service: str, limits: ServiceLimits) -> None:
         self.states[service] = new_service_state(self._pool, service, limits, self._options, self._due_ns)
         self.limits[service] = limits
 
     def close(self, service: str) -> None:
-        """A service takes no new requests."""
+        """Stop accepting requests of a service."""
         self.limits.pop(service, None)
 
     def remove(self, service: str) -> None:
-        """A service without requests goes, of which the pool has no view any more."""
+        """Remove a service without requests that the pool's layout no longer has."""
         self.close(service)
         del self.states[service]
         self.refresh()
 
     def refresh(self) -> None:
-        """Follow a change of services, or of the pool's layout."""
+        """Follow a change of the services or of the pool's layout."""
         views = self._pool.layout.services
         for name, state in self.states.items():
             state.layout = views[name]
@@ -72,9 +71,9 @@ class ServiceRegistry:
         self.max_running = self._options.resolve_max_running(blocks)
 
     def _companions(self, state: ServiceState) -> list[str]:
-        """Other services on the same weights, if all of their blocks are addressed alike.
+        """Other services on the same weights, in the merged layout.
 
-        Raises ConfigError where they cannot share weights, because their KV blocks differ.
+        Raises ConfigError if their KV blocks have different layouts.
         """
         if state.weights is None or self._pool.layout.kind != "merged":
             return []

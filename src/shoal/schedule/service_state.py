@@ -1,4 +1,4 @@
-"""One service inside the scheduler: its queue, its running batch, its past, and the prefixes it shares."""
+"""Scheduler state of one service: waiting queue, running batch, shared prefixes, statistics, step times."""
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -26,28 +26,27 @@ from shoal.schedule.shared_prefixes import SharedPrefixes
 from shoal.schedule.slo_expired import slo_expired_ns
 from shoal.schedule.stats import Observed
 from shoal.schedule.step_limit import StepLimit
-from shoal.schedule.validation import ServiceLimits, longest_total
+from shoal.schedule.validation import ServiceLimits, max_total_tokens
 from shoal.schedule.waiting_queue import WaitingQueue
 
 _RECENT_STEPS = 16
 _MEASURED_TOKENS = 32
-"""Tokens of prompts from which on a step says how long they take."""
+"""Minimum of prompt tokens in a step for a measurement of the time per token."""
 _MEASURED_STEPS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatistics:
-    """What one service learns from its requests as they arrive and end."""
+    """Statistics that one service learns from its requests."""
 
     history: LengthHistory
-    """Output lengths of the recent past."""
+    """Recent output lengths."""
     monitor: ServiceMonitor
-    """Traffic and execution times of late."""
+    """Recent traffic and execution times."""
     predictor: LengthPredictor
-    """Predicts the output length of each request."""
 
     def finished(self, request: RequestState, now_ns: int) -> None:
-        """A request has ended now with output, of its own accord."""
+        """A request with output has finished (not cancelled, refused or failed)."""
         self.history.record(request.num_generated)
         self.predictor.record(request.request, request.num_generated)
         self.monitor.finished(
@@ -61,7 +60,7 @@ class ServiceStatistics:
         )
 
     def observed(self, now_ns: int) -> Observed:
-        """Its traffic of late, and how well the learned predictor did, if it is that."""
+        """Recent traffic, and the accuracy of a learned predictor."""
         traffic = self.monitor.snapshot(now_ns)
         if not isinstance(self.predictor, LearnedLengths):
             return Observed(traffic=traffic)
@@ -71,10 +70,10 @@ class ServiceStatistics:
 
 
 class ServiceState:
-    """What the scheduler keeps of one service; policies see it as ``ServiceView``.
+    """Scheduler state of one service; policies see it as ``ServiceView``.
 
-    due_ns: when a waiting request starves. slo_expired_ns: from when on it is put last;
-    None: it never is.
+    due_ns: time at which a waiting request starves. slo_expired_ns: time at which it is put last because its
+    latency goals can no longer be met; None: never.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class ServiceState:
     ) -> None:
         self.service = layout.service
         self.companions: Sequence[str] = ()
-        """As in ``ServiceView``; kept by the registry, as the layout is."""
+        """See ``ServiceView``; set by the registry, like the layout."""
         self.layout = layout
         self.statistics = statistics
         self.slo = limits.slo
@@ -100,13 +99,13 @@ class ServiceState:
         self.running = RunningBatch()
         self.shared = SharedPrefixes()
         self.limit = limit
-        """On its steps; smaller after one that failed."""
+        """Limit on its steps; smaller after a failed one."""
         self.last_step = -1
         self.last_turn = -1
         self.last_prefill = -1
         self.consecutive_steps = 0
         self.starved_served_ns: int | None = None
-        """When a step was last made for one of its starved requests."""
+        """Time of the last step for one of its starved requests."""
         self.recent_steps_ns: deque[int] = deque(maxlen=_RECENT_STEPS)
         """Durations of its latest steps."""
         self._prompt_token_ns: dict[bool, deque[int]] = {
@@ -117,15 +116,14 @@ class ServiceState:
 
     @property
     def traits(self) -> ServiceTraits:
-        """What is known of the service now."""
         mean_s, deviation_s = self.statistics.monitor.execution
         mean_tokens = self.statistics.history.mean
         return ServiceTraits(mean_s, deviation_s, mean_tokens, self._quota, self.execution_s)
 
-    def stepped(self, plan: StepPlan, durations_ns: Sequence[int], *, scored: bool) -> None:
-        """A plan of its rows was made; its iterations took so long.
+    def record_step(self, plan: StepPlan, durations_ns: Sequence[int], *, scored: bool) -> None:
+        """Record the durations of a plan's iterations.
 
-        scored: whether log-probabilities of prompt tokens were computed.
+        scored: log-probabilities of prompt tokens were computed.
         """
         self.recent_steps_ns += durations_ns
         tokens, decodes = sum(plan.new_tokens), plan.new_tokens.count(1)
@@ -133,10 +131,10 @@ class ServiceState:
             self._prompt_token_ns[scored].append(durations_ns[0] // tokens)
 
     def prompt_token_ns(self, *, scored: bool = False) -> int:
-        """How long a token of a step with prompts takes, the median of its latest; 0: not known.
+        """Time per token of steps with prompts, the median of its latest steps; 0: unknown.
 
-        scored: of a step that also computes log-probabilities of prompt tokens. With logits over the whole
-        vocabulary for each of them, that may be many times as long.
+        scored: of steps that also compute log-probabilities of prompt tokens. These need logits over the
+        whole vocabulary for each token, which may take many times as long.
         """
         measured = sorted(self._prompt_token_ns[scored])
         return measured[(len(measured) - 1) // 2] if measured else 0
@@ -150,25 +148,25 @@ class ServiceState:
         return any(self.running.requests[row].is_scored for row in rows)
 
     def lengths(self) -> LengthDistribution:
-        """What its past, and the progress of its running requests, say about output lengths."""
+        """Distribution of output lengths, from its history and the progress of its running requests."""
         running = self.running
         generated = running.num_tokens_with_in_flight - running.num_prompt_tokens
         return self.statistics.history.distribution(generated)
 
     def forecast(self) -> MemoryForecast:
-        """The memory of its running requests."""
+        """Memory forecast of its running requests."""
         return MemoryForecast(self.layout, self._block_size, self.running, self.shared_blocks(), self.lengths)
 
-    def forecast_without(self, gone: IntArray) -> MemoryForecast:
-        """The same if the requests in some rows had left."""
+    def forecast_without(self, removed: IntArray) -> MemoryForecast:
+        """``forecast`` without the requests in some rows."""
         forecast = self.forecast()
-        if not len(gone):
+        if not len(removed):
             return forecast
-        rows = np.delete(np.arange(len(self.running)), gone)
+        rows = np.delete(np.arange(len(self.running)), removed)
         return forecast.only(rows, self.shared_blocks(rows))
 
     def shared_blocks(self, rows: IntArray | None = None) -> SharedBlocks | None:
-        """Blocks that several running requests hold, or several of those in ``rows``."""
+        """Blocks shared among the running requests, or among those in ``rows``."""
         if not self.shared.any:
             return None
         requests = self.running.requests
@@ -177,7 +175,7 @@ class ServiceState:
         return self.shared.sets([(request.block_ids, request.num_shareable) for request in requests])
 
     def rename(self, moved: Mapping[int, int]) -> list[RequestState]:
-        """Blocks got other numbers; returns the running requests whose tables changed."""
+        """Rename blocks after a compaction; returns the running requests whose block tables changed."""
         self.shared.rename(moved)
         changed = []
         for request in self.running.requests:
@@ -206,8 +204,8 @@ def new_service_state(
     options: SchedulerOptions,
     due_ns: Callable[[RequestState], int],
 ) -> ServiceState:
-    """A service without requests, which learns what the scheduler's order and admission ask for."""
-    longest = max(1, longest_total(pool, service, limits) - 1)
+    """A service without requests, with the statistics that the scheduler's order and admission use."""
+    longest = max(1, max_total_tokens(pool, service, limits) - 1)
     history = options.admission.new_history(longest)
     monitor = ServiceMonitor() if limits.execution_s is None else ServiceMonitor(limits.execution_s)
     read = options.order.reads_lengths or options.admission.reads_lengths

@@ -1,4 +1,4 @@
-"""Which blocks several running requests of one service hold together."""
+"""Blocks shared by several running requests of one service, so that memory forecasts count them once."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,10 +8,10 @@ from shoal.forecast import SharedBlocks
 
 
 class SharedPrefixes:
-    """Counts the holders of every block that can be found by its hash.
+    """Counts the requests that hold each shareable block.
 
-    Blocks form a tree: who holds one also holds those before it. So along a table the number of holders
-    never rises, and neighbours with equal numbers have the same holders.
+    Blocks form a tree: a request that holds a block also holds the blocks before it. So along a block table
+    the number of holders never rises, and adjacent blocks with equal numbers have the same holders.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class SharedPrefixes:
         return self._shared > 0
 
     def hold(self, blocks: Sequence[int]) -> None:
-        """One more request holds these."""
+        """One more request holds these blocks."""
         holders = self._holders
         for block in blocks:
             count = holders.get(block, 0) + 1
@@ -33,7 +33,7 @@ class SharedPrefixes:
                 self._shared += 1
 
     def drop(self, blocks: Sequence[int]) -> None:
-        """One request less holds these."""
+        """One request fewer holds these blocks."""
         holders = self._holders
         for block in blocks:
             left = holders[block] - 1
@@ -45,14 +45,14 @@ class SharedPrefixes:
                 del holders[block]
 
     def rename(self, moved: Mapping[int, int]) -> None:
-        """Blocks got other numbers."""
+        """Rename blocks after a compaction."""
         holders = [(moved[block], count) for block, count in self._holders.items() if block in moved]
         for block in moved:
             self._holders.pop(block, None)
         self._holders.update(holders)
 
     def sets(self, tables: Sequence[tuple[Sequence[int], int]]) -> SharedBlocks | None:
-        """Blocks held by at least two of the requests, given each one's table and its shareable length."""
+        """Blocks held by at least two requests, given each one's block table and its shareable length."""
         if not self.any:
             return None
         holders = self._holders

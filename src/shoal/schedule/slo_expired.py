@@ -1,18 +1,18 @@
-"""Requests that wait although their latency goals are out of reach: since when, and who may be refused.
+"""Expired SLOs: when a waiting request can no longer meet its latency goals, and whether it may be refused.
 
-An engine with more work than it can do misses goals. First come, first served, it soon works for requests
-that are late already, and all others become late behind them. ``SchedulerOptions.on_hopeless`` says what
-becomes of such requests.
+Under overload, first come, first served soon spends all time on requests that are late already, and the
+requests behind them become late, too. ``SchedulerOptions.on_hopeless`` says how expired requests are treated.
 """
 
 from shoal.schedule.request_state import RequestState
 
 
 def slo_expired_ns(request: RequestState) -> int | None:
-    """From when on a waiting request misses one of its goals whatever happens; None: that never is.
+    """Time from which on a waiting request can no longer meet all of its goals; None: it always can.
 
-    Goals are judged as ``core.slo.met`` judges them: its first token, or its end, comes then at the earliest;
-    the mean time per token is that of as many tokens as it may have. It does not change while it waits.
+    Goals are those of ``core.slo.met``, assuming that the first token, or the end, comes at once; the mean
+    time per token assumes an output of the maximum length. The result does not change while the request
+    waits.
     """
     slo, times = request.slo, []
     begun = request.num_generated > 0
@@ -33,17 +33,17 @@ def _first_after(start_ns: int, time_s: float) -> int:
 
 
 def may_be_refused(request: RequestState) -> bool:
-    """Whether nobody has got anything of the call yet: no token, and no choice of it is being computed.
+    """Whether its call has no output yet, and no choice of it is running.
 
-    Of a call that is resumed an earlier engine may have answered other choices.
+    For a resumed request an earlier engine may have answered other choices.
     """
-    if request.num_generated or request.choice_answered or request.request.resume_state is not None:
+    if request.num_generated or request.choice_has_output or request.request.resume_state is not None:
         return False
     return not any(choice.seq_id >= 0 or choice.num_generated for choice in request.choices)
 
 
-def why_refused(request: RequestState, now_ns: int) -> str:
-    """Says to a person why a request is refused."""
+def refusal_message(request: RequestState, now_ns: int) -> str:
+    """Error message for the client."""
     slo = request.slo
     goals = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "e2e": slo.e2e_s}
     named = ", ".join(f"{name} {goal:g} s" for name, goal in goals.items() if goal is not None)

@@ -1,7 +1,8 @@
-"""Nobody waits for ever: who has gone without a step too long, whatever the order prefers.
+"""Starvation guard: requests without a step for too long go first, regardless of the order.
 
-SeaLLM (section 4.2) serves starved requests first. Under overload everybody who waits is starved, and an
-order would be none; so here each service's longest unserved request comes first, but once per threshold.
+SeaLLM (section 4.2) serves starved requests first. Under overload all waiting requests are starved, and the
+order would have no effect; so here the longest starved request of each service goes first, once per
+threshold.
 """
 
 import sys
@@ -9,97 +10,95 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from shoal.schedule.admitter import prompt_computer
+from shoal.schedule.admitter import choice_computing_prompt
 from shoal.schedule.policies.orders import Turn
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.running_batch import IntArray, RunningBatch
 from shoal.schedule.service_state import ServiceState
 
 _LONGEST_NS = 1 << 61
-_MOST_DOUBLINGS = 20
+_MAX_DOUBLINGS = 20
 
 
 class StarvationGuard:
-    """Watches over requests that have not taken part in a step for ``threshold_ns``.
+    """Finds requests that have not taken part in a step for ``threshold_ns``.
 
-    The threshold of a request doubles whenever it was preempted for a starved one, so that two that do not
-    fit beside each other get ever longer turns instead of preempting one another for ever.
+    The threshold of a request doubles with each preemption for a starved request, so that two requests that
+    do not fit in memory together get ever longer turns instead of preempting each other all the time.
     """
 
     def __init__(self, threshold_ns: int) -> None:
         self._threshold_ns = min(threshold_ns, _LONGEST_NS)
-        self._most_doublings = min(
-            _MOST_DOUBLINGS, _LONGEST_NS.bit_length() - self._threshold_ns.bit_length()
-        )
+        self._max_doublings = min(_MAX_DOUBLINGS, _LONGEST_NS.bit_length() - self._threshold_ns.bit_length())
 
     def due_ns(self, request: RequestState) -> int:
-        """When a waiting request starves."""
-        doublings = min(request.num_preempted_by_starvation, self._most_doublings)
+        """Time at which a waiting request starves."""
+        doublings = min(request.num_preempted_by_starvation, self._max_doublings)
         return request.last_scheduled_ns + (self._threshold_ns << doublings)
 
     def _running_due_ns(self, batch: RunningBatch) -> IntArray:
-        """When running requests starve; not while they are postponed."""
-        doublings = np.minimum(batch.num_preempted_by_starvation, self._most_doublings)
+        """Times at which running requests starve; postponed requests do not."""
+        doublings = np.minimum(batch.num_preempted_by_starvation, self._max_doublings)
         due_ns = batch.last_scheduled_ns + (self._threshold_ns << doublings)
         return np.where(batch.postponed, sys.maxsize, due_ns)
 
     def _earliest_due_ns(self, batch: RunningBatch) -> int:
-        """No running request starves before that."""
+        """A lower bound on ``_running_due_ns``."""
         last_ns = batch.last_scheduled_ns
         return int(last_ns[last_ns.argmin()]) + self._threshold_ns
 
     def starving(self, services: Iterable[ServiceState], now_ns: int) -> list[RequestState]:
-        """At most one request of each service, the longest starved first."""
+        """At most one starved request of each service, the longest starved first."""
         found = [
             starved[0]
             for state in services
-            if now_ns >= self._next_ns(state) and (starved := self._starved(state, now_ns))
+            if now_ns >= self._not_before_ns(state) and (starved := self._starved(state, now_ns))
         ]
         found.sort(key=lambda pair: pair[0])
         return [request for _, request in found]
 
     def turns(self, services: Mapping[str, ServiceState], now_ns: int) -> Iterator[tuple[RequestState, Turn]]:
-        """Requests that starve, and a turn for each, made when it is asked for."""
+        """Starved requests with a turn for each, created one at a time."""
         for request in self.starving(services.values(), now_ns):
             running = services[request.service].running
             if request.seq_id < 0:
-                # Who waits for the prompt that another choice computes is helped by helping that one.
-                request = prompt_computer(request, running) or request
+                # If another choice is computing its prompt, that one needs the turn.
+                request = choice_computing_prompt(request, running) or request
             yield request, starved_turn(request, running)
 
     def served(self, state: ServiceState, now_ns: int) -> None:
         """A plan was made for a starved request of the service."""
         state.starved_served_ns = now_ns
 
-    def next_ns(self, services: Iterable[ServiceState]) -> int | None:
-        """When somebody will starve next; None while nobody can."""
+    def next_starvation_ns(self, services: Iterable[ServiceState]) -> int | None:
+        """Time at which the next request starves; None: no request can."""
         times = []
         for state in services:
-            waits = state.waiting.first_due()
-            due = [] if waits is None else [self.due_ns(waits)]
+            first_waiting = state.waiting.first_to_starve()
+            due = [] if first_waiting is None else [self.due_ns(first_waiting)]
             if len(state.running) > np.count_nonzero(state.running.postponed):
                 due.append(int(self._running_due_ns(state.running).min()))
             if due:
-                times.append(max(self._next_ns(state), min(due)))
+                times.append(max(self._not_before_ns(state), min(due)))
         return min(times, default=None)
 
     def earliest_starvation_ns(self, state: ServiceState) -> int:
-        """A time before which nobody of a service starves, if all who run take part in every step."""
-        waits = state.waiting.first_due()
+        """Time before which no request of a service starves, if every step has all running requests."""
+        first_waiting = state.waiting.first_to_starve()
         due_ns = self._earliest_due_ns(state.running)
-        if waits is not None:
-            due_ns = min(due_ns, self.due_ns(waits))
-        return max(due_ns, self._next_ns(state))
+        if first_waiting is not None:
+            due_ns = min(due_ns, self.due_ns(first_waiting))
+        return max(due_ns, self._not_before_ns(state))
 
-    def _next_ns(self, state: ServiceState) -> int:
+    def _not_before_ns(self, state: ServiceState) -> int:
         return 0 if state.starved_served_ns is None else state.starved_served_ns + self._threshold_ns
 
     def _starved(self, state: ServiceState, now_ns: int) -> list[tuple[int, RequestState]]:
-        """(when it starved, request) of who waits and of who runs, for whom it was longest ago."""
+        """(time of starvation, request) of the longest starved waiting and running request, if any."""
         starved = []
-        waits = state.waiting.first_due()
-        if waits is not None and now_ns >= (due_ns := self.due_ns(waits)):
-            starved.append((due_ns, waits))
+        first_waiting = state.waiting.first_to_starve()
+        if first_waiting is not None and now_ns >= (due_ns := self.due_ns(first_waiting)):
+            starved.append((due_ns, first_waiting))
         batch = state.running
         if len(batch) and now_ns >= self._earliest_due_ns(batch):
             due = self._running_due_ns(batch)
@@ -111,7 +110,7 @@ class StarvationGuard:
 
 
 def starved_turn(request: RequestState, batch: RunningBatch) -> Turn:
-    """A turn for a starved request: alone for a prompt, first among all of its service for a decode."""
+    """A turn for a starved request: alone for a prompt, with highest priority in its service for a decode."""
     if request.seq_id < 0:
         return Turn(request.service, np.zeros(0, dtype=np.int64), waiting=(request,), prefill=True)
     if batch.prefilling[batch.row_of(request)]:

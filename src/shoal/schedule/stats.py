@@ -1,4 +1,4 @@
-"""Counts of what a scheduler did."""
+"""Scheduler statistics: counters by service, current queue lengths, observed traffic."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -8,53 +8,47 @@ from shoal.forecast import Accuracy, Traffic
 
 @dataclass(slots=True, kw_only=True)
 class Counters:
-    """Running totals of one service; only the scheduler writes them."""
+    """Totals of one service; only the scheduler writes them."""
 
     finished: int = 0
-    """Requests finished so far."""
     cancelled: int = 0
-    """Requests cancelled, refused or failed so far."""
+    """Requests cancelled, refused or failed."""
     preemptions: int = 0
-    """Preemptions so far."""
     recomputed_tokens: int = 0
     """Tokens computed again after preemptions."""
     swapped_tokens: int = 0
     """Tokens whose KV was saved on the host at preemptions."""
     compacted_blocks: int = 0
-    """Blocks copied to free merged blocks."""
+    """Blocks moved by compactions."""
     cached_tokens: int = 0
-    """Prompt tokens found in the prefix index at first admissions."""
+    """Prefix cache hits at first admissions."""
     prompt_tokens: int = 0
     """Prompt tokens of all admitted requests."""
     output_tokens: int = 0
-    """Output tokens delivered so far."""
     long_token_gaps: int = 0
-    """Ended requests with a gap between two tokens beyond ``scheduler.max_token_gap``."""
+    """Ended requests with an inter-token latency beyond ``scheduler.max_token_gap``."""
     failed_steps: int = 0
     """Steps that the executor could not complete."""
 
     def totals(self) -> dict[str, int]:
-        """All of them by name."""
         return {field.name: getattr(self, field.name) for field in fields(Counters)}
 
 
 @dataclass(slots=True, kw_only=True)
 class ServiceStats(Counters):
-    """One service: a copy of its counters, and its present state."""
+    """Counters and current state of one service."""
 
     waiting: int = 0
-    """Requests that wait now."""
     running: int = 0
-    """Requests that run now."""
     swapped: int = 0
     """Waiting requests whose KV is saved on the host."""
     unfilled_tokens: int = 0
-    """Empty slots in the last blocks of running requests."""
+    """Empty token slots in the blocks of running requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
-    """All services by name, and how many plans were made."""
+    """Statistics by service, and the number of planned steps."""
 
     services: Mapping[str, ServiceStats]
     steps: int
@@ -62,10 +56,10 @@ class SchedulerStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What the scheduler has learned of a service, made only when asked for.
+    """Recent traffic of a service, and the quality of its length predictions.
 
-    traffic: its requests of late. accuracy: how often the length predictor foresaw the right bucket, and
-    corrections: how often a request outgrew its prediction since the start; None unless it is ``learned``.
+    accuracy: share of predictions in the right bucket. corrections: how often a request outgrew its
+    prediction since the start. Both are None unless the predictor is ``learned``.
     """
 
     traffic: Traffic

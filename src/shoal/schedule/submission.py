@@ -1,4 +1,4 @@
-"""Requests on their way in and out: submitted, taken out to go on elsewhere, and taken in again."""
+"""Submission of new and resumed requests; the resume state of a request that leaves for another engine."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ from shoal.schedule.validation import ServiceLimits, check_request
 
 
 def resumable_request(state: RequestState, now_ns: int) -> Request:
-    """The request of a state that was removed, with its output and what was counted: to submit it again."""
+    """The request of a removed state, with its output and resume state, to be submitted again."""
     synthetic = isinstance(state.request.prompt, SyntheticPrompt)
     resumed = ResumeState(
         max_new_tokens=state.max_new_tokens,
@@ -41,10 +41,10 @@ def resumable_request(state: RequestState, now_ns: int) -> Request:
     return replace(state.request, output_tokens=output, resume_state=resumed)
 
 
-def resume(state: RequestState) -> None:
-    """Let a new state go on from what its request carries, as after a preemption.
+def restore(state: RequestState) -> None:
+    """Restore a new state from the resume state of its request, as after a preemption.
 
-    Steps in which it took part are not known one by one, so it has been without one since its newest token.
+    The time of its last step is unknown; the time of its newest token is used instead.
     """
     request, resumed = state.request, state.request.resume_state
     if state.num_generated:
@@ -65,16 +65,16 @@ def resume(state: RequestState) -> None:
         state.num_lost_tokens = state.num_tokens - 1
 
 
-def known_end(state: RequestState) -> tuple[FinishReason | None, int | None]:
-    """Why a new request ends at once, since its output is complete, and with which stop token."""
+def check_complete(state: RequestState) -> tuple[FinishReason | None, int | None]:
+    """(reason, stop token) if the output of a resumed request is already complete."""
     if not state.num_generated:
         return None, None
-    newest = state.token_ids[-1] if state.token_ids else ANONYMOUS_TOKEN
-    return state.check_stop(newest, state.num_generated)
+    last = state.token_ids[-1] if state.token_ids else ANONYMOUS_TOKEN
+    return state.check_stop(last, state.num_generated)
 
 
 class Submitter:
-    """Queues requests, new ones and those that are resumed."""
+    """Queues new and resumed requests."""
 
     def __init__(self, pool: BlockPool, limits: Mapping[str, ServiceLimits], store: RequestStore) -> None:
         self._pool = pool
@@ -83,24 +83,18 @@ class Submitter:
         self._num_submitted = 0
 
     def submit_all(self, requests: Sequence[Request], now_ns: int) -> list[TokenEvent]:
-        """Queue all of ``requests`` or none; returns the last events of those whose output is complete.
-
-        Neighbours with the same prompt object are choices of one call: it is hashed and computed once.
-
-        Raises:
-            InvalidRequest: one of them can never be served as asked, or its id is in use.
-        """
-        most = [self._check(request) for request in requests]
+        """As ``Scheduler.submit_all``."""
+        limits = [self._check(request) for request in requests]
         states: list[RequestState] = []
         choices: list[RequestState] = []
         hashes: list[bytes] = []
-        for request, most_tokens in zip(requests, most, strict=True):
+        for request, max_output_tokens in zip(requests, limits, strict=True):
             first = choices[0].request if choices else None
             if first is None or request.prompt is not first.prompt or request.service != first.service:
                 choices = []
                 if self._pool.prefix_caching:
                     hashes = hash_prompt(request.prompt, self._pool.block_size, request.cache_salt)
-            states.append(self._make_state(request.on_clock(now_ns), most_tokens, hashes))
+            states.append(self._make_state(request.on_clock(now_ns), max_output_tokens, hashes))
             self._store.add(states[-1], now_ns)
             choices.append(states[-1])
             if len(choices) > 1:
@@ -108,36 +102,36 @@ class Submitter:
         return [event for state in states if (event := self._end_if_complete(state, now_ns)) is not None]
 
     def new_state(self, request: Request, now_ns: int) -> RequestState:
-        """The state of a request that is not queued; raises InvalidRequest."""
-        most_tokens = self._check(request)
+        """The state of a request, without queueing it; raises InvalidRequest."""
+        max_output_tokens = self._check(request)
         hashes: list[bytes] = []
         if self._pool.prefix_caching:
             hashes = hash_prompt(request.prompt, self._pool.block_size, request.cache_salt)
-        return self._make_state(request.on_clock(now_ns), most_tokens, hashes)
+        return self._make_state(request.on_clock(now_ns), max_output_tokens, hashes)
 
     def _check(self, request: Request) -> int:
-        """As ``check_request``, and whether its id is free."""
+        """As ``check_request``; also raises InvalidRequest if the id is in use."""
         if request.id in self._store.requests:
             raise InvalidRequest(f"request id {request.id!r} is in use by an unfinished request", param="id")
         return check_request(request, self._limits, self._pool)
 
-    def _make_state(self, request: Request, most_tokens: int, hashes: Sequence[bytes]) -> RequestState:
+    def _make_state(self, request: Request, max_output_tokens: int, hashes: Sequence[bytes]) -> RequestState:
         eos = self._limits[request.service].eos_token_ids
-        waiting = new_request_state(request, self._num_submitted, most_tokens, eos, hashes)
-        resume(waiting)
+        state = new_request_state(request, self._num_submitted, max_output_tokens, eos, hashes)
+        restore(state)
         service = self._store.services[request.service]
-        waiting.slo = resolve_slo(request.slo, service.slo, service.execution_s)
+        state.slo = resolve_slo(request.slo, service.slo, service.execution_s)
         predictor = service.statistics.predictor
-        generated, most = waiting.num_generated, waiting.max_new_tokens
-        if generated < most:
-            waiting.predicted_tokens = predictor.predict(request, 0, most)
-            if generated >= waiting.predicted_tokens:
-                waiting.predicted_tokens = predictor.predict(request, generated, most)
+        generated, limit = state.num_generated, state.max_new_tokens
+        if generated < limit:
+            state.predicted_tokens = predictor.predict(request, 0, limit)
+            if generated >= state.predicted_tokens:
+                state.predicted_tokens = predictor.predict(request, generated, limit)
         self._num_submitted += 1
-        return waiting
+        return state
 
     def _end_if_complete(self, state: RequestState, now_ns: int) -> TokenEvent | None:
-        reason, stop_token = known_end(state)
+        reason, stop_token = check_complete(state)
         if reason is None:
             return None
         return self._store.end(state, reason, now_ns, stop_token=stop_token)

@@ -1,4 +1,4 @@
-"""The waiting requests of one service."""
+"""Waiting queue of one service, sorted by rank and arrival; next request to starve, next expiry of an SLO."""
 
 import heapq
 import math
@@ -11,13 +11,13 @@ from shoal.schedule.request_state import RequestState
 
 
 class WaitingQueue(Sequence[RequestState]):
-    """Requests without KV, by rank, then by arrival, then by submission; knows also who starves first.
+    """Waiting requests, by rank, then by arrival, then by submission.
 
-    due_ns: when a request starves. slo_expired_ns: from when on its goals are out of reach and it is put last
-    (None for never); without it nobody is. Neither changes while a request waits.
+    due_ns: time at which a request starves. slo_expired_ns: time at which it is put last because its goals
+    can no longer be met, or None. Neither changes while a request waits.
 
-    A list in order: putting one in or taking one out moves memory, which for ten thousand requests takes
-    a few microseconds.
+    A sorted list: insertion and removal move memory, which takes a few microseconds for ten thousand
+    requests.
     """
 
     def __init__(
@@ -29,16 +29,16 @@ class WaitingQueue(Sequence[RequestState]):
         self._slo_expired_ns = slo_expired_ns
         # (rank, arrival, number, request); numbers differ, so that requests are never compared.
         self._ranked: list[tuple[float, int, int, RequestState]] = []
-        self._by_due = _Timetable()
-        self._by_slo_expiry = _Timetable()
+        self._by_due = _DueHeap()
+        self._by_slo_expiry = _DueHeap()
         self._slo_expired_until_ns = 0
-        """Until when those have been looked for whose goals are out of reach."""
+        """Time of the last ``demote_slo_expired``."""
         self._entries = 0
         self.num_scored = 0
-        """How many of them want log-probabilities of prompt tokens."""
+        """Number of requests that want log-probabilities of prompt tokens."""
 
     def add(self, request: RequestState) -> None:
-        """Put in at the place that its rank gives it, or last."""
+        """Insert by rank, or last if its SLO has expired."""
         self._entries += 1
         self.num_scored += request.is_scored
         request.queue_entry = self._entries
@@ -51,30 +51,30 @@ class WaitingQueue(Sequence[RequestState]):
         insort(self._ranked, (request.rank, request.arrival_ns, request.number, request))
 
     def remove(self, request: RequestState) -> None:
-        """Take out; raises ValueError where it is not in the queue."""
-        self._take_out(request)
+        """Raises ValueError if the request is not in the queue."""
+        self._remove_ranked(request)
         self.num_scored -= request.is_scored
         request.queue_entry = 0
 
-    def _take_out(self, request: RequestState) -> None:
+    def _remove_ranked(self, request: RequestState) -> None:
         at = bisect_left(self._ranked, (request.rank, request.arrival_ns, request.number))
         if at == len(self._ranked) or self._ranked[at][3] is not request:
-            raise ValueError(f"request {request.request.id!r} does not wait")
+            raise ValueError(f"request {request.request.id!r} is not waiting")
         del self._ranked[at]
 
-    def first_due(self) -> RequestState | None:
-        """Who starves first."""
+    def first_to_starve(self) -> RequestState | None:
+        """The request that starves first."""
         first = self._by_due.first()
         return None if first is None else first[2]
 
     @property
     def next_slo_expired_ns(self) -> int | None:
-        """When the goals of the next one get out of reach; None: of nobody who waits."""
+        """Time at which the next SLO of a waiting request expires; None: never."""
         first = self._by_slo_expiry.first()
         return None if first is None else first[0]
 
     def demote_slo_expired(self, now_ns: int) -> list[RequestState]:
-        """Put those last whose goals are out of reach by now; returns who has become so, each once a stay."""
+        """Put requests with expired SLO last; returns those that have expired since the last call."""
         self._slo_expired_until_ns = now_ns
         found = []
         while (first := self._by_slo_expiry.first()) is not None and first[0] <= now_ns:
@@ -82,7 +82,7 @@ class WaitingQueue(Sequence[RequestState]):
             request = first[2]
             found.append(request)
             if not request.deprioritized:
-                self._take_out(request)
+                self._remove_ranked(request)
                 request.rank = math.inf
                 insort(self._ranked, (request.rank, request.arrival_ns, request.number, request))
         return found
@@ -103,29 +103,29 @@ class WaitingQueue(Sequence[RequestState]):
         return self._ranked[index][3]
 
 
-class _Timetable:
-    """Something that happens once to every request of a queue, the earliest first.
+class _DueHeap:
+    """Heap of the requests of a queue by a time.
 
-    Requests that have left the queue, or come again, are forgotten when their turn comes.
+    Entries of requests that have left the queue, or entered it again, are removed when they come first.
     """
 
     def __init__(self) -> None:
-        # (time, number of the stay, request); an earlier stay in the queue had another number.
+        # (time, queue_entry, request); after leaving the queue a request has another queue_entry.
         self._heap: list[tuple[int, int, RequestState]] = []
 
     def add(self, time_ns: int, request: RequestState, waiting: int) -> None:
-        """Add one that is in the queue, beside as many as are ``waiting``."""
+        """Add a request of the queue, in which ``waiting`` requests are."""
         if len(self._heap) > 2 * waiting + 64:
             self._heap = [entry for entry in self._heap if entry[1] == entry[2].queue_entry]
             heapq.heapify(self._heap)
         heapq.heappush(self._heap, (time_ns, request.queue_entry, request))
 
     def first(self) -> tuple[int, int, RequestState] | None:
-        """The earliest: its time, the number of its stay, and who it is."""
+        """The earliest valid entry: time, queue entry, request."""
         while self._heap and self._heap[0][1] != self._heap[0][2].queue_entry:
             heapq.heappop(self._heap)
         return self._heap[0] if self._heap else None
 
     def remove_first(self) -> None:
-        """The earliest has happened."""
+        """Remove the entry that ``first`` returns."""
         heapq.heappop(self._heap)

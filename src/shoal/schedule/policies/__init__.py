@@ -1,1 +1,1 @@
-"""Pure policies: orders, admissions and victims, and what they may read of a service."""
+"""Scheduling policies as pure functions: orders, admissions, victims, and their view of services."""

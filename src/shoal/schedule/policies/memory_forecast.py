@@ -1,4 +1,4 @@
-"""The memory that one service's requests hold and will hold, by what is assumed of their output lengths."""
+"""Forecast of a service's KV memory, now and in the future, for assumed output lengths of its requests."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,43 +14,40 @@ from shoal.schedule.running_batch import IntArray, RequestTable
 
 @dataclass(frozen=True)
 class MemoryForecast:
-    """Requests of one service, and how their memory is counted. Computed anew for every question."""
+    """Requests of one service, and how their memory is counted. Created for each decision."""
 
     layout: ServiceLayout
-    """The service's part of the pool."""
     block_size: int
-    """Tokens in a block."""
+    """Tokens per block."""
     table: RequestTable
     """The requests that hold memory."""
     shared: SharedBlocks | None
-    """Blocks that several of them hold."""
+    """Blocks shared among them."""
     past: Callable[[], LengthDistribution]
-    """What the service's past says about output lengths; not all admissions ask."""
+    """Computes the distribution of output lengths, which not all admissions need."""
 
     @cached_property
     def lengths(self) -> LengthDistribution:
-        """The same."""
         return self.past()
 
     def __len__(self) -> int:
-        """Number of requests."""
         return len(self.table)
 
     def plus(self, candidates: RequestTable, shared: SharedBlocks | None) -> "MemoryForecast":
-        """These and some candidates, with the blocks that several of all of them hold."""
+        """The forecast with further requests; shared: blocks shared among all of them."""
         return replace(self, table=self.table.joined(candidates), shared=shared, past=lambda: self.lengths)
 
     def only(self, rows: IntArray, shared: SharedBlocks | None) -> "MemoryForecast":
-        """Some of them, with the blocks that several of those hold."""
+        """The forecast of some of the requests; shared: blocks shared among these."""
         return replace(self, table=self.table.take(rows), shared=shared, past=lambda: self.lengths)
 
     def merged(self, blocks: int) -> int:
-        """Merged blocks that so many blocks take."""
+        """Merged blocks (split: units) occupied by ``blocks`` blocks."""
         return -(-blocks // self.layout.blocks_per_merged) * self.layout.units_per_block
 
     @cached_property
     def demand(self) -> Demand:
-        """How their memory grows with their tokens."""
+        """Growth of memory with tokens."""
         return Demand(
             tokens=self.table.num_tokens_with_in_flight,
             block_size=self.block_size,
@@ -60,18 +57,18 @@ class MemoryForecast:
         )
 
     def blocks_of(self, tokens: IntArray) -> int:
-        """Blocks in all if each has so many tokens."""
+        """Total blocks if the requests have ``tokens`` tokens [n]."""
         surplus = 0 if self.shared is None else self.shared.surplus
         return int(self._own_blocks(tokens).sum()) - surplus
 
     def with_each(self, tokens: IntArray, candidate_tokens: IntArray) -> IntArray:
-        """Merged blocks if each has so many tokens, with the first, the first two, ... candidates [k]."""
+        """Merged blocks for ``tokens`` [n], with the first, the first two, ... candidates' tokens [k]."""
         blocks = self.blocks_of(tokens)
         further = accumulate(self._own_blocks(candidate_tokens).tolist())
         return np.array([self.merged(blocks + count) for count in further])
 
     def _own_blocks(self, tokens: IntArray) -> IntArray:
-        """Blocks of each, as if none shared any."""
+        """Blocks of each request, ignoring sharing."""
         return blocks_in(tokens + (self.block_size - 1), self.block_size)
 
     @property
@@ -80,20 +77,19 @@ class MemoryForecast:
         return self.merged(self.blocks_of(self.table.num_tokens_with_in_flight))
 
     @property
-    def most(self) -> int:
-        """Merged blocks if every output is as long as it may be, and none leaves before another."""
-        return self.merged(self.blocks_of(most_tokens(self.table)))
+    def max_footprint(self) -> int:
+        """Merged blocks if every output has its maximum length and all requests end together."""
+        return self.merged(self.blocks_of(max_stored_tokens(self.table)))
 
     def timeline(self, lengths: IntArray) -> Timeline:
-        """When they end and what is held then, if outputs have such lengths [draws, n]."""
+        """Ends of requests and the memory at these times, for output lengths [draws, n]."""
         return self.demand.timeline(remaining(self.table, lengths))
 
 
 def remaining(table: RequestTable, lengths: IntArray) -> IntArray:
     """Tokens still to be stored, for output lengths [draws, n].
 
-    One less than will be generated: the last token of an output is never computed, so that a request ends
-    with prompt + output - 1 tokens of KV.
+    The last token of an output is never computed, so a request ends with prompt + output - 1 tokens of KV.
     """
     stored = table.num_tokens_with_in_flight - table.num_prompt_tokens + 1
     left: IntArray = lengths - stored
@@ -101,16 +97,16 @@ def remaining(table: RequestTable, lengths: IntArray) -> IntArray:
     return left
 
 
-def most_tokens(table: RequestTable) -> IntArray:
-    """Tokens stored at the end of outputs as long as they may be [n]."""
+def max_stored_tokens(table: RequestTable) -> IntArray:
+    """Tokens stored at the end of outputs of maximum length [n]."""
     longest: IntArray = table.num_prompt_tokens + table.max_new_tokens - 1
     return np.maximum(longest, table.num_tokens_with_in_flight, out=longest)
 
 
 def peaks_with_each(forecast: MemoryForecast, candidates: RequestTable, lengths: IntArray) -> IntArray:
-    """M* in merged blocks with the first, the first two, ... of ``candidates``, who share none [k, draws].
+    """M* in merged blocks with the first, the first two, ... of ``candidates``, without sharing [k, draws].
 
-    lengths: output lengths of the n that hold memory, then of candidates [draws, n + k].
+    lengths: output lengths of the n requests that hold memory, then of the candidates [draws, n + k].
     """
     count = len(forecast)
     timeline = forecast.timeline(lengths[:, :count])

@@ -1,8 +1,7 @@
-"""Victims: which running request is preempted when another needs a block and none is free.
+"""Victim policies: which running request is preempted when a running request needs a block and none is free.
 
-The victim's tokens stay; it waits again, and its KV is computed again or was saved. The scheduler never
-offers the request that was admitted longest ago, so every choice leaves somebody who is sure to finish
-(see ``Scheduler``).
+The victim keeps its tokens and waits again; its KV is swapped out or computed again. The request admitted
+longest ago is never a candidate, so at least one request is sure to finish (see ``Scheduler``).
 """
 
 from collections.abc import Callable, Mapping
@@ -16,24 +15,24 @@ from shoal.schedule.request_state import RequestState
 from shoal.schedule.running_batch import FloatArray, RequestTable
 
 YOUNG = 0.8
-"""``large-young`` takes requests below this share of the mean output length."""
+"""``large-young`` prefers requests below this share of the mean output length."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPressure:
-    """What a victim policy sees."""
+    """Input of a victim policy."""
 
     candidates: RequestTable
-    """Whom it may choose, longest admitted first; never empty."""
+    """Longest admitted first; never empty."""
     forecasts: Mapping[str, MemoryForecast]
-    """All running requests, by service; made when asked for."""
+    """All running requests, by service; created on use."""
     capacity: int
     """Of the pool, in merged blocks."""
     keys: Callable[[], FloatArray]
-    """How urgent the order finds each candidate, smaller first."""
+    """Priorities of the candidates by the order, smaller first."""
 
     def sizes(self) -> FloatArray:
-        """Merged blocks that each candidate holds, in fractions."""
+        """Merged blocks (fractions) that each candidate holds."""
         layouts = [self.forecasts[request.service].layout for request in self.candidates.requests]
         sizes: FloatArray = self.candidates.num_blocks / [layout.blocks_per_merged for layout in layouts]
         sizes *= [layout.units_per_block for layout in layouts]
@@ -41,29 +40,26 @@ class MemoryPressure:
 
 
 class Victim(Protocol):
-    """Chooses who is preempted."""
-
     def choose(self, pressure: MemoryPressure) -> RequestState:
-        """One of the candidates; has no effects."""
+        """One of the candidates; without side effects."""
 
 
 class Newest:
-    """The one admitted last (Past-Future scheduler, and vLLM's recomputation)."""
+    """The request admitted last (Past-Future scheduler, and vLLM's recomputation)."""
 
     def choose(self, pressure: MemoryPressure) -> RequestState:
-        """The last candidate."""
         return pressure.candidates.requests[-1]
 
 
 class LargeYoung:
-    """The largest holder that is still young and was never preempted; where there is none, the newest.
+    """The largest young request that was never preempted; if there is none, the newest.
 
-    Young is below 0.8 of the mean output length that its service's history gives. One preemption then makes
-    room for long, and what it cost in generated tokens is little.
+    Young is below 0.8 of the mean output length in its service's history. Preempting it makes room for a long
+    time, and loses few generated tokens.
     """
 
     def choose(self, pressure: MemoryPressure) -> RequestState:
-        """The largest that qualifies; of equals the newest."""
+        """Among equals the newest."""
         requests = pressure.candidates.requests
         sizes = pressure.sizes().tolist()
         young = [
@@ -81,10 +77,10 @@ class LargeYoung:
 
 
 class SmallestThatFits:
-    """The smallest holder without which the mean forecast of M* fits; where there is none, the largest."""
+    """The smallest request without which the mean forecast of M* fits; if there is none, the largest."""
 
     def choose(self, pressure: MemoryPressure) -> RequestState:
-        """The first by size; of equals the newest."""
+        """Among equals the newest."""
         requests = pressure.candidates.requests
         sizes = pressure.sizes().tolist()
         by_size = sorted(zip(sizes, requests, strict=True), key=lambda pair: (pair[0], -pair[1].seq_id))
@@ -103,25 +99,23 @@ class SmallestThatFits:
 
 
 class LowestPriority:
-    """The one that the order would serve last; of equals the newest."""
+    """The least urgent request by the order; among equals the newest."""
 
     def choose(self, pressure: MemoryPressure) -> RequestState:
-        """The largest key."""
         keys = pressure.keys()
         return pressure.candidates.requests[len(keys) - 1 - int(keys[::-1].argmax())]
 
 
 class FewestTokens:
-    """The one with the fewest tokens, so that least is computed again; of equals the newest."""
+    """The request with the fewest computed tokens, to recompute little; among equals the newest."""
 
     def choose(self, pressure: MemoryPressure) -> RequestState:
-        """The fewest computed tokens."""
         computed = pressure.candidates.num_computed
         return pressure.candidates.requests[len(computed) - 1 - int(computed[::-1].argmin())]
 
 
 def _mean_peak(forecast: MemoryForecast) -> int:
-    """M* if every request has the mean length that its past lets expect, rounded up."""
+    """M* if every request has its expected output length, rounded up."""
     if not len(forecast):
         return 0
     table = forecast.table
@@ -137,4 +131,3 @@ VICTIMS: dict[str, type[Victim]] = {
     "lowest-priority": LowestPriority,
     "fewest-tokens": FewestTokens,
 }
-"""Victim policies by name."""

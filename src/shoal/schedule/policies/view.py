@@ -1,4 +1,4 @@
-"""What policies may read of a service."""
+"""Read-only view of services for policies: queues, running requests, step counters, learned statistics."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,27 +11,23 @@ from shoal.schedule.running_batch import RequestTable
 
 @dataclass(frozen=True, slots=True)
 class ServiceTraits:
-    """What is known of a service that orders may use."""
+    """Statistics and options of a service, for orders."""
 
     mean_s: float
-    """Mean execution time of its requests (the steps they took part in), as learned online."""
+    """Mean execution time of its requests (total duration of their steps), learned online."""
     deviation_s: float
-    """Standard deviation of the same."""
+    """Standard deviation of the execution times."""
     mean_output_tokens: float | None = None
     """Of its finished requests; None before the first."""
     quota: int = 8
-    """Decode steps in a row, for orders that go round."""
+    """Consecutive decode steps, for round robin."""
     alone_s: float | None = None
-    """Execution time of the mean request when it runs alone; None where nobody said it."""
+    """Execution time of the mean request when it runs alone; None: unknown."""
 
 
 class ServiceView(Protocol):
-    """One service, as policies see it."""
-
     @property
-    def service(self) -> str:
-        """Its name."""
-        ...
+    def service(self) -> str: ...
 
     @property
     def waiting(self) -> Sequence[RequestState]:
@@ -45,44 +41,40 @@ class ServiceView(Protocol):
 
     @property
     def last_step(self) -> int:
-        """Number of the last step that was its turn, or in which all who decode took part; -1: none yet."""
+        """Number of the last step that was its turn, or that included all its decodes; -1: none yet."""
         ...
 
     @property
     def last_turn(self) -> int:
-        """Number of the last step that was its turn, and not that of another on the same weights; -1: none
-        yet."""
+        """Number of the last step that it led, unlike co-batched steps of other services; -1: none yet."""
         ...
 
     @property
     def companions(self) -> Sequence[str]:
-        """Other services on the same weights, whose decodes take part in its steps and its own in theirs."""
+        """Other services on the same weights, with which it is co-batched."""
         ...
 
     @property
     def last_prefill(self) -> int:
-        """Number of the last step that computed part of a prompt; -1: none yet."""
+        """Number of the last step with prompt tokens; -1: none yet."""
         ...
 
     @property
     def consecutive_steps(self) -> int:
-        """Its latest steps of decodes only, without a step of another service or a prompt between them."""
+        """Number of its latest steps with decodes only, since a prompt or a step of another service."""
         ...
 
     @property
-    def traits(self) -> ServiceTraits:
-        """What is known of it."""
-        ...
+    def traits(self) -> ServiceTraits: ...
 
     def lengths(self) -> LengthDistribution:
-        """What its past says about output lengths."""
+        """Distribution of its output lengths."""
         ...
 
 
 class SchedulerView(NamedTuple):
-    """What an order sees: every service, and how far the scheduler has come."""
+    """Input of an order."""
 
     services: Mapping[str, ServiceView]
-    """By name."""
     step: int
     """Number of the next step."""

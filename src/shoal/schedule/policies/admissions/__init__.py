@@ -1,12 +1,12 @@
-"""Admissions: is there memory for one more request?
+"""Admission policies: is there enough memory to admit one more request?
 
-One family over the question which output lengths to assume: the largest possible (conservative), none beyond
-what is there (aggressive), those of the recent past (past-future), those that a length predictor gives each
-request (predicted), the true ones (oracle), the next few tokens only (slice).
-Memory is counted in merged blocks. Past-Future scheduler: Gong et al., sections 3.1 to 3.3.
+They differ in the output lengths that they assume: the maximum (conservative), no further tokens
+(aggressive), samples from recent outputs (past-future), predictions of a length predictor (predicted), the
+true lengths (oracle), the next few tokens only (slice). Memory is counted in merged blocks. Past-Future
+scheduler: Gong et al., sections 3.1 to 3.3.
 
-No admission sees fragmentation: blocks that are free inside another service's merged blocks count as free,
-and compaction makes them so.
+Admission policies ignore fragmentation: free blocks inside another service's merged blocks count as free,
+since compaction can free them.
 """
 
 from collections.abc import Mapping
@@ -24,11 +24,10 @@ ADMISSIONS: Mapping[str, type[Admission]] = {
     "slice": Slice,
     "oracle": Oracle,
 }
-"""Admissions by name."""
 
 
 def admission_class(name: str) -> type[Admission]:
-    """The admission called ``name``; raises ConfigError with the possible names."""
+    """Raises ConfigError with the possible names if ``name`` is unknown."""
     return lookup("admission policy", ADMISSIONS, name)
 
 

@@ -1,4 +1,4 @@
-"""What every admission answers, and the sums that several of them begin with."""
+"""Interface of admission policies, and sums of tokens that several of them use."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -18,29 +18,28 @@ Numbers = FloatArray | IntArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission(ABC):
-    """Decides from numbers alone; holds knobs, no state."""
+    """Decides from numbers alone; has options, no state."""
 
     stays_rejected: ClassVar[bool] = False
-    """Whom it rejects, it rejects again as long as those running only decode and nobody leaves."""
+    """A rejected request stays rejected as long as the running requests only decode and none leaves."""
     reads_lengths: ClassVar[bool] = False
-    """It looks at predicted lengths."""
+    """It uses predicted output lengths."""
 
     admit_every: int = 1
-    """Admission is tried at every so many steps (and whenever nothing runs)."""
+    """Requests are admitted only every so many steps, and whenever nothing is running."""
 
     def __post_init__(self) -> None:
-        """Refuse knobs without meaning; raises ConfigError."""
         if self.admit_every < 1:
             raise ConfigError(f"admission admit_every must be at least 1 step, got {self.admit_every}")
 
     @property
     def slice_tokens(self) -> int | None:
-        """Output tokens after which a request must be scheduled anew; None: it runs while memory lasts."""
+        """Output tokens after which a request needs a new slice; None: no slices."""
         return None
 
     @property
     def reads_limits(self) -> bool:
-        """Whether it sets memory aside for the longest output that a request may have, at least at first."""
+        """Whether it ever reserves memory for the maximum output length of a request."""
         return False
 
     def how_many_fit(
@@ -52,42 +51,42 @@ class Admission(ABC):
     ) -> int:
         """How many of ``candidates``, from the first on, fit in ``capacity`` merged blocks.
 
-        running: requests of the candidates' service; the candidates share no blocks with them. others: those
-        of the other services.
+        running: requests of the candidates' service, with which the candidates share no blocks. others:
+        requests of other services.
         """
-        return leading(self.demand_with_each(running, candidates, others) <= self.limit(capacity))
+        return num_leading(self.demand_with_each(running, candidates, others) <= self.limit(capacity))
 
     def fits(self, forecasts: Sequence[MemoryForecast], capacity: int) -> bool:
-        """Whether requests (a forecast for each service) fit in ``capacity`` merged blocks."""
+        """Whether requests (one forecast per service) fit in ``capacity`` merged blocks."""
         return bool(self.demand(forecasts) <= self.limit(capacity))
 
     @abstractmethod
     def limit(self, capacity: int) -> float:
-        """How many of ``capacity`` merged blocks may be asked for."""
+        """Limit on the demand, in merged blocks."""
 
     @abstractmethod
     def demand(self, forecasts: Sequence[MemoryForecast]) -> float:
-        """Merged blocks assumed to be needed at once, from ``footprint`` up to ``most`` of the forecasts."""
+        """Merged blocks assumed to be needed at once, from ``footprint`` to ``max_footprint``."""
 
     @abstractmethod
     def demand_with_each(
         self, running: MemoryForecast, candidates: RequestTable, others: Sequence[MemoryForecast]
     ) -> Numbers:
-        """The same with the first, the first two, ... of ``candidates`` [k]; see ``how_many_fit``."""
+        """``demand`` with the first, the first two, ... of ``candidates`` [k]; see ``how_many_fit``."""
 
     def new_history(self, maximum: int) -> LengthHistory:
-        """The memory of past output lengths to keep for a service whose longest output is ``maximum``."""
+        """The history of output lengths to keep for a service whose longest output is ``maximum``."""
         return LengthHistory(maximum)
 
 
-def leading(fits: npt.NDArray[np.bool_]) -> int:
-    """How many are true before the first that is not."""
+def num_leading(fits: npt.NDArray[np.bool_]) -> int:
+    """Number of leading true values."""
     first = int(fits.argmin())
     return len(fits) if fits[first] else first
 
 
 def known_tokens(table: RequestTable) -> IntArray:
-    """Tokens that are known already, those that plans in flight will sample included [n]."""
+    """Known tokens, including those that plans in flight will sample [n]."""
     return table.num_tokens_with_in_flight
 
 
@@ -97,12 +96,12 @@ def sum_with_each(
     candidates: RequestTable,
     others: Sequence[MemoryForecast],
 ) -> IntArray:
-    """Merged blocks if each has as many tokens, with the first, the first two, ... of ``candidates`` [k]."""
+    """Merged blocks for ``tokens_of`` requests, with the first, the first two, ... of ``candidates`` [k]."""
     of_others = sum([other.merged(other.blocks_of(tokens_of(other.table))) for other in others])
     return running.with_each(tokens_of(running.table), tokens_of(candidates)) + of_others
 
 
-def require(holds: bool, knob: str, rule: str, value: object) -> None:
-    """Refuse a knob without meaning; raises ConfigError."""
-    if not holds:
-        raise ConfigError(f"admission {knob} {rule}, got {value!r}")
+def require(valid: bool, option: str, rule: str, value: object) -> None:
+    """Raises ConfigError if an option is not valid."""
+    if not valid:
+        raise ConfigError(f"admission {option} {rule}, got {value!r}")

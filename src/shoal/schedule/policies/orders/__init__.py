@@ -1,11 +1,11 @@
-"""Orders: which service steps next, and in which order its requests take part.
+"""Orders: which service steps next, and the priority of its requests (FCFS, round robin, MLFQ, EDF, ...).
 
-Here belong the classes that choose, one idea to a file, and the values they exchange with the scheduler
-(``protocol``). An order holds knobs and no state: whatever it needs to know is in what it is shown. Whether
-there is memory, who loses it, and that nobody starves is decided elsewhere in this room.
+Each order has a file of its own; ``protocol`` has the values that orders exchange with the scheduler. An
+order has options and no state: all that it needs is in the view that it gets. Memory, preemption and
+starvation are handled elsewhere in this room.
 
-A new order is a class in a file of its own, entered in ``ORDERS`` below. One that gives every request a
-priority has ``ByPriority`` as its base.
+A new order is a class in a file of its own, added to ``ORDERS`` below. Its base is ``ByPriority`` if it gives
+every request a priority.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from shoal.schedule.policies.orders.by_priority import ByPriority
 from shoal.schedule.policies.orders.client_priority import ClientPriority
 from shoal.schedule.policies.orders.doubling_budget import DoublingBudget
 from shoal.schedule.policies.orders.edf import EarliestDeadline
-from shoal.schedule.policies.orders.fcfs import PATIENCE_STEPS, Fcfs, FcfsStrict
+from shoal.schedule.policies.orders.fcfs import MAX_DELAY_STEPS, Fcfs, FcfsStrict
 from shoal.schedule.policies.orders.mlfq import Mlfq
 from shoal.schedule.policies.orders.protocol import Decision, Order, Turn
 from shoal.schedule.policies.orders.round_robin import RoundRobin
@@ -33,17 +33,16 @@ ORDERS: Mapping[str, type[Order]] = {
     "priority": ClientPriority,
     "weighted-turns": WeightedTurns,
 }
-"""Orders by name."""
 
 
 def order_class(name: str) -> type[Order]:
-    """The order called ``name``; raises ConfigError with the possible names."""
+    """Raises ConfigError with the possible names if ``name`` is unknown."""
     return lookup("scheduler order", ORDERS, name)
 
 
 __all__ = [
     "ORDERS",
-    "PATIENCE_STEPS",
+    "MAX_DELAY_STEPS",
     "ByPriority",
     "ClientPriority",
     "Decision",

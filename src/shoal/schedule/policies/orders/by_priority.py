@@ -1,4 +1,4 @@
-"""What orders have in common that give every request a priority."""
+"""Base class of orders that give every request a priority: the most urgent request picks the service."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -14,10 +14,10 @@ from shoal.schedule.request_state import RequestState
 from shoal.schedule.running_batch import FloatArray, IntArray, RequestTable
 
 Priority = tuple[float, int]
-"""Key and number of submission: equals are served first come, first served."""
+"""Key and number of submission: equal keys are served first come, first served."""
 
 POWERS: IntArray = 1 << np.arange(63)
-"""Of two, as far as they go."""
+"""Powers of two in 64 bits."""
 LONGEST_NS = 1 << 61
 """Longer times would overflow when doubled."""
 
@@ -27,27 +27,26 @@ class Candidates:
     """One service's requests and their priorities."""
 
     view: ServiceView
-    """The service."""
     seq_ids: IntArray
     """All running requests, in the order of admission."""
     keys: FloatArray
-    """How urgent each of them is, smaller first."""
+    """Priorities of ``seq_ids``, smaller first."""
     prompt: Priority | None
-    """Of the most urgent that could be prefilled, the head of the queue included; None: there is nobody."""
+    """Of the most urgent request to prefill, including the head of the queue; None: there is none."""
     decode: Priority | None
-    """Of the most urgent of those beyond their prompts; None: there is nobody."""
+    """Of the most urgent decode; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByPriority(ABC):
-    """The most urgent request of all picks the service that steps.
+    """The most urgent request picks the service that steps.
 
-    If it waits, or is within its prompt, the step must compute a prompt, otherwise the next most urgent
-    picks. In either case all of its service take part: decodes, then prompts begun, then requests that wait,
-    each most urgent first. Since every service with requests has a turn, something runs whatever memory
-    refuses.
+    If it is waiting, or within its prompt, the step must compute a prompt, otherwise the next most urgent
+    request picks. In either case all requests of the service take part: decodes, then unfinished prompts,
+    then waiting requests, the most urgent first. Every service with requests has a turn, so there is a step
+    even if no request can be admitted.
 
-    Of the waiting only the head of each queue is looked at: a queue is kept by ``rank``.
+    Only the head of each waiting queue is examined, since queues are sorted by ``rank``.
     """
 
     steady: ClassVar[bool] = False
@@ -72,7 +71,7 @@ class ByPriority(ABC):
         return Decision([turn for _, turn in turns])
 
     def turns(self, candidates: Candidates) -> list[tuple[Priority, Turn]]:
-        """One service's turns: for the sake of a prompt, and for the sake of a decode."""
+        """One service's turns: for its most urgent prompt, and for its most urgent decode."""
         service, waiting = candidates.view.service, candidates.view.waiting
         seq_ids, keys = candidates.seq_ids, candidates.keys
         turns = []
@@ -83,7 +82,7 @@ class ByPriority(ABC):
         return turns
 
     def candidates(self, view: ServiceView) -> Candidates:
-        """The requests of a service that pick it, and their priorities."""
+        """The service's requests with their priorities."""
         running = view.running
         count = len(running)
         table = running.joined(RequestTable([view.waiting[0]])) if view.waiting else running
@@ -95,7 +94,7 @@ class ByPriority(ABC):
         def priority(row: int) -> Priority:
             return float(keys[row]), int(table.number[row])
 
-        # Of equals the one admitted first.
+        # The first of equal keys is the one admitted first.
         heads = [int(prompts[keys[prompts].argmin()])] if len(prompts) else []
         if view.waiting:
             heads.append(count)
@@ -108,13 +107,13 @@ class ByPriority(ABC):
         )
 
 
-def require(holds: bool, order: str, knob: str, rule: str, value: object) -> None:
-    """Refuse a knob without meaning; raises ConfigError."""
-    if not holds:
-        raise ConfigError(f"order {order}: {knob} {rule}, got {value!r}")
+def require(valid: bool, order: str, option: str, rule: str, value: object) -> None:
+    """Raises ConfigError if an option is not valid."""
+    if not valid:
+        raise ConfigError(f"order {order}: {option} {rule}, got {value!r}")
 
 
-def require_one_of(value: str, order: str, knob: str, possible: Iterable[str]) -> None:
-    """Refuse a choice that there is not; raises ConfigError."""
+def require_one_of(value: str, order: str, option: str, possible: Iterable[str]) -> None:
+    """Raises ConfigError if a value is not one of ``possible``."""
     possible = tuple(possible)
-    require(value in possible, order, knob, f"must be one of {', '.join(possible)}", value)
+    require(value in possible, order, option, f"must be one of {', '.join(possible)}", value)

@@ -1,4 +1,4 @@
-"""The priorities that clients give their requests."""
+"""Order ``priority``: the priorities that clients give their requests."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,14 +11,12 @@ from shoal.schedule.running_batch import FloatArray, RequestTable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientPriority(ByPriority):
-    """The request with the lowest ``priority`` steps, with its service; equals are served as they came."""
+    """The request with the lowest ``priority`` picks its service; equal ones first come, first served."""
 
     reads_priorities: ClassVar[bool] = True
 
     def rank(self, request: RequestState, view: ServiceView) -> float:
-        """Its priority."""
         return float(request.priority)
 
     def keys(self, view: ServiceView, table: RequestTable) -> FloatArray:
-        """Priorities."""
         return table.priority.astype(float)

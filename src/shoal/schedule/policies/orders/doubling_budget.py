@@ -1,4 +1,4 @@
-"""Doubling budget: services with short requests first, requests that outlast their budget later."""
+"""Order ``doubling-budget`` (SeaLLM): services with short requests first; long requests drop behind."""
 
 from dataclasses import dataclass
 
@@ -23,34 +23,33 @@ VARIANTS = ("join", "literal", "batch", "c-mu")
 class DoublingBudget(ByPriority):
     """SeaLLM's order (section 4.2, Algorithm 2 in appendix A.2).
 
-    A service's requests get a budget Q = mean + standard deviation of their execution times, which the steps
-    that they take part in use up. Priority is O = Q_left * mean, the smallest first: by Smith's rule that
-    minimises the mean latency relative to ``mean`` if all are there at once and Q_left is what remains. A
-    request that has used up its budget gets twice as much, and thereby drops behind.
+    A service's requests get a budget Q = mean + standard deviation of their execution times, which is used up
+    by the steps that they take part in. Priority is O = Q_left * mean, the smallest first: by Smith's rule
+    that minimizes the mean latency relative to ``mean`` if all requests are present and Q_left is their
+    remaining time. A request that has used up its budget gets twice as much, and thereby drops behind.
 
     Variants:
-        ``join``: the smallest O picks the service, all of which then step together, those who wait joining.
-        ``literal``, the paper's: it picks the service and the phase; those who wait (or are within their
-        prompt) step without the decodes and the decodes without them. Running requests have less left than
-        those who wait, so a batch tends to drain before anybody joins it.
-        ``batch``: as ``join``, O divided by how many requests a step of the service could serve at once (its
-        waiting and running ones, at most ``max_batch``): a step is shared by all of them.
-        ``c-mu``: as ``join``, with the expected remaining time given the progress in place of Q_left (Theorem
-        2), from the lengths of past outputs; as ``join`` where none has finished yet.
+        ``join``: the smallest O picks the service, whose running and waiting requests then step together.
+        ``literal``, the paper's: the smallest O picks the service and the phase; waiting requests and prompts
+        step without the decodes, and the decodes without them. Running requests have less budget left than
+        waiting ones, so a batch tends to drain before requests join it.
+        ``batch``: as ``join``, with O divided by the number of requests that a step of the service could
+        serve (waiting and running, at most ``max_batch``), since they share the step.
+        ``c-mu``: as ``join``, with the expected remaining time in place of Q_left (Theorem 2), given the
+        progress and the lengths of past outputs; as ``join`` before the first request has finished.
     """
 
     variant: str = "join"
-    """One of those above."""
+    """See above."""
     max_batch: int = 64
-    """Of the variant ``batch``."""
+    """For the variant ``batch``."""
 
     def __post_init__(self) -> None:
-        """Refuse knobs without meaning; raises ConfigError."""
         require_one_of(self.variant, "doubling-budget", "variant", VARIANTS)
         require(self.max_batch >= 1, "doubling-budget", "max_batch", "must be at least 1", self.max_batch)
 
     def rank(self, request: RequestState, view: ServiceView) -> float:
-        """Budget left as a share of the first one: estimates that drift do not reorder fresh requests."""
+        """Budget left as a share of the first one, so that drifting estimates do not reorder new requests."""
         budget_ns = budget_of(view.traits)
         return budget_left(request.service_time_ns, budget_ns) / budget_ns
 
@@ -66,7 +65,7 @@ class DoublingBudget(ByPriority):
         return _budgets_left(table.service_time_ns, budget_of(traits)) * weight
 
     def turns(self, candidates: Candidates) -> list[tuple[Priority, Turn]]:
-        """Turns with all of a service, or in ``literal`` one for each phase."""
+        """Turns with all requests of a service, or with ``literal`` one for each phase."""
         if self.variant != "literal":
             return ByPriority.turns(self, candidates)
         service, waiting = candidates.view.service, candidates.view.waiting
@@ -82,14 +81,14 @@ class DoublingBudget(ByPriority):
 
 
 def budget_of(traits: ServiceTraits) -> int:
-    """A fresh request's budget in nanoseconds, at least one."""
+    """The first budget of a request in nanoseconds, at least 1."""
     return max(1, min(round((traits.mean_s + traits.deviation_s) * 1e9), LONGEST_NS))
 
 
 def budget_left(service_time_ns: int, budget_ns: int) -> int:
-    """What is left of the budget that a request is on.
+    """What is left of a request's current budget.
 
-    Budgets are Q, 2Q, 4Q, ...; they are used up when Q, 3Q, 7Q, ... nanoseconds of service are used in all.
+    Budgets are Q, 2Q, 4Q, ...; they are used up after a total service time of Q, 3Q, 7Q, ...
     """
     number = (service_time_ns // budget_ns + 1).bit_length()
     return (budget_ns << number) - budget_ns - service_time_ns
@@ -102,6 +101,6 @@ def _budgets_left(service_time_ns: IntArray, budget_ns: int) -> IntArray:
 
 
 def _expected_remaining(view: ServiceView, table: RequestTable) -> FloatArray:
-    """Output tokens still to come, on average over past requests that got as far."""
+    """Expected output tokens still to come, from past requests that were at least as long."""
     generated = table.num_generated
     return view.lengths().mean_beyond(generated, table.max_new_tokens) - generated

@@ -1,4 +1,4 @@
-"""Earliest deadline first."""
+"""Order ``edf``: earliest deadline first, by the latency goals (SLO) of requests."""
 
 from dataclasses import dataclass
 
@@ -12,19 +12,18 @@ from shoal.schedule.running_batch import FloatArray, RequestTable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarliestDeadline(ByPriority):
-    """The request whose next token is due first steps, with its service.
+    """The request whose next token is due first picks its service.
 
-    By its goals the first token is due ``ttft_s`` after arrival, each further one ``tpot_s`` after the one
-    before, and everything ``e2e_s`` after arrival: the earliest of what applies counts. Tokens that came
-    early leave slack for others.
+    The first token is due ``ttft_s`` after arrival, each further one ``tpot_s`` after the one before, and the
+    whole output ``e2e_s`` after arrival; the earliest applicable deadline counts. Tokens that are early give
+    their request slack.
     """
 
     default_s: float = 60.0
-    """After arrival, when a request is due to which no goal applies (any more), and the first token of one
-    that has a goal for the time per token alone."""
+    """Deadline after arrival of requests without an applicable goal, and of the first token if there is only
+    a goal for the time per token."""
 
     def __post_init__(self) -> None:
-        """Refuse knobs without meaning; raises ConfigError."""
         require(self.default_s >= 0, "edf", "default_s", "must not be negative", self.default_s)
 
     def rank(self, request: RequestState, view: ServiceView) -> float:
@@ -40,6 +39,6 @@ class EarliestDeadline(ByPriority):
         first = table.ttft_s
         later = np.where(np.isnan(first), self.default_s, first) + table.num_generated * table.tpot_s
         allowed = np.where(np.isnan(later) & (table.num_generated == 0), first, later)
-        # The earliest of what applies; NaN is what does not.
+        # The earliest applicable deadline; NaN: not applicable.
         allowed = np.fmin(allowed, table.e2e_s)
         return np.where(np.isnan(allowed), self.default_s, allowed)

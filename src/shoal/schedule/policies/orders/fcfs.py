@@ -1,4 +1,4 @@
-"""First come, first served: over all services as far as it fits, or strictly."""
+"""Orders ``fcfs`` and ``fcfs-strict``: first come, first served over all services."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,36 +10,36 @@ from shoal.schedule.policies.view import SchedulerView, ServiceView
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.running_batch import FloatArray, RequestTable
 
-PATIENCE_STEPS = 64
-"""``fcfs`` does not pass over a service with running requests for more steps of others than this."""
+MAX_DELAY_STEPS = 64
+"""Limit on consecutive steps of other services while a service has running requests (``fcfs``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BySubmission:
-    """What orders have in common whose only priority is age."""
+    """Base of orders whose only priority is the order of submission."""
 
     steady: ClassVar[bool] = True
     reads_lengths: ClassVar[bool] = False
     reads_priorities: ClassVar[bool] = False
 
     def rank(self, request: RequestState, view: ServiceView) -> float:
-        """The same for all, so that the arrival decides."""
+        """Equal for all requests, so that the arrival decides."""
         return 0.0
 
     def keys(self, view: ServiceView, table: RequestTable) -> FloatArray:
-        """The numbers of submission."""
+        """Numbers of submission."""
         return table.number.astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fcfs(BySubmission):
-    """First come, first served, as far as it fits.
+    """First come, first served, if the request fits.
 
-    The service of the oldest request that can be prefilled now steps (waiting and admissible, or running
-    and not yet through its prompt), its decodes riding along; otherwise the service that decodes and has
-    not stepped for longest. A head that does not fit blocks its own service only.
+    The service of the oldest request that can be prefilled now (waiting and admissible, or running with an
+    unfinished prompt) steps, together with its decodes; otherwise the decoding service with the longest time
+    since its last step. A head of a queue that does not fit blocks only its own service.
 
-    Prompts of one service hold up the decodes of another for at most ``PATIENCE_STEPS`` steps at a time.
+    Prompts of one service delay the decodes of another for at most ``MAX_DELAY_STEPS`` steps at a time.
     """
 
     def decide(self, view: SchedulerView, now_ns: int) -> Decision:
@@ -47,7 +47,7 @@ class Fcfs(BySubmission):
         services = unfinished_services(view)
         decoding = [service for service in services if len(service.running)]
         decoding.sort(key=lambda service: service.last_step)
-        overdue = [service for service in decoding if view.step - service.last_step > PATIENCE_STEPS]
+        overdue = [service for service in decoding if view.step - service.last_step > MAX_DELAY_STEPS]
         prompts = [
             (oldest, service) for service in services if (oldest := _oldest_prompt(service)) is not None
         ]
@@ -59,7 +59,7 @@ class Fcfs(BySubmission):
 
 
 def unfinished_services(view: SchedulerView) -> list[ServiceView]:
-    """Those that have requests."""
+    """Services with requests."""
     return [service for service in view.services.values() if len(service.running) or service.waiting]
 
 
@@ -73,11 +73,11 @@ def _oldest_prompt(service: ServiceView) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FcfsStrict(BySubmission):
-    """The service of the oldest unfinished request steps, and only it admits.
+    """The service of the oldest unfinished request steps, and only it admits requests.
 
-    Where that comes to nothing (its head does not fit into what others hold), the next oldest steps with
-    what it has running, so that memory comes free. Nobody younger overtakes the oldest in another service,
-    so that it is admitted once those running have ended.
+    If it has nothing to compute (the head of its queue does not fit), the service of the next oldest request
+    steps with its running requests, so that memory is freed. No younger request of another service is
+    admitted before the oldest one, which is thus admitted once the running requests have ended.
     """
 
     def decide(self, view: SchedulerView, now_ns: int) -> Decision:

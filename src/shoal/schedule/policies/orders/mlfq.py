@@ -1,4 +1,4 @@
-"""Skip-join multi-level feedback queue (FastServe, as a baseline)."""
+"""Order ``mlfq``: skip-join multi-level feedback queue (FastServe, as a baseline)."""
 
 from dataclasses import dataclass
 
@@ -8,47 +8,44 @@ from shoal.schedule.request_state import RequestState
 from shoal.schedule.running_batch import FloatArray, IntArray, RequestTable
 
 _REQUESTS = 2.0**40
-"""Between two levels lies room for more requests than are ever submitted."""
+"""Distance of the keys of two levels: more than the number of requests ever submitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mlfq(ByPriority):
-    """Lower levels first, in a level first come first served (FastServe: Wu et al., 2023).
+    """Lower levels first, first come first served inside a level (FastServe: Wu et al., 2023).
 
-    A request joins the lowest level whose quantum covers its prefill, so that long prompts do not pass
-    through levels that they would only use up. It may use the quantum of its level (time of the steps it
-    takes part in), then it is on the next: on level k after joining on j until it was served
-    ``quantum_s * (2^(k+1) - 2^j)`` in all. On the last level it stays. The level is thereby a function of the
-    prompt and its service time; the scheduler's starvation guard stands in for FastServe's promotion.
+    A request joins the lowest level whose quantum covers its prefill, so that long prompts skip levels that
+    they would only use up. After the quantum of its level (time of the steps it takes part in) it is demoted
+    to the next: having joined on level j, it is on level k until a service time of ``quantum_s * (2^(k+1) -
+    2^j)``. It stays on the last level. So the level is a function of the prompt and the service time; the
+    scheduler's starvation guard replaces FastServe's promotion.
     """
 
     quantum_s: float = 0.1
-    """Of level 0; every further level has twice the one before."""
+    """Of level 0; every further level has twice the quantum of the one before."""
     levels: int = 8
-    """How many there are."""
     prefill_tokens_per_s: float = 10_000.0
-    """How fast prompts are assumed to be computed."""
+    """Assumed speed of prefill."""
 
     def __post_init__(self) -> None:
-        """Refuse knobs without meaning; raises ConfigError."""
         require(self.quantum_s >= 1e-9, "mlfq", "quantum_s", "must be at least a nanosecond", self.quantum_s)
         require(self.levels >= 1, "mlfq", "levels", "must be at least 1", self.levels)
         rate = self.prefill_tokens_per_s
         require(rate > 0, "mlfq", "prefill_tokens_per_s", "must be above 0", rate)
 
     def levels_of(self, table: RequestTable) -> IntArray:
-        """Where each is now, from 0 [n]."""
+        """Current level of each request, from 0 [n]."""
         powers = POWERS[: self.levels]
         quantum_ns = min(round(self.quantum_s * 1e9), LONGEST_NS)
-        # Prompt tokens that the quantum of level 0 covers.
+        # Prompt tokens covered by the quantum of level 0.
         covered = max(1, min(round(self.quantum_s * self.prefill_tokens_per_s), LONGEST_NS))
-        # All the way from level 0 it would have used 2^joined - 1 quanta of level 0 before it got here.
+        # Starting from level 0, it would have used 2^joined - 1 quanta of level 0 before this level.
         joined = powers.searchsorted((table.num_prompt_tokens - 1) // covered, side="right")
         used = table.service_time_ns // quantum_ns + powers.take(joined, mode="clip")
         return powers[1:].searchsorted(used, side="right")
 
     def rank(self, request: RequestState, view: ServiceView) -> float:
-        """Its level."""
         return int(self.levels_of(RequestTable([request]))[0])
 
     def keys(self, view: ServiceView, table: RequestTable) -> FloatArray:

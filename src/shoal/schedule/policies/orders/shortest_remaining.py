@@ -1,4 +1,4 @@
-"""Shortest remaining predicted time first."""
+"""Order ``shortest-remaining``: shortest predicted remaining time first (SRPT)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,23 +11,22 @@ from shoal.schedule.running_batch import FloatArray, RequestTable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortestRemaining(ByPriority):
-    """The request that is predicted to end first steps, with its service.
+    """The request that is predicted to end first picks its service.
 
-    Its remaining time is the output that the length predictor still expects, times the service's execution
-    time per output token.
+    The remaining time is the predicted rest of the output, times the service's execution time per output
+    token.
     """
 
     reads_lengths: ClassVar[bool] = True
 
     token_s: float = 0.02
-    """Seconds per output token of services of which no request has finished."""
+    """Assumed before the first request of a service has finished."""
 
     def __post_init__(self) -> None:
-        """Refuse knobs without meaning; raises ConfigError."""
         require(self.token_s > 0, "shortest-remaining", "token_s", "must be above 0", self.token_s)
 
     def rank(self, request: RequestState, view: ServiceView) -> float:
-        """Predicted output tokens left, which among requests of one service is as good as time."""
+        """Predicted output tokens left, which inside a service gives the same order as time."""
         return request.predicted_tokens - request.num_generated
 
     def keys(self, view: ServiceView, table: RequestTable) -> FloatArray:

@@ -1,4 +1,4 @@
-"""Weighted turns: services step in turn, often those that many short requests ask."""
+"""Order ``weighted-turns`` (default): services take turns, those with many short requests more often."""
 
 import math
 from dataclasses import dataclass
@@ -18,30 +18,30 @@ EXPONENT = 1.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightedTurns(ByPriority):
-    """Doubling budget inside a service and for memory; between services, turns by weight.
+    """Doubling budget inside a service and for preemption; turns by weight between services.
 
-    A step of a service brings each of its N requests nearer to its end, which takes about L for each and
-    counts 1 / L in the mean normalised latency. By Smith's rule the service with the largest N / L^2 should
-    step. But if it always did, its batches would stay small while those of others wait: a step costs nearly
-    the same for one request as for ten, so that the engine would lose throughput, and under load everybody
-    would wait longer. So the weight (N / L^2)^1.5 is multiplied by the number of steps since the service's
-    last turn: each then steps about as often as its weight says, at light load those with short requests
-    nearly always, and under load batches build up.
+    A step of a service makes progress for each of its N requests, which take about L each and count 1 / L in
+    the mean normalised latency. By Smith's rule the service with the largest N / L^2 should step. But if it
+    always did, its batches would stay small while requests of other services wait: a step costs nearly the
+    same for one request as for ten, so throughput would fall, and under load all requests would wait longer.
+    So the weight (N / L^2)^1.5 is multiplied by the number of steps since the service's last turn. Each
+    service then steps about as often as its weight says: at light load those with short requests nearly
+    always, while under load batches build up.
 
-    Where services on the same weights decode together, a step brings the decodes of all of them nearer to
-    their ends, so that N / L^2 is summed over them. A prompt holds up none of these decodes, and soon has a
-    turn. For prompts, steps of others are no turns, because they compute none of them.
+    With co-batching, a step makes progress for the decodes of all services on the same weights, so N / L^2 is
+    summed over them. A prompt delays none of these decodes, and soon has a turn. For prompts, steps that
+    another service led are no turns, because they compute no prompts of this one.
 
-    L is what a request takes alone, where that is known. Otherwise it is the mean execution time, which
-    includes what was computed for others in the same steps: long prompts of a busy service inflate it, and
+    L is the execution time of a request alone, if it is known. Otherwise it is the mean execution time, which
+    includes the work for other requests in the same steps: long prompts of a busy service increase it, and
     such a service then gets too few turns.
 
-    Ours; doubling budget (SeaLLM) gives who is preempted, and the order within a service. The exponent is
+    Our own order; doubling budget (SeaLLM) decides preemption and the order inside a service. The exponent is
     the result of simulations: 2 gives somewhat lower means and longer tails, 1 the reverse.
     """
 
     def rank(self, request: RequestState, view: ServiceView) -> float:
-        """As doubling budget, but whose answer has begun, or who was preempted, comes before all others."""
+        """As doubling budget, but requests with output and preempted requests come first."""
         begun = request.num_generated > 0 or request.num_preemptions > 0
         return -math.inf if begun else _BUDGETS.rank(request, view)
 
@@ -50,7 +50,7 @@ class WeightedTurns(ByPriority):
         return _BUDGETS.keys(view, table)
 
     def decide(self, view: SchedulerView, now_ns: int) -> Decision:
-        """Every service's turns, by weight and steps since its last."""
+        """Every service's turns, by weight and the number of steps since its last turn."""
         turns: list[tuple[Priority, Turn]] = []
         for service in view.services.values():
             if not len(service.running) and not service.waiting:
