@@ -75,7 +75,7 @@ def ways_of(shapes: list[tuple[int, int]]) -> dict[str, tuple[torch.dtype, list[
     }
     products = [products for _, products in ways.values()]
     pages, native, prepacked = HugePages(), load_native(), can_prepack(torch.bfloat16)
-    packing = Bf16Packing.here()
+    packing = Bf16Packing.for_this_cpu()
     for outputs, inputs in shapes:
         weight = torch.randn(outputs, inputs) * inputs**-0.5
         dense = nn.Linear(inputs, outputs, bias=False, dtype=torch.bfloat16).requires_grad_(False)
@@ -83,9 +83,9 @@ def ways_of(shapes: list[tuple[int, int]]) -> dict[str, tuple[torch.dtype, list[
         products[0].append(partial(F.linear, weight=weight))
         products[1].append(PackedLinear(dense.weight, None) if prepacked else dense)
         products[2].append(dense if packing is None else packing.pack(dense.weight, dense.bias))
-        products[3].append(Int8Linear(pack(values, scales).moved(pages.put), native))
+        products[3].append(Int8Linear(pack(values, scales).copied(pages.put), native))
         grouped = scales[:, None].expand(-1, -(-inputs // GROUP))
-        products[4].append(Int8Linear(pack(values, grouped).moved(pages.put), native))
+        products[4].append(Int8Linear(pack(values, grouped).copied(pages.put), native))
         products[5].append(onednn_int8(values, scales))
     return ways
 

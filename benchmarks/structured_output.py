@@ -24,7 +24,7 @@ from rich.table import Table
 from shoal.core import Grammar, GrammarKind, Request, SamplingParams, Service
 from shoal.engine import Engine, EngineOptions, build_engine
 from shoal.execute.grammar.masks import RowMasks
-from shoal.execute.grammar.messages import Step, Told
+from shoal.execute.grammar.messages import SequenceTokens, Step
 from shoal.execute.grammar.process import Masks, compile_grammar
 from shoal.execute.protocol import Executor
 from shoal.kvcache import KVCacheOptions
@@ -116,7 +116,7 @@ def mask_times(folder: Path, vocab_size: int, eos: Sequence[int], prompt: str) -
     times = []
     for token in Tokenizer.from_folder(folder).encode(text, add_special_tokens=False):
         begun = time.perf_counter()
-        answer, _ = masks.answer(Step([Told(1, new)], [], 1.0))
+        answer, _ = masks.answer(Step([SequenceTokens(1, new)], [], 1.0))
         times.append(time.perf_counter() - begun)
         if answer.failures:
             break

@@ -13,13 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.gpu_check.cases import Cases
-from benchmarks.gpu_check.part_list import PARTS
-from benchmarks.gpu_check.parts import tests as tests_part
-from benchmarks.gpu_check.shapes import LLAMA_1B, LLAMA_8B
-from benchmarks.gpu_check.timing import summary
-from gpu_check_builders import ROOT
-from shoal.execute.attention.torch_backends import BatchedStep
+from gpu_check_builders import BENCHMARKS
+from shoal.execute.attention.torch_backends import BatchedAttention
 
 timed_kernels = st.tuples(st.sampled_from("abcd"), st.integers(0, 20), st.integers(1, 6))
 
@@ -60,14 +55,14 @@ def test_weight_bytes_equal_those_of_transformers(model: Any) -> None:
 if TYPE_CHECKING or find_spec("triton") is not None:
     from benchmarks.gpu_check.parts import kernels as kernels_part
 
-    class WithoutWindow(BatchedStep):
-        """Attends beyond the window."""
+    class WithoutWindow(BatchedAttention):
+        """Attends too much."""
 
         def attend(self, *arguments: Any, **settings: Any) -> torch.Tensor:
             return super().attend(*arguments, **{**settings, "window": None})
 
-    class WithoutWriting(BatchedStep):
-        """Does not write new keys and values to the pool."""
+    class WithoutWriting(BatchedAttention):
+        """Leaves the new keys and values out of the pool."""
 
         def attend(self, *arguments: Any, **settings: Any) -> torch.Tensor:
             with pytest.MonkeyPatch.context() as broken:
@@ -84,11 +79,11 @@ def test_attention_that_differs_from_the_reference_is_found(
     rows = [(17, 18), (0, 1), (0, 9), (3, 9)]
     heads = kernels_part.TINY_SHAPES[1]
 
-    def compare(step: type[BatchedStep]) -> Any:
-        monkeypatch.setattr(kernels_part, "TritonStep", step)
-        return kernels_part.compare("cpu", heads, rows, "float32", layout, spare_bytes)
+    def compare(step: type[BatchedAttention]) -> Any:
+        monkeypatch.setattr(gpu_check_kernels, "TritonAttention", step)
+        return gpu_check_kernels.compare("cpu", heads, rows, "float32", layout, spare_bytes)
 
-    assert compare(BatchedStep)["decodes, largest error"] < 1e-5
+    assert compare(BatchedAttention)["decodes, largest error"] < 1e-5
     with pytest.raises(AssertionError, match=r"3 of 4 rows differ: tokens 17 to 18 by .*, tokens 0 to 9 by"):
         compare(WithoutWindow)
     with pytest.raises(AssertionError, match=r"tokens 17 to 18 by inf"):

@@ -15,7 +15,7 @@ from execute_builders import make_model, make_prompt, tiny_config
 from grammar_builders import EOS, Letters, write_tokenizer
 
 from shoal.core import Grammar, GrammarKind, Request, ResumeState
-from shoal.execute.grammar import watchdog as grammar_health
+from shoal.execute.grammar import watchdog
 from shoal.execute.grammar.masks import RowMasks
 
 SERVICE = "llama"
@@ -126,7 +126,7 @@ def test_processes_that_are_killed_or_stopped_change_no_output(
     expected: dict[str, list[int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(grammar_health, "STALLED_S", 0.3)
+    monkeypatch.setattr(watchdog, "STALLED_S", 0.3)
     steps = count(1)
 
     def sabotage(executor: Any) -> None:

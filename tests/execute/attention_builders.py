@@ -9,7 +9,7 @@ import torch
 from at_hand import DEVICE
 from shoal.execute.attention.kv_buffers import KVStore
 from shoal.execute.attention.kv_views import TORCH_DTYPES, ServiceCache
-from shoal.execute.attention.torch_backends import GatheringStep, PagedAttention
+from shoal.execute.attention.torch_backends import GatheringAttention, PagedAttention
 from shoal.execute.batch import StepBatch
 from shoal.kvcache import BlockPool, KVShape, LayerShape, plan_layout
 
@@ -114,7 +114,7 @@ class Sequences:
             _WritingStep(self.step(rows), self.cache).write(layer, key, value)
 
 
-class _WritingStep(GatheringStep):
+class _WritingStep(GatheringAttention):
     """Only writes."""
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:

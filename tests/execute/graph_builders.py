@@ -1,10 +1,10 @@
-"""Recorded work without a GPU."""
+"""CapturedGraph work without a GPU."""
 
 from collections.abc import Callable
 
 import torch
 
-from shoal.execute.cuda_graphs import Recorded
+from shoal.execute.cuda_graphs import CapturedGraph
 
 
 class FakeRecorder:
@@ -15,8 +15,8 @@ class FakeRecorder:
         """How often something was to be recorded."""
         self._errors = list(errors)
 
-    def record(self, compute: Callable[[], torch.Tensor]) -> Recorded:
-        """See Recorder."""
+    def capture(self, compute: Callable[[], torch.Tensor]) -> CapturedGraph:
+        """See GraphCapturer."""
         self.tried += 1
         if self._errors:
             raise self._errors.pop(0)
@@ -27,4 +27,4 @@ class FakeRecorder:
             output.fill_(torch.nan)
             assert compute().data_ptr() == place, "a graph always writes to the same place"
 
-        return Recorded(replay, output)
+        return CapturedGraph(replay, output)

@@ -122,11 +122,11 @@ class Decodes:
     def _store(self, row: int, at: Sequence[int], keys: torch.Tensor, values: torch.Tensor) -> None:
         positions = torch.tensor(at, dtype=torch.int64, device=self.device)
         entries = self.tables[row, positions // self.block_size].long()[:, self.kv.first_entry :]
-        places = (entries[:, 0], positions % self.block_size)
+        row_indices = (entries[:, 0], positions % self.block_size)
         if self.layout == "split":
-            places = (entries, (positions % self.block_size)[:, None])
-        self.kv.keys[places] = keys
-        self.kv.values[places] = values
+            row_indices = (entries, (positions % self.block_size)[:, None])
+        self.kv.keys[row_indices] = keys
+        self.kv.values[row_indices] = values
 
     def attend(self) -> torch.Tensor:
         """What the kernels give: [rows, heads, value_dim]."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from shoal.execute.cuda_graphs import CudaRecorder
+from shoal.execute.cuda_graphs import CudaGraphCapturer
 
 
 class Graph:
@@ -64,16 +64,16 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
 
 def test_graphs_share_memory_until_the_last_is_gone(cuda: FakeCuda) -> None:
-    recorder = CudaRecorder()
+    capturer = CudaGraphCapturer()
     output = torch.zeros(1)
-    kept = [recorder.record(lambda: output) for _ in range(3)]
+    kept = [capturer.capture(lambda: output) for _ in range(3)]
     assert all(each.output is output for each in kept)
     del kept[1:]
-    kept.append(recorder.record(lambda: output))
+    kept.append(capturer.capture(lambda: output))
     assert cuda.memory == [0, 0, 0, 0]
     kept.clear()
     gc.collect()
-    recorder.record(lambda: output)
+    capturer.capture(lambda: output)
     assert cuda.memory[-1] > 0
 
 
@@ -87,5 +87,5 @@ def test_an_error_while_something_is_recorded_leaves_the_stream_as_it_was(cuda: 
         return torch.zeros(1)
 
     with pytest.raises(RuntimeError, match="captured"):
-        CudaRecorder().record(fail_when_captured)
+        CudaGraphCapturer().capture(fail_when_captured)
     assert cuda.current is cuda.main

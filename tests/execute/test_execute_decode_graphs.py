@@ -1,4 +1,4 @@
-"""Recorded decodes give what decodes give that are not recorded, whatever the number of rows."""
+"""CapturedGraph decodes give what decodes give that are not recorded, whatever the number of rows."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -12,19 +12,19 @@ from strict_interpreter import strict_interpreter
 
 from at_hand import on_cpu
 from shoal.execute.attention.kv_views import MergedCache
-from shoal.execute.attention.torch_backends import ReferenceStep
+from shoal.execute.attention.torch_backends import ReferenceAttention
 from shoal.execute.attention.transformers_hook import AttentionStep
 from shoal.execute.batch import StepBatch
 
 if TYPE_CHECKING:
-    from shoal.execute.decode_graphs import DecodeBuffers, DecodeGraphs
+    from shoal.execute.decode_graphs import DecodeGraphs, GraphBuffers
 
 pytestmark = [needs_triton, on_cpu]
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("shoal.execute.attention.triton_kernels.parts_of", lambda rows, kv_heads: 1)
+    monkeypatch.setattr("shoal.execute.attention.triton_kernels.num_context_parts", lambda rows, kv_heads: 1)
     with strict_interpreter():
         yield
 
@@ -64,11 +64,11 @@ class Model:
 
 
 def graphs_of(
-    model: Model, sequences: Sequences, recorder: FakeRecorder, buffers: "DecodeBuffers | None" = None
+    model: Model, sequences: Sequences, recorder: FakeRecorder, buffers: "GraphBuffers | None" = None
 ) -> "DecodeGraphs":
-    from shoal.execute.decode_graphs import DecodeBuffers, DecodeGraphs
+    from shoal.execute.decode_graphs import DecodeGraphs, GraphBuffers
 
-    buffers = buffers or DecodeBuffers(torch.device("cpu"))
+    buffers = buffers or GraphBuffers(torch.device("cpu"))
     assert isinstance(sequences.cache, MergedCache)
     return DecodeGraphs(model, sequences.cache, model.context, buffers, recorder)
 
@@ -93,7 +93,7 @@ def test_rows_that_are_missing_attend_nothing_and_write_nothing(sequences: Seque
     logits = graphs_of(model, sequences, FakeRecorder()).run(batch)
     stored = pool.clone()
     pool.copy_(before)
-    reference = ReferenceStep(batch, sequences.cache)
+    reference = ReferenceAttention(batch, sequences.cache)
     torch.testing.assert_close(logits, model(batch.input_ids, batch.positions, torch.arange(3), reference))
     torch.testing.assert_close(stored, pool, rtol=0, atol=0, equal_nan=True)
     assert [len(out) for out in model.seen] == [4, 4, 3]
@@ -116,9 +116,9 @@ def test_a_size_that_cannot_be_recorded_is_not_tried_again_and_others_are(
 
 def test_services_share_the_buffers_of_recorded_decodes() -> None:
     """The second model has fewer heads, a smaller vocabulary and a shorter context."""
-    from shoal.execute.decode_graphs import DecodeBuffers
+    from shoal.execute.decode_graphs import GraphBuffers
 
-    buffers, recorder = DecodeBuffers(torch.device("cpu")), FakeRecorder()
+    buffers, recorder = GraphBuffers(torch.device("cpu")), FakeRecorder()
     large, small = (
         sequences_of([60, 50, 40, 30], Shape()),
         sequences_of([3, 2, 1], Shape(heads=2, kv_heads=1)),
@@ -128,7 +128,7 @@ def test_services_share_the_buffers_of_recorded_decodes() -> None:
     for counts in ((4, 3), (1, 1), (2, 2), (4, 3)):
         for count, (model, sequences), recorded in zip(counts, models, graphs, strict=True):
             batch = model.step(count)
-            reference = ReferenceStep(batch, sequences.cache)
+            reference = ReferenceAttention(batch, sequences.cache)
             expected = model(batch.input_ids, batch.positions, torch.arange(count), reference)
             torch.testing.assert_close(recorded.run(batch), expected)
     outputs = [recorded.run(model.step(2)) for (model, _), recorded in zip(models, graphs, strict=True)]

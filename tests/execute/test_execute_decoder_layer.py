@@ -31,13 +31,13 @@ from transformers import (
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel
 
 from shoal.core import Service
-from shoal.execute.attention.native_backend import NativeStep
+from shoal.execute.attention.native_backend import NativeAttention
 from shoal.execute.attention.transformers_hook import ATTENTION_NAME
 from shoal.execute.model.decoder_layer import DecoderLayer
 from shoal.execute.model.fuse_decoder_layers import fuse_layers, recognise_layers
 from shoal.execute.model.fused_forward import FusedForward
 from shoal.execute.model.loading import LoadedModel, load_models
-from shoal.execute.model.probe import PROMPT_LENGTHS, Probed, probe
+from shoal.execute.model.probe import PROMPT_LENGTHS, ProbeResult, probe
 from shoal.execute.model.record_attention import RecordingStep, packed_logits
 from shoal.execute.model.replacements import Replacements
 from shoal.execute.model.transformers_forward import TransformersForward
@@ -62,18 +62,20 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
 
 
-def load(folder: Path, config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> tuple[Any, Probed]:
+def load(
+    folder: Path, config: PretrainedConfig, dtype: torch.dtype = torch.float32
+) -> tuple[Any, ProbeResult]:
     make_model(folder, config, dtype)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=ATTENTION_NAME)
     return model.eval().requires_grad_(False), probe(model, "m")
 
 
-def fuse_found(model: nn.Module, probed: Probed) -> Replacements:
+def fuse_found(model: nn.Module, probed: ProbeResult) -> Replacements:
     return fuse_layers(recognise_layers(model, probed))
 
 
 @torch.inference_mode()
-def difference(model: nn.Module, probed: Probed) -> float:
+def difference(model: nn.Module, probed: ProbeResult) -> float:
     """Of the logits that the model gives now, to those it gave before."""
     logits = packed_logits(TransformersForward(model), probed.prompts, RecordingStep(PROMPT_LENGTHS)).float()
     expected = probed.logits.float()
@@ -185,7 +187,7 @@ def test_layers_are_fused_at_load_and_put_back_if_the_logits_change(
 ) -> None:
     folder = make_model(tmp_path, tiny_config("llama"))
     assert {type(layer) for layer in load_at_once(folder).module.model.layers} == {DecoderLayer}
-    monkeypatch.setattr(Probed, "still_answered_by", lambda self, model: False)
+    monkeypatch.setattr(ProbeResult, "gives_same_logits", lambda self, model: False)
     loaded = load_at_once(folder)
     assert {type(layer) for layer in loaded.module.model.layers} == {LlamaDecoderLayer}
     assert isinstance(loaded.forward, TransformersForward)
@@ -205,13 +207,13 @@ def test_a_layer_in_one_native_call_has_the_bits_of_its_operations(
     kind: str, dtype: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
-    run_layers = NativeStep.run_layers
+    run_layers = NativeAttention.run_layers
 
-    def counted(step: NativeStep, *arguments: Any) -> None:
+    def counted(step: NativeAttention, *arguments: Any) -> None:
         calls.append(1)
         run_layers(step, *arguments)
 
-    monkeypatch.setattr(NativeStep, "run_layers", counted)
+    monkeypatch.setattr(NativeAttention, "run_layers", counted)
     config = tiny_config(kind)
     if layout == "split":
         config.hidden_size = 96  # whole groups of inputs, which AMX reads in place

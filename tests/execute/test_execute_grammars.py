@@ -32,11 +32,11 @@ from shoal.core import (
 )
 from shoal.execute.grammar import masks as grammar_masks
 from shoal.execute.grammar import pool as grammar_pool
-from shoal.execute.grammar import watchdog as grammar_health
+from shoal.execute.grammar import watchdog
 from shoal.execute.grammar import worker as grammar_worker
-from shoal.execute.grammar.fork_server import GrammarModel, GrammarTemplates
+from shoal.execute.grammar.fork_server import ForkServers, GrammarModel
 from shoal.execute.grammar.masks import GrammarMasks, RowMasks
-from shoal.execute.grammar.messages import Step, Told
+from shoal.execute.grammar.messages import SequenceTokens, Step
 from shoal.execute.grammar.pool import GrammarLease, GrammarPool
 from shoal.execute.grammar.process import Masks, compile_grammar, read_tokenizer
 from shoal.execute.grammar.worker import GrammarWorker
@@ -83,7 +83,7 @@ def pool(folder: Path) -> Iterator[GrammarPool]:
     pool.close()
 
 
-def step(*rows: Told, left: Sequence[int] = ()) -> Step:
+def step(*rows: SequenceTokens, left: Sequence[int] = ()) -> Step:
     return Step(list(rows), list(left), 1.0)
 
 
@@ -108,7 +108,7 @@ def test_a_mask_has_the_tokens_that_go_on_to_one_of_the_texts(
     output: list[int] = []
     told = 0
     for draw in draws:
-        answer, made = masks.answer(step(Told(1, output[told:])))
+        answer, made = masks.answer(step(SequenceTokens(1, output[told:])))
         told = len(output)
         assert not answer.failures
         (mask,) = bits(made)
@@ -130,7 +130,7 @@ def test_a_mask_has_the_tokens_that_go_on_to_one_of_the_texts(
     else:
         return
     assert letters.text(output) in texts
-    _, made = masks.answer(step(Told(1, [EOS])))
+    _, made = masks.answer(step(SequenceTokens(1, [EOS])))
     assert bits(made) == [[EOS]]
 
 
@@ -147,15 +147,15 @@ def test_a_sequence_that_comes_back_has_the_masks_that_it_had(
     output: list[int] = []
     new: list[int] = []
     for draw in draws:
-        _, made = masks.answer(step(Told(1, new)))
+        _, made = masks.answer(step(SequenceTokens(1, new)))
         mask = bits(made)[0]
         new = [mask[draw % len(mask)]]
         output += new
         if len(output) == cut:
             masks.answer(step(left=[1]))
             new = list(output)
-    _, made = masks.answer(step(Told(1, new)))
-    _, anew = Masks(start, [EOS], VOCAB).answer(step(Told(2, output)))
+    _, made = masks.answer(step(SequenceTokens(1, new)))
+    _, anew = Masks(start, [EOS], VOCAB).answer(step(SequenceTokens(2, output)))
     assert bits(made) == bits(anew)
 
 
@@ -165,7 +165,7 @@ def test_a_tokenizer_may_have_more_tokens_than_the_model(folder: Path, letters: 
     answers = []
     for tokenizer in (longer, shorter):
         masks = Masks(compile_grammar(tokenizer, grammar), [EOS], tokenizer.vocab_size)
-        answers.append(bits(masks.answer(Step([Told(1, [])], [], 1.0))[1]))
+        answers.append(bits(masks.answer(Step([SequenceTokens(1, [])], [], 1.0))[1]))
     assert answers[0] == answers[1]
     assert {letters.piece(token) for token in answers[0][0]} == {"a", "ab", "1"}
 
@@ -365,7 +365,7 @@ def test_masks_that_take_too_long_end_their_own_request_only(
     steps: Steps, letters: Letters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grammar_worker, "MASK_CPU_S", 0.05)
-    monkeypatch.setattr(grammar_worker, "TOLD_CPU_S", 0.0)
+    monkeypatch.setattr(grammar_worker, "TOKEN_CPU_S", 0.0)
     slow = Grammar(GrammarKind.LARK, SLOWER_AND_SLOWER)
     good = row(grammar=one_of("ab", "0"))
     assert not steps.follow((1, row(grammar=slow)), (2, good)).failures
@@ -398,7 +398,7 @@ def test_a_step_does_not_wait_for_a_process(steps: Steps) -> None:
 def test_a_process_that_does_not_go_on_is_replaced(
     sign: signal.Signals, steps: Steps, letters: Letters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar_health, "STALLED_S", 0.2)
+    monkeypatch.setattr(watchdog, "STALLED_S", 0.2)
     grammar = Grammar(GrammarKind.REGEX, "(ab){3}c")
     output: list[int] = []
     for _ in range(4):
@@ -431,7 +431,7 @@ def test_a_template_that_does_not_go_on_is_replaced(
     sign: signal.Signals, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps.lease(one_of("a")).ready.result()
-    monkeypatch.setattr(grammar_health, "STALLED_S", 0.5)
+    monkeypatch.setattr(watchdog, "STALLED_S", 0.5)
     [template] = steps.pool._templates._templates.values()
     os.kill(template.pid, sign)
     steps.lease(one_of("b")).ready.result()
@@ -442,17 +442,17 @@ def test_templates_that_others_end_are_not_the_tokenizers_fault(
     sign: signal.Signals, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed or stopped twice while one request waits: it still follows its grammar, and is no 400."""
-    monkeypatch.setattr(grammar_health, "STALLED_S", 0.5)
-    running, ended = GrammarTemplates._running, []
+    monkeypatch.setattr(watchdog, "STALLED_S", 0.5)
+    running, ended = ForkServers._running, []
 
-    def ending(self: GrammarTemplates, model: GrammarModel) -> Any:
+    def ending(self: ForkServers, model: GrammarModel) -> Any:
         template = running(self, model)
         if len(ended) < ends:
             ended.append(template.pid)
             os.kill(template.pid, sign)
         return template
 
-    monkeypatch.setattr(GrammarTemplates, "_running", ending)
+    monkeypatch.setattr(ForkServers, "_running", ending)
     ends = 3
     steps.lease(one_of("a")).ready.result()
     assert len(set(ended)) == 3
@@ -519,7 +519,7 @@ def test_a_model_without_usable_tokenizer_or_end_follows_no_grammar(folder: Path
 def test_rows_without_grammar_keep_their_bits(
     folder: Path, letters: Letters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar_masks, "PATIENCE_S", 60.0)  # plans made by hand postpone nobody
+    monkeypatch.setattr(grammar_masks, "MASK_WAIT_S", 60.0)  # plans made by hand postpone nobody
     plain = [SamplingParams(temperature=0.9, top_p=0.9), SamplingParams(repetition_penalty=1.3)]
     prompts = [make_prompt(length, seed=length) for length in (9, 14, 20, 5)]
     bound = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "[ab]{4,6}"))

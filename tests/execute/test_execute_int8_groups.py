@@ -18,8 +18,7 @@ from shoal.core import ModelUnavailable, Service
 from shoal.execute.linear import int8_linear
 from shoal.execute.linear.int8_linear import Int8Linear
 from shoal.execute.linear.int8_weights import unpack
-from shoal.execute.model import choose_dtype as precision
-from shoal.execute.model import int8_model
+from shoal.execute.model import choose_dtype, int8_model
 from shoal.execute.model.choose_dtype import FAST_INT8
 from shoal.execute.model.int8_model import use_int8
 from shoal.execute.model.loading import LoadedModel, load_models
@@ -121,7 +120,7 @@ def test_auto_is_int8_where_that_is_fast(
     variant: str | None, converted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     native = None if variant is None else SimpleNamespace(variant=variant)
-    monkeypatch.setattr(precision, "load_native", lambda: native)
+    monkeypatch.setattr(choose_dtype, "load_native", lambda: native)
     model, lines = load(converted)
     dtype = "bfloat16" if variant in (None, "scalar") else "int8"
     assert model.dtype == getattr(torch, dtype)
@@ -132,7 +131,7 @@ def test_auto_is_int8_where_that_is_fast(
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """An int8 kernel that is fast, whatever this CPU is."""
-    monkeypatch.setattr(precision, "load_native", lambda: SimpleNamespace(variant=FAST_INT8[0]))
+    monkeypatch.setattr(choose_dtype, "load_native", lambda: SimpleNamespace(variant=FAST_INT8[0]))
 
 
 @pytest.mark.usefixtures("fast")

@@ -13,8 +13,8 @@ from at_hand import on_cpu
 from hypothesis_profiles import examples
 from native_variants import each_variant
 from shoal.execute.attention.int8_kv import as_bytes, dequantise, quantise
-from shoal.execute.attention.native_backend import NativeStep
-from shoal.execute.attention.torch_backends import BatchedStep, PagedAttention, ReferenceStep
+from shoal.execute.attention.native_backend import NativeAttention
+from shoal.execute.attention.torch_backends import BatchedAttention, PagedAttention, ReferenceAttention
 from shoal.native import NativeLibrary
 
 TOLERANCE = {"float32": 5e-6, "bfloat16": 4e-3}
@@ -138,18 +138,18 @@ def check(
 def test_native_attention_reads_what_was_rounded(
     native: NativeLibrary, shape: Shape, rows: list[tuple[int, int]], layout: str, block_size: int
 ) -> None:
-    check(NativeStep, shape, rows, layout, block_size, native)
+    check(NativeAttention, shape, rows, layout, block_size, native)
 
 
 @on_cpu
-@pytest.mark.parametrize("step", [ReferenceStep, BatchedStep])
+@pytest.mark.parametrize("step", [ReferenceAttention, BatchedAttention])
 @settings(max_examples=examples(20), deadline=None)
 @given(shapes, steps, layouts, st.sampled_from([1, 3, 16]))
 def test_so_does_attention_with_torch(
     step: type[PagedAttention], shape: Shape, rows: list[tuple[int, int]], layout: str, block_size: int
 ) -> None:
-    if step is BatchedStep and shape.dtype == "bfloat16":
-        shape.dtype = "float32"  # else it rounds what it gathers, and is less exact
+    if step is BatchedAttention and shape.dtype == "bfloat16":
+        shape.dtype = "float32"  # else it rounds what it gather_share, and is less exact
     check(step, shape, rows, layout, block_size)
 
 
@@ -166,7 +166,7 @@ def test_kernels_and_torch_store_the_same_bytes(native: NativeLibrary, layout: s
         sequences.keys[0][3, 1], sequences.values[0][4, 2] = 0.0, 1e-40
         sequences.keys[1][2, 0, 5], sequences.values[1][3, 1, 63] = math.inf, math.nan
         if ours:
-            sequences.attend(NativeStep(sequences.step(rows), sequences.cache, native), rows)
+            sequences.attend(NativeAttention(sequences.step(rows), sequences.cache, native), rows)
         else:
             sequences.store(lengths)
         stored.append(sequences.cache.rows.clone())
@@ -183,9 +183,11 @@ def test_what_is_not_finite_shows_from_its_token_on_and_in_its_sequence_alone(
     sequences = Sequences(shape, [40, 9])
     getattr(sequences, part)[0][17, 0, 3] = wrong
     rows = [(0, 0, 40), (1, 0, 9)]
-    out = sequences.attend(NativeStep(sequences.step(rows), sequences.cache, native), rows)
+    out = sequences.attend(NativeAttention(sequences.step(rows), sequences.cache, native), rows)
     assert out[17:40].isnan().all()
     assert out[40:].isfinite().all()
     rows = [(0, 39, 40)]
-    assert sequences.attend(NativeStep(sequences.step(rows), sequences.cache, native), rows).isnan().all()
-    assert sequences.attend(BatchedStep(sequences.step(rows), sequences.cache), rows).isnan().all()
+    assert (
+        sequences.attend(NativeAttention(sequences.step(rows), sequences.cache, native), rows).isnan().all()
+    )
+    assert sequences.attend(BatchedAttention(sequences.step(rows), sequences.cache), rows).isnan().all()

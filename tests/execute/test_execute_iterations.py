@@ -61,13 +61,13 @@ def start(hand: HandScheduler, params: Sequence[SamplingParams], prompt: int = 9
 
 
 def decode(hand: HandScheduler, rows: int, iterations: int, interrupted: Interrupted = never) -> StepResult:
-    places = tuple(range(rows))
+    row_indices = tuple(range(rows))
     plan = StepPlan(
         number=1,
         service="a",
-        seq_ids=places,
+        seq_ids=row_indices,
         new_tokens=(1,) * rows,
-        sampled=places,
+        sampled=row_indices,
         iterations=iterations,
     )
     hand.executor.submit(plan, interrupted)

@@ -17,7 +17,7 @@ FORMULAS = {
     Activation.GELU_TANH: lambda x: F.gelu(x, approximate="tanh"),
     Activation.GELU_ERF: F.gelu,
 }
-SIZES = st.one_of(st.integers(1, 70), st.sampled_from([576, 577, 1536]))
+GRAPH_SIZES = st.one_of(st.integers(1, 70), st.sampled_from([576, 577, 1536]))
 
 
 def draw(rows: int, size: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
@@ -37,7 +37,7 @@ def assert_rounded(ours: torch.Tensor, exact: torch.Tensor) -> None:
 
 @each_variant
 @pytest.mark.parametrize("dtype", DTYPES)
-@given(rows=st.integers(1, 40), size=SIZES, seed=st.integers(0, 99))
+@given(rows=st.integers(1, 40), size=GRAPH_SIZES, seed=st.integers(0, 99))
 @settings(max_examples=15)
 def test_norms_and_residual_sums(
     rows: int, size: int, seed: int, dtype: torch.dtype, native: NativeLibrary
@@ -59,7 +59,7 @@ def test_norms_and_residual_sums(
 @each_variant
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", FORMULAS)
-@given(rows=st.integers(1, 20), size=SIZES, seed=st.integers(0, 99))
+@given(rows=st.integers(1, 20), size=GRAPH_SIZES, seed=st.integers(0, 99))
 @settings(max_examples=8)
 def test_gated_activations(
     rows: int, size: int, seed: int, activation: Activation, dtype: torch.dtype, native: NativeLibrary

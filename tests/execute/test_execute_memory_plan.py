@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from shoal.core import ConfigError
-from shoal.execute.attention.torch_backends import BatchedStep, PagedAttention
-from shoal.execute.kv_pool_size import EngineMemory, pool_bytes, recorded_bytes
+from shoal.execute.attention.torch_backends import BatchedAttention, PagedAttention
+from shoal.execute.kv_pool_size import EngineMemory, graph_bytes, pool_bytes
 from shoal.execute.model import loading
 from shoal.execute.model.loading import ModelLoader, ModelSet
 from shoal.kvcache import KVShape, LayerShape
 
 GIB = 1 << 30
 TOTAL, CONTEXT = 80 * GIB, GIB // 2
-ENGINE = EngineMemory(weight_bytes=8 * GIB, step_bytes=GIB, recorded_bytes=GIB // 4, gathers=0.0)
+ENGINE = EngineMemory(weight_bytes=8 * GIB, step_bytes=GIB, graph_bytes=GIB // 4, gather_share=0.0)
 
 
 def free_beside(*taken: int) -> int:
@@ -57,14 +57,14 @@ def test_a_pool_fits_in_what_other_programs_leave() -> None:
 def test_what_decodes_gather_is_taken_from_the_pool() -> None:
     free = free_beside()
     alone = pool_bytes(ENGINE, share=1, total=TOTAL, free=free)
-    gathering = pool_bytes(replace(ENGINE, gathers=0.25), share=1, total=TOTAL, free=free)
+    gathering = pool_bytes(replace(ENGINE, gather_share=0.25), share=1, total=TOTAL, free=free)
     assert gathering * 1.25 == pytest.approx(alone, abs=2)
 
 
-class RecordingBackend(BatchedStep):
+class RecordingBackend(BatchedAttention):
     """Stands for that of Triton, which may not be installed."""
 
-    records_decodes = True
+    captures_decodes = True
 
 
 def models_on_a_gpu(monkeypatch: pytest.MonkeyPatch, **backends: type[PagedAttention]) -> ModelSet:
@@ -85,16 +85,16 @@ def test_recorded_decodes_of_many_services_take_no_more_than_those_of_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one = models_on_a_gpu(monkeypatch, a=RecordingBackend).default_kv_bytes(1024)
-    assert one == pytest.approx(0.9 * TOTAL - 2 * GIB - recorded_bytes(200_000), abs=2)
+    assert one == pytest.approx(0.9 * TOTAL - 2 * GIB - graph_bytes(200_000), abs=2)
     three = models_on_a_gpu(monkeypatch, a=RecordingBackend, b=RecordingBackend, c=RecordingBackend)
     assert one - three.default_kv_bytes(1024) == pytest.approx(2 * GIB, abs=2)
 
 
 def test_room_for_gathered_keys_is_kept_where_they_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
-    gathering = models_on_a_gpu(monkeypatch, a=BatchedStep).default_kv_bytes(1024)
+    gathering = models_on_a_gpu(monkeypatch, a=BatchedAttention).default_kv_bytes(1024)
     assert gathering == pytest.approx((0.9 * TOTAL - 2 * GIB) / (1 + 4 / 8), abs=2)
-    mixed = models_on_a_gpu(monkeypatch, a=BatchedStep, b=RecordingBackend).default_kv_bytes(1024)
-    assert mixed == pytest.approx((0.9 * TOTAL - 3 * GIB - recorded_bytes(200_000)) / (1 + 4 / 8), abs=2)
+    mixed = models_on_a_gpu(monkeypatch, a=BatchedAttention, b=RecordingBackend).default_kv_bytes(1024)
+    assert mixed == pytest.approx((0.9 * TOTAL - 3 * GIB - graph_bytes(200_000)) / (1 + 4 / 8), abs=2)
 
 
 def test_an_engine_without_room_for_a_pool_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

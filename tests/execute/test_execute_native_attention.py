@@ -17,9 +17,9 @@ from hypothesis_profiles import examples
 from native_variants import each_variant
 from shoal.core import ConfigError
 from shoal.execute.attention.kv_views import TORCH_DTYPES
-from shoal.execute.attention.native_backend import NativeStep
+from shoal.execute.attention.native_backend import NativeAttention
 from shoal.execute.attention.selector import check_backend, choose_backend
-from shoal.execute.attention.torch_backends import BatchedStep, ReferenceStep
+from shoal.execute.attention.torch_backends import BatchedAttention, ReferenceAttention
 from shoal.kvcache import KVShape, LayerShape
 from shoal.native import NativeLibrary, load_native
 
@@ -76,8 +76,8 @@ def test_every_instruction_set_computes_what_the_reference_does(
     sequences.store([first for first, _ in rows], layer=1)
     parts = [(number, first, first + count) for number, (first, count) in enumerate(rows)]
     batch = sequences.step(parts)
-    ours = sequences.attend(NativeStep(batch, sequences.cache, native), parts, layer=1)
-    theirs = sequences.attend(ReferenceStep(batch, sequences.cache), parts, layer=1)
+    ours = sequences.attend(NativeAttention(batch, sequences.cache, native), parts, layer=1)
+    theirs = sequences.attend(ReferenceAttention(batch, sequences.cache), parts, layer=1)
     assert difference(ours, theirs) < TOLERANCE[shape.dtype]
 
 
@@ -99,7 +99,7 @@ def test_a_token_gets_the_same_bits_in_any_batch_chunk_and_number_of_threads(
     whole = []
     for number, length in enumerate(lengths):
         row = [(number, 0, length)]
-        whole.append(sequences.attend(NativeStep(sequences.step(row), sequences.cache, native), row))
+        whole.append(sequences.attend(NativeAttention(sequences.step(row), sequences.cache, native), row))
     chance = random.Random(0)
     for _ in range(4):
         done = [0] * len(lengths)
@@ -109,7 +109,7 @@ def test_a_token_gets_the_same_bits_in_any_batch_chunk_and_number_of_threads(
                 count = min(chance.choice([1, 2, 33, 150]), lengths[number] - done[number])
                 rows.append((number, done[number], done[number] + count))
                 done[number] += count
-            out = sequences.attend(NativeStep(sequences.step(rows), sequences.cache, native), rows)
+            out = sequences.attend(NativeAttention(sequences.step(rows), sequences.cache, native), rows)
             assert same_bits(out, sequences.of_step(whole, rows))
 
 
@@ -119,9 +119,9 @@ def test_many_rows_share_tasks_and_give_the_same_bits(native: NativeLibrary, thr
     sequences = Sequences(shape, [2 + 13 * number for number in range(40)], block_size=8)
     sequences.store([length - 1 for length in sequences.lengths])
     rows = [(number, length - 1, length) for number, length in enumerate(sequences.lengths)]
-    together = sequences.attend(NativeStep(sequences.step(rows), sequences.cache, native), rows)
+    together = sequences.attend(NativeAttention(sequences.step(rows), sequences.cache, native), rows)
     for number, row in enumerate(rows):
-        alone = sequences.attend(NativeStep(sequences.step([row]), sequences.cache, native), [row])
+        alone = sequences.attend(NativeAttention(sequences.step([row]), sequences.cache, native), [row])
         assert torch.equal(together[number], alone[0])
 
 
@@ -156,7 +156,7 @@ def test_packed_projections_are_normed_rotated_stored_and_attended(
     angles = angles.repeat_interleave(2, dim=1) if interleaved else torch.cat([angles, angles], dim=1)
     cos, sin = angles.cos().to(TORCH_DTYPES[dtype]), angles.sin().to(TORCH_DTYPES[dtype])
     scales = torch.rand((2, key_dim), generator=generator) + 0.5 if with_norm else (None, None)
-    out = NativeStep(batch, ours.cache, native).attend_packed(
+    out = NativeAttention(batch, ours.cache, native).attend_packed(
         1, packed(ours, rows), heads=6, kv_heads=2, key_dim=key_dim, value_dim=24, cos=cos, sin=sin,
         rotary_interleaved=interleaved, q_scale=scales[0], k_scale=scales[1], norm_eps=1e-5, **shape.settings,
     )  # fmt: skip
@@ -171,7 +171,7 @@ def test_packed_projections_are_normed_rotated_stored_and_attended(
     )  # fmt: skip
     query[..., :rotary_dim], key[..., :rotary_dim] = turned[0][0], turned[1][0]
     theirs = Sequences(shape, [11, 4, 1], layers=2)
-    theirs_step = ReferenceStep(theirs.step(rows), theirs.cache)
+    theirs_step = ReferenceAttention(theirs.step(rows), theirs.cache)
     value = theirs.of_step(theirs.values, rows)
     as_stored = TORCH_DTYPES[dtype]
     expected = theirs_step.attend(
@@ -199,7 +199,7 @@ def test_packed_projections_give_the_bits_of_separate_ones() -> None:
     shape = Shape(heads=6, kv_heads=2, key_dim=64, value_dim=64)
     sequences = Sequences(shape, [40])
     rows = [(0, 0, 40)]
-    step = NativeStep(sequences.step(rows), sequences.cache)
+    step = NativeAttention(sequences.step(rows), sequences.cache)
     still = {"cos": torch.ones(40, 64), "sin": torch.zeros(40, 64)}
     out = step.attend_packed(
         0, packed(sequences, rows), heads=6, kv_heads=2, key_dim=64, value_dim=64, **still,
@@ -213,11 +213,11 @@ def kv_shape(dtype: str, dim: int) -> KVShape:
 
 
 def test_what_the_kernels_cannot_do_is_left_to_torch() -> None:
-    best = BatchedStep if load_native() is None else NativeStep
+    best = BatchedAttention if load_native() is None else NativeAttention
     assert choose_backend("auto", CPU, kv_shape("bfloat16", 256)) is best
-    assert choose_backend("auto", CPU, kv_shape("float16", 16)) is BatchedStep
-    assert choose_backend("native", CPU, kv_shape("float32", 257)) is BatchedStep
-    assert choose_backend("reference", CPU, kv_shape("float32", 16)) is ReferenceStep
+    assert choose_backend("auto", CPU, kv_shape("float16", 16)) is BatchedAttention
+    assert choose_backend("native", CPU, kv_shape("float32", 257)) is BatchedAttention
+    assert choose_backend("reference", CPU, kv_shape("float32", 16)) is ReferenceAttention
 
 
 def test_gpus_get_kernels_of_their_own_where_triton_is_there(
@@ -225,25 +225,25 @@ def test_gpus_get_kernels_of_their_own_where_triton_is_there(
 ) -> None:
     gpu, shape = torch.device("cuda"), kv_shape("float32", 16)
     monkeypatch.setattr("shoal.execute.attention.selector.find_spec", lambda name: None)
-    assert choose_backend("auto", gpu, shape) is BatchedStep
+    assert choose_backend("auto", gpu, shape) is BatchedAttention
     with pytest.raises(ConfigError, match="needs the package triton"):
         check_backend("triton", gpu)
     with pytest.raises(ConfigError, match="for GPUs"):
         check_backend("triton", CPU)
     monkeypatch.setattr("shoal.execute.attention.selector.find_spec", lambda name: name)
     check_backend("triton", gpu)
-    best = type("TritonStep", (BatchedStep,), {})
+    best = type("TritonAttention", (BatchedAttention,), {})
     module = SimpleNamespace(
-        TritonStep=best,
+        TritonAttention=best,
         can_attend=lambda shape: shape.layers[1].value_dim <= 256,
-        why_not=lambda shape, device: "no C compiler" if shape.dtype == "float16" else None,
+        smoke_test=lambda shape, device: "no C compiler" if shape.dtype == "float16" else None,
     )
     monkeypatch.setitem(sys.modules, "shoal.execute.attention.triton_backend", module)
     monkeypatch.setattr("shoal.execute.attention.triton_backend", module, raising=False)
     assert choose_backend("auto", gpu, shape) is best
-    assert choose_backend("triton", gpu, kv_shape("float32", 257)) is BatchedStep
+    assert choose_backend("triton", gpu, kv_shape("float32", 257)) is BatchedAttention
     assert not caplog.messages
-    assert choose_backend("auto", gpu, kv_shape("float16", 16)) is BatchedStep
+    assert choose_backend("auto", gpu, kv_shape("float16", 16)) is BatchedAttention
     assert "no C compiler" in caplog.text
 
 
@@ -256,4 +256,4 @@ def test_a_backend_that_does_not_exist_here_is_refused(monkeypatch: pytest.Monke
     with pytest.raises(ConfigError, match="not built"):
         check_backend("native", CPU)
     check_backend("auto", CPU)
-    assert choose_backend("auto", CPU, kv_shape("float32", 16)) is BatchedStep
+    assert choose_backend("auto", CPU, kv_shape("float32", 16)) is BatchedAttention

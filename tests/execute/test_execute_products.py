@@ -11,7 +11,7 @@ from torch import nn
 from shoal.execute.linear.int8_linear import Int8Linear
 from shoal.execute.linear.int8_weights import pack
 from shoal.execute.linear.layers import SeparateLinears
-from shoal.execute.linear.merged_products import FastProducts
+from shoal.execute.linear.merged_products import FastProductBuilder
 from shoal.execute.linear.native_product import Activation
 from shoal.execute.model.layer_kernels import LayerKernels
 from shoal.native import load_native
@@ -37,10 +37,10 @@ def make_int8(outputs: Sequence[int], grouped: bool) -> list[Int8Linear]:
     return made
 
 
-def fast_products() -> FastProducts:
+def fast_products() -> FastProductBuilder:
     native = load_native()
     assert native is not None
-    return FastProducts(LayerKernels(native))
+    return FastProductBuilder(LayerKernels(native))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -14,7 +14,7 @@ from scipy import stats
 
 from hypothesis_profiles import examples
 from shoal.core import NO_TOKEN, SamplingParams, TokenLogprobs, uniform
-from shoal.execute.sampling.adjust_logits import adjust
+from shoal.execute.sampling.adjust_logits import adjust_logits
 from shoal.execute.sampling.native_sampler import NativeSampler
 from shoal.execute.sampling.sampler import sample as sample_rows
 from shoal.execute.sequences import RunningSequence
@@ -315,7 +315,7 @@ def test_penalties_of_many_rows_are_those_of_each_token(
             "repetition_penalty": repetition, "frequency_penalty": frequency, "presence_penalty": presence
         }  # fmt: skip
         rows.append(make_row(prompt=prompt, output=output[:4], min_tokens=5, ignore_eos=True, **penalties))
-        adjust(logits[:1].clone(), rows[-1:], [])
+        adjust_logits(logits[:1].clone(), rows[-1:], [])
         for token in output[4:]:
             rows[-1].tokens.append(token)
             if rows[-1].penalty is not None:
@@ -325,7 +325,7 @@ def test_penalties_of_many_rows_are_those_of_each_token(
             new = old / repetition if old > 0 else old * repetition
             times = output.count(token)
             expected[number, token] = new - frequency * times - presence * (times > 0)
-    adjust(logits, rows, [])
+    adjust_logits(logits, rows, [])
     torch.testing.assert_close(logits, expected)
 
 

@@ -302,12 +302,12 @@ def stores(kind: str) -> tuple[BlockPool, BlockPool, KVStore]:
 
 def fill(store: KVStore, service: str, block: int, value: float) -> None:
     cache = store.services[service]
-    cache.rows[cache.places([block])[0]] = value
+    cache.rows[cache.row_indices([block])[0]] = value
 
 
 def content(store: KVStore, service: str, block: int) -> set[float]:
     cache = store.services[service]
-    return set(cache.rows[cache.places([block])[0]].flatten().tolist())
+    return set(cache.rows[cache.row_indices([block])[0]].flatten().tolist())
 
 
 @pytest.mark.parametrize("service", ["x", "y"])
@@ -352,7 +352,7 @@ def test_settled_addresses_hold_while_the_pool_goes_on(kind: str) -> None:
     assert pool.allocate("x", 1) is not None
     pool.take_dirty()
     for transfer in out:
-        transfer.carry_out()
+        transfer.run()
     back = pool.allocate("x", 4)
     assert back is not None
     store.copy_all(

@@ -23,11 +23,11 @@ from strict_interpreter import strict_interpreter
 
 from at_hand import DEVICE, on_cpu, on_gpu
 from hypothesis_profiles import examples
-from shoal.execute.attention.torch_backends import ReferenceStep
+from shoal.execute.attention.torch_backends import ReferenceAttention
 from shoal.kvcache import KVShape, LayerShape
 
 if TYPE_CHECKING:
-    from shoal.execute.attention.triton_backend import TritonStep
+    from shoal.execute.attention.triton_backend import TritonAttention
 
 pytestmark = needs_triton
 
@@ -47,14 +47,14 @@ def _strict() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def triton_step() -> type["TritonStep"]:
-    from shoal.execute.attention.triton_backend import TritonStep
+def triton_step() -> type["TritonAttention"]:
+    from shoal.execute.attention.triton_backend import TritonAttention
 
-    return TritonStep
+    return TritonAttention
 
 
 def in_parts(patch: pytest.MonkeyPatch, parts: int) -> None:
-    patch.setattr("shoal.execute.attention.triton_kernels.parts_of", lambda rows, kv_heads: parts)
+    patch.setattr("shoal.execute.attention.triton_kernels.num_context_parts", lambda rows, kv_heads: parts)
 
 
 def decodes(layout: str) -> st.SearchStrategy[Decodes]:
@@ -128,9 +128,9 @@ def test_keys_may_lie_beyond_what_numbers_of_32_bits_can_say(layout: str) -> Non
 def test_contexts_are_cut_into_the_more_parts_the_fewer_rows_there_are(
     rows: int, kv_heads: int, parts: int
 ) -> None:
-    from shoal.execute.attention.triton_kernels import parts_of
+    from shoal.execute.attention.triton_kernels import num_context_parts
 
-    assert parts_of(rows, kv_heads) == parts
+    assert num_context_parts(rows, kv_heads) == parts
 
 
 shapes = st.builds(
@@ -155,7 +155,7 @@ shapes = st.builds(
     block_size=st.sampled_from([1, 3, 16]),
 )
 def test_decodes_of_any_lengths_attend_what_the_reference_does(
-    triton_step: type["TritonStep"],
+    triton_step: type["TritonAttention"],
     shape: Shape,
     lengths: list[int],
     prompt: int,
@@ -172,7 +172,7 @@ def test_decodes_of_any_lengths_attend_what_the_reference_does(
     sequences.store(firsts, layer=1)
     rows = [(row, first, end) for row, (first, end) in enumerate(zip(firsts, ends, strict=True))]
     step = sequences.step(rows)
-    expected = sequences.attend(ReferenceStep(step, sequences.cache), rows, layer=1)
+    expected = sequences.attend(ReferenceAttention(step, sequences.cache), rows, layer=1)
     with pytest.MonkeyPatch.context() as patch:
         if DEVICE == "cpu":
             in_parts(patch, 3)
@@ -183,7 +183,11 @@ def test_decodes_of_any_lengths_attend_what_the_reference_does(
 @on_cpu
 @pytest.mark.parametrize(("kind", "layout"), [("gemma2", "merged"), ("llama", "split")])
 def test_a_model_whose_decodes_are_interpreted_generates_what_transformers_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, triton_step: type["TritonStep"], kind: str, layout: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    triton_step: type["TritonAttention"],
+    kind: str,
+    layout: str,
 ) -> None:
     """No user may choose these kernels on a CPU: they take seconds for what others do in milliseconds."""
     in_parts(monkeypatch, 2)
@@ -191,7 +195,7 @@ def test_a_model_whose_decodes_are_interpreted_generates_what_transformers_does(
     prompts = [make_prompt(length, seed=length) for length in (1, 5, 23)]
     scheduler = HandScheduler({"m": folder}, attention="batched", layout=layout)
     scheduler.models.backends["m"] = triton_step
-    scheduler.executor._recorder = FakeRecorder()
+    scheduler.executor._capturer = FakeRecorder()
     scheduler.poison()
     assert scheduler.generate("m", prompts, 4) == [reference_tokens(folder, p, 4) for p in prompts]
     recorded = {name: graphs.sizes for name, graphs in scheduler.executor._graphs.items()}
@@ -214,15 +218,15 @@ def test_decodes_are_recorded_for_some_numbers_of_rows(tmp_path: Path, layout: s
 
 
 def test_the_kernels_are_tried_before_they_are_chosen(
-    triton_step: type["TritonStep"], monkeypatch: pytest.MonkeyPatch
+    triton_step: type["TritonAttention"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from shoal.execute.attention import triton_backend as triton_attention
 
     shape = KVShape("float32", (LayerShape(2, 16, 24),))
-    assert triton_attention.why_not(shape, torch.device(DEVICE)) is None
+    assert triton_attention.smoke_test(shape, torch.device(DEVICE)) is None
 
     def fail(*arguments: object) -> None:
         raise RuntimeError("no C compiler")
 
     monkeypatch.setattr(triton_attention, "attend_decodes", fail)
-    assert triton_attention.why_not(shape, torch.device(DEVICE)) == "RuntimeError: no C compiler"
+    assert triton_attention.smoke_test(shape, torch.device(DEVICE)) == "RuntimeError: no C compiler"

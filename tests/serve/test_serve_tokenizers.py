@@ -23,7 +23,7 @@ from shoal.models.tokenizer.messages import (
     SHORT_BYTES,
     Encode,
     Encoded,
-    decode_answer,
+    decode_reply,
     encode,
 )
 from shoal.models.tokenizer.process import _Process
@@ -249,7 +249,7 @@ def test_short_questions_are_answered_before_long_ones_that_came_first():
 
         def answer():
             number, length = HEADER.unpack(source.read(HEADER.size))
-            return number, decode_answer(source.read(length))
+            return number, decode_reply(source.read(length))
 
         assert answer() == (1, Encoded([[3]]))
         allowed.set()

@@ -134,8 +134,8 @@ def assemble_engine(
 
 
 def _kernels_of(models: "ModelSet") -> str:
-    """The kernels in use on a GPU; ``native_status`` is the same for CPUs."""
-    if any(backend.records_decodes for backend in models.backends.values()):
+    """What computes on a GPU, as ``native_status`` says it of CPUs."""
+    if any(backend.captures_decodes for backend in models.backends.values()):
         return "Triton kernels and CUDA graphs for decodes"
     return "torch only"
 

@@ -1,18 +1,18 @@
-"""Executors: what runs the scheduler's plans.
+"""Executors: running the scheduler's plans with torch, or in simulated time.
 
-Here belong the executor protocol, the torch executor (model loading, paged attention, sampling) and
-tensor views of the KV pool. Which plan to run is decided elsewhere. Importing this package imports no
-torch; `shoal.execute.model.loading` and `shoal.execute.torch_executor` do.
+This room has the executor protocol, the torch executor (model loading, paged attention, sampling, grammars)
+and the simulated one. The scheduler decides which plan to run. Importing this package does not import torch;
+`shoal.execute.model.loading` and `shoal.execute.torch_executor` do.
 """
 
 import os
 
 from shoal.execute.protocol import Executor
 
-# Both are read once, when torch is imported; they are for what torch computes itself. Threads that wait for
-# others by spinning take the cores that these need where another program is busy too, and each of the
-# hundreds of waits in a step lasts a time slice. But waking a thread up takes as long as many of a step's
-# parts: so libgomp's threads look for the next part for some 20 to 70 microseconds before they sleep.
+# Torch reads both once, when it is imported. Threads that spin while they wait occupy cores that working
+# threads need when another program is busy, and each of the hundreds of waits in a step then lasts a time
+# slice. But waking a thread takes as long as many parts of a step, so libgomp's threads spin for some 20 to
+# 70 microseconds before they sleep.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     os.environ.setdefault("GOMP_SPINCOUNT", "1500")

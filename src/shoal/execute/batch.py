@@ -1,7 +1,7 @@
-"""The packed tokens of one step: what the model reads, and where its rows' KV lies.
+"""The packed batch of a step: token ids, positions and block tables, without padding.
 
-Rows that compute one token come first, the longest sequence before the others; rows that compute more
-follow. So a step may have both kinds and is one call of the model.
+Decode rows (one token) come first, longest sequence first; rows with more tokens follow. So decodes and
+prompt chunks are one call of the model.
 """
 
 from collections.abc import Sequence
@@ -16,42 +16,42 @@ from shoal.execute.sequences import RunningSequence, SequenceTable
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """The packed step."""
+    """The packed batch of one step."""
 
     input_ids: torch.Tensor
     """Token ids [1, tokens]."""
     positions: torch.Tensor
-    """Their positions in their sequences [1, tokens]."""
+    """Position of each token in its sequence [1, tokens]."""
     starts: np.ndarray
-    """Where each row's tokens begin, and where the last one's end: int64 [rows + 1]."""
+    """Index of each row's first token in the batch, and the number of tokens at the end: int64 [rows + 1]."""
     firsts: np.ndarray
     """Position of each row's first token in its sequence, int64 [rows]."""
     tables: np.ndarray
-    """Block tables up to the last token of the longest row, int64 [rows, blocks]; what lies behind a row's
-    own blocks repeats its first, so that every entry is a block of the service."""
+    """Block tables up to the last token of the longest row, int64 [rows, blocks]. Entries beyond a row's own
+    blocks repeat its first, so that every entry is a block of the service."""
     last: np.ndarray
-    """The position in the step of the last token of each row of the plan, int64 [rows]."""
+    """Index in the batch of the last token of each row of the plan, int64 [rows]."""
 
     @property
     def ends(self) -> np.ndarray:
-        """Tokens of each row's sequence when the step is done, int64 [rows]."""
+        """Tokens of each row's sequence after the step, int64 [rows]."""
         return self.firsts + np.diff(self.starts)
 
     @property
     def num_decodes(self) -> int:
-        """How many rows, which are the first ones, compute one token."""
+        """Number of rows that compute one token; they come first."""
         return int((np.diff(self.starts) == 1).sum())
 
 
 def build_batch(
-    groups: SequenceTable, rows: Sequence[RunningSequence], new_tokens: Sequence[int], cache: ServiceCache
+    sequences: SequenceTable, rows: Sequence[RunningSequence], new_tokens: Sequence[int], cache: ServiceCache
 ) -> StepBatch:
-    """Pack ``new_tokens[i]`` tokens of each of ``rows``; ``last`` goes by the rows' order here."""
+    """Pack ``new_tokens[i]`` tokens of each of ``rows``; ``last`` has the order of ``rows``."""
     slots = np.array([row.slot for row in rows], dtype=np.int64)
     counts = np.array(new_tokens, dtype=np.int64)
-    order = np.lexsort((-groups.computed[slots], counts > 1))
+    order = np.lexsort((-sequences.computed[slots], counts > 1))
     slots, counts = slots[order], counts[order]
-    firsts = groups.computed[slots]
+    firsts = sequences.computed[slots]
     starts = np.zeros(len(rows) + 1, dtype=np.int64)
     np.cumsum(counts, out=starts[1:])
     ids: list[int] = []
@@ -62,7 +62,7 @@ def build_batch(
     last[order] = starts[1:] - 1
     needed = (firsts + counts - 1) // cache.block_size + 1
     width = int(needed.max())
-    tables = groups.tables[slots, :width]
+    tables = sequences.tables[slots, :width]
     return StepBatch(
         input_ids=torch.tensor([ids], dtype=torch.int64, device=cache.device),
         positions=torch.from_numpy(positions).unsqueeze(0).to(cache.device),

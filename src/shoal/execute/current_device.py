@@ -1,4 +1,4 @@
-"""Which GPU a thread uses where nobody names one."""
+"""The current CUDA device of a thread, on which Triton kernels and CUDA graphs run."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -7,5 +7,5 @@ import torch
 
 
 def on_device(device: torch.device) -> AbstractContextManager[Any]:
-    """Inside, kernels that are not torch's are started on ``device``, if it is a GPU."""
+    """Make ``device`` the current CUDA device, which kernels outside of torch use; no effect for a CPU."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -1,4 +1,4 @@
-"""How much memory this process may still allocate, on the machine and in its control groups."""
+"""Free host memory of this process: of the machine, and within the limits of its control groups."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,14 +7,14 @@ import psutil
 
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file")
 _V2 = ("memory.max", "memory.current", "inactive_file", "active_file")
-"""Files and keys of a control group: limit, use, and the parts of its use that are file caches."""
+"""Files and keys of a control group: limit, usage, and the parts of the usage that are page cache."""
 
 
 def free_memory_bytes(root: Path = Path("/")) -> int:
     """Bytes of host memory that can still be allocated without swapping or being killed.
 
-    Control groups (of containers, batch systems and systemd; both versions) limit it on Linux. root: where
-    their files and ``/proc`` are.
+    Control groups (of containers, batch systems and systemd; v1 and v2) limit it on Linux. root: folder of
+    ``/sys`` and ``/proc``.
     """
     available: int = psutil.virtual_memory().available
     return max(0, min((available, *_left_in_groups(root))))
@@ -31,7 +31,7 @@ def _left_in_groups(root: Path) -> Iterator[int]:
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """Every memory group that this process is in, and all above them: each may have the lowest limit."""
+    """The memory groups of this process and all their parents: each may have the lowest limit."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -44,6 +44,6 @@ def _groups(root: Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
             mount, names = root / "sys/fs/cgroup", _V2
         else:
             continue
-        # Inside a container the path may be the host's; then only the mount's own files are there.
+        # Inside a container the path may be that of the host; then only the files of the mount itself exist.
         parts = [part for part in path.split("/") if part]
         yield from ((mount.joinpath(*parts[:depth]), names) for depth in range(len(parts) + 1))

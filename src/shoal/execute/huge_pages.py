@@ -1,4 +1,4 @@
-"""Memory in huge pages: weights and KV are read up to 1.6 times as fast from them as from small ones."""
+"""Memory in huge pages, from which weights and KV are read up to 1.6 times as fast, and prefaulting it."""
 
 import ctypes
 import threading
@@ -14,11 +14,11 @@ ALIGNMENT = 64
 _MADV_HUGEPAGE = 14
 _MADV_POPULATE_WRITE = 23
 _PAUSES = 4
-"""How much longer a prefaulting thread pauses after each page than that took."""
+"""Pause after each prefaulted page, as a multiple of the time that the page took."""
 
 
 class HugePages:
-    """Takes copies of tensors, one behind the other, for as long as any of them lives."""
+    """Places copies of tensors one after the other in large chunks of huge pages."""
 
     def __init__(self) -> None:
         self._free = torch.empty(0, dtype=torch.uint8)
@@ -33,7 +33,7 @@ class HugePages:
 
 
 def huge_empty(num_bytes: int) -> torch.Tensor:
-    """Uninitialised uint8 [num_bytes] at the beginning of a huge page, where the system has such pages."""
+    """Uninitialised uint8 [num_bytes], aligned to a huge page; in huge pages if the system has them."""
     memory = torch.empty(num_bytes + PAGE, dtype=torch.uint8)
     memory = memory[-memory.data_ptr() % PAGE :][:num_bytes]
     _advise(memory.data_ptr(), num_bytes, _MADV_HUGEPAGE)
@@ -41,11 +41,11 @@ def huge_empty(num_bytes: int) -> torch.Tensor:
 
 
 def prefault(memory: torch.Tensor) -> threading.Thread:
-    """Take all pages of ``memory`` from the system, in a thread that uses a fifth of a core.
+    """Fault in all pages of ``memory`` in a thread that uses a fifth of a core.
 
-    Otherwise whoever writes to a page first waits for it: a decode step in which many requests begin a block
-    takes up to half as long again in a virtual machine. What ``memory`` holds stays. The thread ends early
-    when nobody else holds this tensor any more, or the system cannot do it (Linux before 5.14).
+    Otherwise the first write to a page waits for it: a decode step in which many requests begin a block takes
+    up to 1.5 times as long in a virtual machine. The contents of ``memory`` stay. The thread ends early when
+    the tensor has no other references, or the system does not support it (Linux before 5.14).
     """
     arguments = (weakref.ref(memory), memory.data_ptr(), memory.nbytes)
     thread = threading.Thread(target=_prefault, args=arguments, name="shoal-prefault", daemon=True)
@@ -54,9 +54,9 @@ def prefault(memory: torch.Tensor) -> threading.Thread:
 
 
 def _prefault(reference: "weakref.ref[torch.Tensor]", address: int, num_bytes: int) -> None:
-    # No torch function is called here: the process may end meanwhile, and then a thread that waits for the
-    # interpreter inside one aborts it. The thread has no lower priority than others: the system locks the
-    # address space for each page, and a thread that gets no core amid that holds up the whole process.
+    # No torch function is called here: if the process ends meanwhile, a thread that waits for the interpreter
+    # inside of one aborts the process. The thread has normal priority: the system locks the address space for
+    # each page, and a thread that is descheduled while holding that lock blocks the whole process.
     for start in range(0, num_bytes, PAGE):
         memory = reference()
         if memory is None:
@@ -79,6 +79,6 @@ def _madvise() -> "ctypes._FuncPointer | None":
 
 
 def _advise(address: int, num_bytes: int, advice: int) -> bool:
-    """Tell Linux how memory that begins with a page will be used; whether it could be told."""
+    """Call ``madvise`` on page-aligned memory; returns whether it succeeded."""
     function = _madvise()
     return function is not None and function(address, num_bytes, advice) == 0

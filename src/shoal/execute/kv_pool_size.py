@@ -1,53 +1,52 @@
-"""How large the KV pool of an engine on a GPU is, where the user does not say."""
+"""Default size of the KV pool on a GPU: what is left beside weights, activations and CUDA graphs."""
 
 from dataclasses import dataclass
 
 CUDA_MEMORY_SHARE = 0.9
-"""Of a GPU, what engines plan with. The rest is for CUDA itself, and for what is not measured."""
+"""Share of a GPU's memory that engines use. The rest is for CUDA itself and for what is not measured."""
 GATHER_COPIES = 4
-"""A decode that gathers has keys and values of its rows in one layer: padded by at most 1 / 0.6, and held
-twice."""
-MOST_RECORDED_ROWS = 256
-"""Decodes of more rows are not recorded."""
-RECORDED_DECODES_BYTES = 128 << 20
-"""Of all recorded decodes beside logits: activations, inputs, and what the driver keeps of graphs.
+"""Copies of one layer's KV that a gathering decode needs: padded by at most 1 / 0.6, and held twice."""
+MAX_GRAPH_ROWS = 256
+"""Most rows of a decode step that is captured as a CUDA graph."""
+GRAPH_BYTES = 128 << 20
+"""Memory of all CUDA graphs except logits: activations, inputs, and the driver's own data.
 
-Once for all services: no two of their steps run side by side, so their graphs share one pool of memory and
-one set of buffers. Only the driver's part grows with their number, by some MB for each graph. A recording for
-which there is no memory is done without.
+Counted once for all services: no two of their steps run concurrently, so their graphs share one memory pool
+and one set of buffers. Only the driver's data grows with the number of graphs, by some MB each. A step whose
+capture runs out of memory runs without a graph.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMemory:
-    """What an engine has on its GPU beside the pool."""
+    """Memory of an engine on its GPU beside the KV pool."""
 
     weight_bytes: int
-    """Its weights, which are there already."""
+    """Weights, which are already allocated."""
     step_bytes: int
-    """What its largest step takes for a while."""
-    recorded_bytes: int
-    """What its recorded decodes take."""
-    gathers: float
-    """What its decodes may gather, as a share of the pool."""
+    """Peak of the largest step."""
+    graph_bytes: int
+    """CUDA graphs of decode steps."""
+    gather_share: float
+    """KV that decode steps gather, as a share of the pool."""
 
 
-def recorded_bytes(logits_bytes: int) -> int:
-    """What recorded decodes take; logits_bytes: of one row, in the model that has most.
+def graph_bytes(logits_bytes: int) -> int:
+    """Memory of CUDA graphs; logits_bytes: of one row, in the model with the largest vocabulary.
 
-    Its logits are there twice: as the model makes them, and where the sampler finds those of any graph.
+    Logits are counted twice: the model's output, and the shared buffer that the sampler reads.
     """
-    return RECORDED_DECODES_BYTES + 2 * MOST_RECORDED_ROWS * logits_bytes
+    return GRAPH_BYTES + 2 * MAX_GRAPH_ROWS * logits_bytes
 
 
 def pool_bytes(engine: EngineMemory, *, share: float, total: int, free: int) -> int:
-    """Bytes for the pool of an engine; 0 or less if there is no room for one.
+    """Size of an engine's KV pool in bytes; 0 or less if there is no room.
 
-    total, free: bytes of the GPU, and those that nobody has at the moment. share: the engine's part of the
-    total, where several share a GPU, so that what it gets does not depend on which start before it. Other
-    programs may have some of the GPU, so the pool is also bounded by what is free.
+    total, free: memory of the GPU. share: the engine's share of the total if several engines use the GPU, so
+    that their sizes do not depend on the order in which they start. Other programs may use the GPU, too, so
+    the pool is also limited by what is free.
     """
     planned = total * CUDA_MEMORY_SHARE * share - engine.weight_bytes
     left = free - total * (1 - CUDA_MEMORY_SHARE) * share
-    beside = engine.step_bytes + engine.recorded_bytes
-    return int((min(planned, left) - beside) / (1 + engine.gathers))
+    beside = engine.step_bytes + engine.graph_bytes
+    return int((min(planned, left) - beside) / (1 + engine.gather_share))

@@ -1,4 +1,4 @@
-"""The process's memory: kept between steps, and given back when a model goes."""
+"""glibc malloc settings: keep freed memory between steps, return it when a model is removed."""
 
 import ctypes
 import gc
@@ -13,7 +13,7 @@ def keep_freed_memory() -> bool:
 
     By default glibc returns large blocks to the system at once, and a prefill step, which allocates and
     frees megabytes in every layer, spends much of its time on page faults. Other C libraries are not
-    changed. The setting is for the whole process, which stays as large as its largest step until
+    changed. The setting applies to the whole process, which stays as large as its largest step until
     ``return_freed_memory``.
     """
     try:
@@ -24,7 +24,7 @@ def keep_freed_memory() -> bool:
 
 
 def collect_frozen() -> None:
-    """Find also such garbage as collections have been told to spare; takes some tenths of a second."""
+    """Collect garbage among frozen objects, too (``gc.freeze``); takes some tenths of a second."""
     frozen = gc.get_freeze_count() > 0
     gc.unfreeze()
     gc.collect()
@@ -33,9 +33,9 @@ def collect_frozen() -> None:
 
 
 def return_freed_memory() -> None:
-    """Give all free memory back to the system, once: what is freed later is kept as before."""
+    """Return all free memory to the system, once; memory that is freed later is kept as before."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError, TypeError):
         return
-    trim(ctypes.c_size_t(0))  # of all arenas, whatever the thresholds say
+    trim(ctypes.c_size_t(0))  # for all arenas, regardless of the thresholds

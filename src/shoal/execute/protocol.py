@@ -1,4 +1,4 @@
-"""The executor protocol: the only thing that differs between a GPU, a CPU and a simulator."""
+"""The Executor protocol: submit plans and collect results; implemented for torch and for simulation."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -6,19 +6,19 @@ from typing import Protocol
 from shoal.core import StepPlan, StepResult
 
 Interrupted = Callable[[], bool]
-"""Whether an arrival or a cancellation waits for the scheduler to be told; answers at once."""
+"""Whether an arrival or a cancellation is waiting for the scheduler; returns at once."""
 
 
 def never() -> bool:
-    """Nothing ever waits."""
+    """An ``Interrupted`` that never interrupts."""
     return False
 
 
 class StepFailed(Exception):
-    """A plan's forward pass or sampling failed, and the executor can go on; the message says how.
+    """A plan's forward pass or sampling failed, and the executor can go on; the message has the error.
 
-    Its copies and changes of the batch were carried out. KV was written for none but its new tokens, and
-    none of its iterations counts.
+    The plan's copies and batch changes were applied. KV was written only for its new tokens, and none of its
+    iterations counts.
     """
 
 
@@ -28,38 +28,38 @@ class Executor(Protocol):
     def submit(self, plan: StepPlan, interrupted: Interrupted = never) -> None:
         """Start a plan, or queue it behind those in flight; waits for it only if this thread computes it.
 
-        interrupted: asked between the iterations of a plan; where it says so, no more of them are made. The
-        last is also one in which a sequence gets its last token, or none.
+        interrupted: called between the iterations of a plan; if True, no more iterations are run. An
+        iteration in which a sequence ends or gets no token is also the last.
         """
 
     def collect(self) -> StepResult:
-        """Wait for the oldest plan in flight and return what it produced; its errors are raised here.
+        """Wait for the oldest plan in flight and return its result; its errors are raised here.
 
-        Of a plan without rows that is one iteration without tokens.
+        The result of a plan without rows is one iteration without tokens.
 
         Raises:
-            StepFailed: it was not completed. Of those in flight behind it, which may build on it, only the
-                copies and the changes of the batch are carried out; collecting them raises the same. Plans
-                submitted after all of them were collected run again.
+            StepFailed: the plan was not completed. Of plans in flight behind it, which may depend on it, only
+                copies and batch changes are applied; collecting them raises StepFailed, too. Plans that are
+                submitted after all of them were collected run normally.
             Exception: any other error leaves an unknown state; the executor can only be closed.
         """
 
     def ready(self, seq_ids: Sequence[int]) -> Sequence[int]:
-        """Which of these sequences, whose rows were postponed, can be sampled now; answers at once.
+        """Which of these sequences, whose rows were postponed, can be sampled now; returns at once.
 
-        Also while plans are in flight. One that has left is ready.
+        May be called while plans are in flight. A sequence that has left is ready.
         """
 
     def read_blocks(self, service: str, blocks: Sequence[int]) -> memoryview:
-        """A copy of the KV in some of a service's blocks, one after the other, without padding.
+        """A copy of the KV of some of a service's blocks, one after the other, without padding.
 
-        No plan is in flight, as in ``write_blocks``.
+        As for ``write_blocks``, no plan may be in flight.
         """
 
     def write_blocks(self, service: str, blocks: Sequence[int], content: memoryview) -> None:
-        """Write what another engine has read, of blocks of the same form.
+        """Write KV that another engine read from blocks of the same layout.
 
-        Raises ValueError, and writes nothing, where it is not of the size of so many blocks.
+        Raises ValueError, and writes nothing, if ``content`` does not have the size of the blocks.
         """
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The running group of a service, as an executor remembers it between plans."""
+"""Running sequences in the executor between plans: tokens, block tables, computed tokens, sampling state."""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -17,38 +17,36 @@ class RunningSequence:
     tokens: list[int]
     """Prompt and output so far."""
     prompt_tokens: int
-    """How many of them are the prompt."""
     slot: int
-    """Its row in the tables of `SequenceTable`."""
+    """Row in the arrays of ``SequenceTable``."""
     sampling: SamplingParams
-    """How its tokens are sampled."""
     seed: int
-    """Keys its draws, with the output position."""
+    """Key of its random draws, together with the output position."""
     penalty: "TokenCounts | None" = None
-    """Token statistics of a sequence whose earlier tokens change its logits."""
+    """Token counts; None until a penalty needs them."""
     bias: "TokenBias | None" = None
-    """What changes the logits of a sequence at every position."""
+    """Logit biases and allowed tokens; None until they are needed."""
 
     @property
     def output_tokens(self) -> int:
-        """Tokens generated so far; also the position that keys the next draw."""
+        """Tokens generated so far; also the output position of the next draw."""
         return len(self.tokens) - self.prompt_tokens
 
-    def ends_with(self, token: int, eos_token_ids: Sequence[int]) -> bool:
-        """Whether ``token``, its newest, is the end of it (its most tokens apart)."""
+    def stops_at(self, token: int, eos_token_ids: Sequence[int]) -> bool:
+        """Whether ``token``, its newest, ends the sequence (``max_tokens`` is not checked)."""
         params = self.sampling
         stops = token in params.stop_token_ids or (not params.ignore_eos and token in eos_token_ids)
         return stops and params.may_stop_at(self.output_tokens)
 
 
 class TokenCounts:
-    """Which tokens a penalised sequence has, and how often."""
+    """Counts of the tokens of a sequence, for penalties."""
 
     def __init__(self, tokens: Sequence[int], prompt_tokens: int) -> None:
         self.tokens = array("q")
-        """The tokens of prompt and output, each once."""
+        """Distinct tokens of prompt and output."""
         self.times = array("q")
-        """How often the output has each of them."""
+        """Number of times that the output has each of them."""
         self._places: dict[int, int] = {}
         for token in tokens[:prompt_tokens]:
             self._count(token, 0)
@@ -56,7 +54,6 @@ class TokenCounts:
             self._count(token, 1)
 
     def add(self, token: int) -> None:
-        """Count one more output token."""
         self._count(token, 1)
 
     def _count(self, token: int, times: int) -> None:
@@ -68,7 +65,7 @@ class TokenCounts:
 
 
 class TokenBias:
-    """What biases and allowed tokens do to a sequence's logits, the same at every position."""
+    """Logit biases and allowed tokens of a sequence, as tensors; the same at every position."""
 
     def __init__(self, sampling: SamplingParams, device: torch.device) -> None:
         tokens = [token for token, _ in sampling.logit_bias]
@@ -87,47 +84,47 @@ class TokenBias:
 
 
 class SequenceTable:
-    """All sequences that have joined and not left, of all services.
+    """All running sequences of all services.
 
-    What a step needs of each is in arrays with a row (its *slot*) for every sequence, which grow as needed
-    and are changed by the plans' deltas, so that a step picks rows and builds nothing.
+    What a step needs is in arrays with a row (*slot*) for each sequence. They grow as needed and are updated
+    by the deltas of plans, so that a step selects rows and builds nothing.
     """
 
     def __init__(self) -> None:
         self.sequences: dict[int, RunningSequence] = {}
         """By ``seq_id``."""
         self.tables = np.zeros((1, 1), dtype=np.int64)
-        """Block tables [slots, blocks]; what lies behind a sequence's blocks is left over from others."""
+        """Block tables [slots, blocks]; entries beyond a sequence's blocks are left over from earlier
+        sequences."""
         self.num_blocks = np.zeros(1, dtype=np.int64)
         """Blocks of each table [slots]."""
         self.computed = np.zeros(1, dtype=np.int64)
-        """Leading tokens whose KV is in the pool [slots]."""
+        """Number of leading tokens whose KV is in the pool [slots]."""
         self._free = [0]
-        """Slots of no sequence."""
+        """Free slots."""
 
     def apply(self, plan: StepPlan) -> None:
-        """Carry out the plan's deltas."""
+        """Apply the deltas of a plan."""
         for seq_id in plan.left:
             gone = self.sequences.pop(seq_id, None)
             if gone is not None:
                 self._free.append(gone.slot)
         for seq_id, blocks in plan.moved:
-            self._put_blocks(self.sequences[seq_id].slot, blocks, behind=0)
+            self._put_blocks(self.sequences[seq_id].slot, blocks, start=0)
         for joined in plan.joined:
-            self._enter(joined)
+            self._add(joined)
         for seq_id, blocks in plan.grown:
             slot = self.sequences[seq_id].slot
-            self._put_blocks(slot, blocks, behind=int(self.num_blocks[slot]))
+            self._put_blocks(slot, blocks, start=int(self.num_blocks[slot]))
 
     def advance(self, rows: Iterable[RunningSequence], new_tokens: Sequence[int]) -> None:
-        """Count the KV of ``new_tokens[i]`` more tokens of each of ``rows`` as in the pool."""
+        """Add ``new_tokens[i]`` to the computed tokens of each of ``rows``."""
         self.computed[[row.slot for row in rows]] += new_tokens
 
     def __getitem__(self, seq_id: int) -> RunningSequence:
-        """The sequence with that number."""
         return self.sequences[seq_id]
 
-    def _enter(self, joined: NewSequence) -> None:
+    def _add(self, joined: NewSequence) -> None:
         if not self._free:
             self._add_slots()
         slot = self._free.pop()
@@ -139,20 +136,20 @@ class SequenceTable:
             seed=joined.seed,
         )
         self.computed[slot] = joined.computed
-        self._put_blocks(slot, joined.blocks, behind=0)
+        self._put_blocks(slot, joined.blocks, start=0)
 
-    def _put_blocks(self, slot: int, blocks: Sequence[int], *, behind: int) -> None:
-        """Make ``blocks`` a table's entries from column ``behind`` to its end."""
-        end = behind + len(blocks)
+    def _put_blocks(self, slot: int, blocks: Sequence[int], *, start: int) -> None:
+        """Set a table's entries from column ``start`` to its end to ``blocks``."""
+        end = start + len(blocks)
         if end > self.tables.shape[1]:
             wider = np.zeros((len(self.tables), max(end, 2 * self.tables.shape[1])), dtype=np.int64)
             wider[:, : self.tables.shape[1]] = self.tables
             self.tables = wider
-        self.tables[slot, behind:end] = blocks
+        self.tables[slot, start:end] = blocks
         self.num_blocks[slot] = end
 
     def _add_slots(self) -> None:
-        """Twice as many slots, of which the new ones are free."""
+        """Double the number of slots."""
         count = len(self.tables)
         self.tables = np.concatenate([self.tables, np.zeros_like(self.tables)])
         self.num_blocks = np.concatenate([self.num_blocks, np.zeros_like(self.num_blocks)])

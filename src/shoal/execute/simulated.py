@@ -1,4 +1,4 @@
-"""The executor of simulations: it computes no tokens, only how long they would take."""
+"""SimulatedExecutor: runs plans in virtual time, computing no tokens but how long they would take."""
 
 from bisect import bisect_left
 from collections import deque
@@ -15,37 +15,34 @@ from shoal.forecast import StepRows, StepTimes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedModel:
-    """One service's model in simulation."""
+    """The model of a service in a simulation."""
 
     times: StepTimes
-    """How long its steps take."""
+    """Latency model of its steps."""
     copy_s: float = 0.0
-    """Seconds to move one of its KV blocks between device and host."""
+    """Seconds to copy one of its KV blocks between device and host."""
 
 
 @dataclass(slots=True)
 class _InFlightPlan:
-    """A plan that was started, or waits for the one before it."""
+    """A plan that was started, or waits for the one before it; times in virtual nanoseconds."""
 
     plan: StepPlan
-    """What is computed."""
     start_ns: int
-    """When it starts."""
     ends_ns: list[int]
-    """When its iterations end."""
 
 
 class _Progress:
-    """How far every sequence of one service has come.
+    """Computed tokens of the sequences of one service.
 
-    Steps in which all of them decode are counted once for all: what is noted for a sequence, and the number
-    of such steps since, make its computed tokens.
+    Steps in which all sequences decode are counted once for all: the computed tokens of a sequence are its
+    own count plus the number of such steps.
     """
 
     def __init__(self) -> None:
         self._noted: dict[int, int] = {}
         self._steps = 0
-        self._computed = 0  # tokens of all of them
+        self._computed = 0  # sum over all sequences
 
     def join(self, number: int, computed: int) -> None:
         self._noted[number] = computed - self._steps
@@ -57,7 +54,7 @@ class _Progress:
             self._computed -= noted + self._steps
 
     def decoded(self, numbers: tuple[int, ...], steps: int) -> None:
-        """Each of these computed so many tokens, one in a step."""
+        """Count ``steps`` decode steps of these sequences."""
         self._computed += len(numbers) * steps
         if len(numbers) == len(self._noted):
             self._steps += steps
@@ -68,9 +65,10 @@ class _Progress:
     def step(
         self, numbers: tuple[int, ...], new_tokens: tuple[int, ...]
     ) -> tuple[int, list[tuple[int, int]]]:
-        """Count a step; positions that its decodes attend, and (tokens, computed before) of its chunks."""
+        """Count a step; returns the positions that its decodes attend, and (tokens, computed before) of its
+        chunks."""
         decodes, before_steps = new_tokens.count(1), self._steps
-        # Where everybody takes part, and decodes come before all chunks, nobody need look at the decodes.
+        # If all sequences take part and decodes come before chunks, decodes need not be counted one by one.
         together = len(numbers) == len(self._noted) and 1 not in new_tokens[decodes:]
         first = decodes if together else 0
         context = self._computed + decodes if together else 0
@@ -94,8 +92,8 @@ class SimulatedExecutor:
     """Runs plans in virtual time, one after the other.
 
     clock: nanoseconds of virtual time; a plan starts when it is submitted and those before it have ended.
-    watch: told of every plan with rows when it is submitted, when it starts, and when it ends unless it is
-    interrupted. Plans without rows take only the time of what they copy.
+    watch: called for each plan with rows when it is submitted, with its start and its end unless it is
+    interrupted. Plans without rows take only the time of their copies.
     """
 
     models: Mapping[str, SimulatedModel]
@@ -106,13 +104,12 @@ class SimulatedExecutor:
     _free_ns: int = 0
 
     def __post_init__(self) -> None:
-        """Nothing is computed yet."""
         self._progress = {name: _Progress() for name in self.models}
 
     def submit(self, plan: StepPlan, interrupted: Interrupted = never) -> None:
         """Start a plan, or queue it behind those in flight.
 
-        What will wait cannot be asked before its time, so ``interrupted`` is not: see ``interrupt``.
+        ``interrupted`` is not called, as the future is not known yet; see ``interrupt``.
         """
         durations_ns = self._durations_ns(plan)
         if plan.swap_out_copies or plan.copies:
@@ -121,11 +118,11 @@ class SimulatedExecutor:
 
     @property
     def free_ns(self) -> int:
-        """When the plans so far have ended, or what they copy."""
+        """When all submitted plans and their copies have ended."""
         return self._free_ns
 
     def _begin(self, plan: StepPlan, durations_ns: Sequence[int]) -> None:
-        """Note when the iterations of a plan end, which start when those before it have ended."""
+        """Queue a plan and compute when its iterations end."""
         start_ns = max(self.clock(), self._free_ns)
         ends_ns = [start_ns + passed_ns for passed_ns in accumulate(durations_ns)]
         self._free_ns = ends_ns[-1]
@@ -134,7 +131,7 @@ class SimulatedExecutor:
             self.watch(plan, start_ns, self._free_ns)
 
     def collect(self) -> StepResult:
-        """What the oldest plan in flight produced; to be asked at ``ends_ns``, when it ends."""
+        """The result of the oldest plan in flight; to be called when it ends, at ``ends_ns``."""
         durations_ns = self.durations_ns
         done = self._in_flight.popleft()
         plan, made = done.plan, len(done.ends_ns)
@@ -143,59 +140,57 @@ class SimulatedExecutor:
         return StepResult([[ANONYMOUS_TOKEN] * len(plan.sampled)] * made, durations_ns)
 
     def interrupt(self) -> None:
-        """Somebody arrives: of a plan of several iterations the one under way is the last."""
+        """A request arrives: end a plan of several iterations after the current one."""
         if self._in_flight:
-            cut_behind(self._in_flight[-1].ends_ns, self.clock())
+            cut_after(self._in_flight[-1].ends_ns, self.clock())
             self._free_ns = self._in_flight[-1].ends_ns[-1]
 
     def ready(self, seq_ids: Sequence[int]) -> Sequence[int]:
-        """All of them: no row is postponed."""
+        """All of them, since no row is postponed."""
         return seq_ids
 
     def read_blocks(self, service: str, blocks: Sequence[int]) -> memoryview:
-        """Nothing: what is not computed has no bytes."""
+        """Empty: simulated KV has no bytes."""
         return memoryview(b"")
 
     def write_blocks(self, service: str, blocks: Sequence[int], content: memoryview) -> None:
-        """Nothing is written."""
+        """Check that ``content`` is empty."""
         if content.nbytes:
             raise ValueError(f"simulated blocks have no bytes, not {content.nbytes}")
 
     def close(self) -> None:
-        """Abandon plans in flight."""
         self._in_flight.clear()
 
     @property
     def ends_ns(self) -> int | None:
-        """When the oldest plan in flight ends; None where there is none."""
+        """When the oldest plan in flight ends; None if there is none."""
         return self._in_flight[0].ends_ns[-1] if self._in_flight else None
 
     @property
     def plan_ends_ns(self) -> list[int]:
-        """When each of the plans in flight ends, the oldest first."""
+        """When each plan in flight ends, oldest first."""
         return [each.ends_ns[-1] for each in self._in_flight]
 
     @property
     def durations_ns(self) -> list[int]:
-        """How long the iterations of the oldest plan in flight take."""
+        """Durations of the iterations of the oldest plan in flight."""
         oldest = self._in_flight[0]
         return [end_ns - start_ns for start_ns, end_ns in pairwise([oldest.start_ns, *oldest.ends_ns])]
 
     @property
     def iteration_ends_ns(self) -> list[int]:
-        """When the iterations of the oldest plan in flight end."""
         return self._in_flight[0].ends_ns
 
     def skip(self, plan: StepPlan, iterations: int, end_ns: int) -> None:
-        """Take note of a plan of decode steps, and of how many were made by when; no plan is in flight."""
+        """Count ``iterations`` of a decode plan that ended at ``end_ns``; no plan may be in flight."""
         self._free_ns = end_ns
         self._drop(plan.left)
         self._progress[plan.service].decoded(plan.seq_ids, iterations)
 
     def _durations_ns(self, plan: StepPlan) -> list[int]:
-        """Of each iteration of a plan, copies apart."""
+        """Durations of the iterations of a plan, without copies."""
         if not plan.seq_ids:
-            self._note_changes(plan)
+            self._apply_changes(plan)
             return [0]
         rows = self._rows(plan)
         times = self.models[plan.service].times
@@ -204,8 +199,8 @@ class SimulatedExecutor:
         return decode_durations(times, rows.decodes, rows.decode_context, plan.iterations)
 
     def _rows(self, plan: StepPlan) -> StepRows:
-        """What the plan computes; remembers how far every sequence has come."""
-        self._note_changes(plan)
+        """The rows of the plan; counts their tokens as computed."""
+        self._apply_changes(plan)
         context, chunks = 0, []
         for service, rows in plan.rows_by_service():
             attended, own = self._progress[service].step(plan.seq_ids[rows], plan.new_tokens[rows])
@@ -213,8 +208,8 @@ class SimulatedExecutor:
             chunks += own
         return StepRows(len(plan.seq_ids) - len(chunks), context, tuple(chunks), len(plan.sampled))
 
-    def _note_changes(self, plan: StepPlan) -> None:
-        """Who came and who left."""
+    def _apply_changes(self, plan: StepPlan) -> None:
+        """Add joined sequences and drop those that left."""
         self._drop(plan.left)
         for joined in plan.joined:
             self._progress[plan.service].join(joined.seq_id, joined.computed)
@@ -225,7 +220,7 @@ class SimulatedExecutor:
                 progress.leave(number)
 
     def _copying_ns(self, plan: StepPlan) -> int:
-        """Time for KV on its way to the host and back; moves inside the device count as nothing."""
+        """Time of copies between device and host; copies inside the device take no time."""
         copies = [
             copy for copy in (*plan.swap_out_copies, *plan.copies) if copy.source_host or copy.target_host
         ]
@@ -233,17 +228,18 @@ class SimulatedExecutor:
 
 
 def duration(seconds: float) -> int:
-    """Nanoseconds of a step, rounded once and at least one."""
+    """A step's time in whole nanoseconds, at least one."""
     return max(1, round(seconds * 1e9))
 
 
 def decode_durations(times: StepTimes, rows: int, context: int, steps: int) -> list[int]:
-    """The same of steps in which ``rows`` sequences decode; context: positions that the first attends."""
+    """Durations in nanoseconds of decode steps of ``rows`` sequences; context: positions that the first
+    attends."""
     seconds = times.decode_times(rows, context, steps)
     durations_ns: list[int] = np.maximum(1, np.rint(seconds * 1e9)).astype(np.int64).tolist()
     return durations_ns
 
 
-def cut_behind(ends_ns: list[int], now_ns: int, more: int = 0) -> None:
-    """Leave only iterations that end by ``now_ns``, the one under way then, and so many ``more``."""
+def cut_after(ends_ns: list[int], now_ns: int, more: int = 0) -> None:
+    """Keep iterations that end by ``now_ns``, the current one, and ``more`` after it."""
     del ends_ns[1 + bisect_left(ends_ns, now_ns) + more :]

@@ -1,4 +1,4 @@
-"""Services that come and go, as far as torch is concerned: models, views of the KV, and memory."""
+"""Adding and removing services at run time in a torch executor: models, KV views and memory."""
 
 from pathlib import Path
 from weakref import ref
@@ -7,13 +7,13 @@ import torch
 
 from shoal.core import Service
 from shoal.execute.malloc import collect_frozen, return_freed_memory
-from shoal.execute.model.loading import LoadedModel, ModelSet, context_of
+from shoal.execute.model.loading import LoadedModel, ModelSet, service_context_tokens
 from shoal.execute.torch_executor import TorchExecutor
 from shoal.kvcache import PoolLayout
 
 
 class TorchServices:
-    """Changes the services of a torch executor, and of the models that it runs."""
+    """Adds and removes services of a torch executor and its models."""
 
     def __init__(self, models: ModelSet, executor: TorchExecutor) -> None:
         self._models = models
@@ -21,36 +21,36 @@ class TorchServices:
 
     @property
     def weight_bytes(self) -> int:
-        """Size of the weights of all services; shared ones count once."""
+        """Size of the weights of all services; shared weights count once."""
         return self._models.weight_bytes
 
     def load(self, service: Service, folder: Path) -> LoadedModel:
-        """The model of a service, loaded and probed; may run in a thread of its own while steps go on.
+        """Load and probe the model of a service; may run in another thread while steps go on.
 
         Raises as ``load_models`` does.
         """
         model = self._models.loader.load(service, folder)
-        context_of(service, model)
-        return_freed_memory()  # which loading took for a while
+        service_context_tokens(service, model)
+        return_freed_memory()  # temporary memory of loading
         return model
 
     def lay_out(self, layout: PoolLayout, host_layout: PoolLayout | None) -> None:
-        """See the KV memory in another way from the next plan on."""
+        """Change the layout of the KV memory from the next plan on."""
         self._executor.store.lay_out(layout, host_layout)
 
     def add(self, service: Service, model: LoadedModel) -> None:
-        """A service comes, between two plans."""
+        """Add a service, between two plans."""
         self._executor.add_service(service, model)
 
     def remove(self, service: str) -> None:
-        """A service goes, of which no sequence is left, and memory of weights that nobody else has."""
+        """Remove a service that has no sequences, and free its weights if no other service uses them."""
         model = self._models.models[service]
         parts = [ref(part) for part in model.module.modules()]
         self._executor.remove_service(service)
         if any(other is model for other in self._models.models.values()):
             return
         del model
-        if any(part() is not None for part in parts):  # some code refers to itself in a circle
+        if any(part() is not None for part in parts):  # reference cycles
             collect_frozen()
         return_freed_memory()
         if self._models.device.type == "cuda":

@@ -1,10 +1,9 @@
-"""From a model's name to files, tokens and numbers; no tensors.
+"""Model files: names, downloads, conversion, tokenizers, chat templates, and facts from config files.
 
-Here belong the aliases and how they are fetched and converted, the finding of a model's folder, the
-tokenizer with its chat template, and the facts of an architecture that others need without loading
-it (context length, KV shape of each layer), and what is refused for its files alone. Weights as
-tensors and the forward pass do not: they live in ``execute``. Importing this package imports neither
-torch nor transformers; where these are needed (a conversion), a subprocess uses them.
+This room resolves a model's name to a folder, pulls and converts models, loads tokenizers and chat
+templates, and reads facts of an architecture without loading it (context length, KV shape of each layer). It
+also rejects models by their files alone. Weights as tensors and the forward pass are in ``execute``.
+Importing this package imports neither torch nor transformers; conversions use them in a subprocess.
 """
 
 from shoal.models.cache import cache_dir
@@ -18,10 +17,10 @@ from shoal.models.folder.weights import (
     derived_folder,
     groups_file,
     is_quantised,
-    opened_weights,
+    open_weights,
     read_weight_headers,
     refuse_incomplete,
-    some_of,
+    summarize_names,
 )
 from shoal.models.listing import ModelInfo, list_models
 from shoal.models.progress import Progress, in_words
@@ -59,13 +58,13 @@ __all__ = [
     "in_words",
     "is_quantised",
     "list_models",
-    "opened_weights",
+    "open_weights",
     "pull_model",
     "read_facts",
     "read_sampling_defaults",
     "read_weight_headers",
     "refuse_incomplete",
-    "some_of",
+    "summarize_names",
     "resolve_model",
     "resolve_service",
 ]

@@ -1,4 +1,4 @@
-"""The user's cache folder, and building folders in it so that half-built ones never count."""
+"""The user's cache folder for models, and building folders in it atomically, with file locks."""
 
 import contextlib
 import hashlib
@@ -22,7 +22,7 @@ OTHER_DISK_HINT = "set SHOAL_CACHE to a folder on another disk"
 def cache_dir() -> Path:
     """Folder for models that Shoal pulled or converted.
 
-    ``$SHOAL_CACHE`` where it is set, else ``shoal`` in the platform's cache folder for users
+    ``$SHOAL_CACHE`` if it is set, else ``shoal`` in the platform's cache folder for users
     (``$XDG_CACHE_HOME`` or ``~/.cache`` on Linux).
     """
     chosen = os.environ.get("SHOAL_CACHE")
@@ -36,12 +36,11 @@ def cache_dir() -> Path:
 
 
 def build_once(target: Path, build: Callable[[Path], None], progress: Progress) -> Path:
-    """Return the folder ``target``; where it does not exist, have ``build`` fill it first.
+    """Return the folder ``target``; if it does not exist, let ``build`` fill it first.
 
-    ``build`` gets an empty folder beside the target, which takes the target's place only when
-    ``build`` has returned. So an existing target is always complete. A file lock, which the
-    operating system drops when its owner dies, lets one process build while others wait. Leftovers of killed
-    processes beside the target are removed.
+    ``build`` gets an empty temporary folder, which is renamed to the target when ``build`` has returned. So
+    an existing target is always complete. Under a file lock, which the operating system releases when its
+    owner dies, one process builds while others wait. Leftovers of killed processes are removed.
     """
     _remove_leftovers(target.parent)
     if target.is_dir():
@@ -65,7 +64,7 @@ def build_once(target: Path, build: Callable[[Path], None], progress: Progress) 
 
 
 def fingerprint(revision: int | str, source: Path, files: Iterable[Path]) -> str:
-    """Names what is made of ``files`` of ``source``; another one when a file or ``revision`` changes."""
+    """A cache key for what is made of ``files`` in ``source``; changes with a file or ``revision``."""
     stats = ((file.name, file.stat()) for file in files)
     identity = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
     return hashlib.sha256(json.dumps([revision, str(source), identity]).encode()).hexdigest()[:16]
@@ -78,7 +77,7 @@ def _lock_of(folder: Path, name: str) -> FileLock:
 def _remove_leftovers(folder: Path) -> None:
     for leftover in folder.glob(f".*{_PARTIAL}*"):
         name = leftover.name[1:].rpartition(_PARTIAL)[0]
-        # Who builds holds the lock; and a cache that others own or that cannot be written is left alone.
+        # A locked folder is being built; a cache that is not writable is left alone.
         with contextlib.suppress(OSError), _lock_of(folder, name).acquire(timeout=0):
             shutil.rmtree(leftover, ignore_errors=True)
 

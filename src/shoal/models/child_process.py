@@ -1,4 +1,4 @@
-"""Processes that end when their parent ends, for whatever reason."""
+"""Child processes that end when their parent ends, even if it is killed."""
 
 import os
 import select
@@ -19,7 +19,7 @@ def start_child(
     stdout: IO[bytes] | int,
     stderr: IO[bytes] | int,
 ) -> subprocess.Popen[bytes]:
-    """Start ``module`` with ``arguments``; the module itself finds its standard input empty."""
+    """Start ``python -m module`` with ``arguments`` and empty standard input."""
     command = [sys.executable, "-m", "shoal.models.run_child", module, *arguments]
     return subprocess.Popen(
         command, env=dict(environment), stdin=subprocess.PIPE, stdout=stdout, stderr=stderr
@@ -27,7 +27,7 @@ def start_child(
 
 
 def end_child(child: "subprocess.Popen[bytes]") -> None:
-    """End ``child`` if it still runs."""
+    """Terminate ``child`` if it still runs."""
     if child.poll() is None:
         child.terminate()
         child.wait()
@@ -36,9 +36,9 @@ def end_child(child: "subprocess.Popen[bytes]") -> None:
 
 
 def end_with_parent(lifeline: int) -> None:
-    """From now on, end this process at once when its parent is gone, or closes its end of ``lifeline``.
+    """From now on, exit this process as soon as its parent has ended or closed its end of ``lifeline``.
 
-    lifeline: file descriptor of a pipe whose other end only the parent has, and never writes to.
+    lifeline: file descriptor of a pipe whose other end only the parent holds, and never writes to.
     """
     arguments = (lifeline, os.getppid())
     threading.Thread(target=_watch, args=arguments, name="parent-watch", daemon=True).start()
@@ -50,6 +50,6 @@ def _watch(lifeline: int, parent: int) -> None:
         try:
             if readable and not os.read(lifeline, 1):
                 break
-        except ConnectionError:  # the parent ended without having read everything
+        except ConnectionError:  # the parent ended with unread data
             break
     os._exit(1)

@@ -1,4 +1,4 @@
-"""Models that can be served by name, and which of them are in the cache."""
+"""Listing models: aliases and converted GGUF files, and which are in the cache (``shoal models list``)."""
 
 import json
 from dataclasses import dataclass
@@ -12,26 +12,22 @@ from shoal.models.download.pull import bundled_folder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """One model that Shoal knows by name or has converted."""
+    """A bundled or converted model."""
 
     name: str
-    """Its alias, or the path of its GGUF file."""
+    """Alias, or path of the GGUF file."""
     cached: bool
-    """Whether it is in the cache."""
     path: Path | None
-    """Its folder in the cache."""
+    """Folder in the cache; None if it is not cached."""
     size_bytes: int
-    """Size on disk where it is cached, else of what a pull downloads."""
+    """Size on disk if it is cached, else size of the download."""
     licence: str
-    """Name of its licence."""
     description: str
-    """What it is, in a line."""
     chat: bool
-    """Whether it has a chat template."""
 
 
 def list_models() -> list[ModelInfo]:
-    """Every alias, then every GGUF file of the user's that was converted into the cache."""
+    """All aliases, then all of the user's GGUF files that were converted into the cache."""
     converted = sorted((cache_dir() / "converted").glob(f"*/{SOURCE_FILE}"))
     return [_bundled(model) for model in BUNDLED.values()] + [_converted(file) for file in converted]
 

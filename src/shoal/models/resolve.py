@@ -1,4 +1,4 @@
-"""From the name of a model to the folder with its files."""
+"""Resolving a model's name (folder, GGUF file, alias or hub id) to the folder with its files."""
 
 import difflib
 import re
@@ -18,11 +18,11 @@ from shoal.models.progress import Progress, silent
 
 
 def check_model(name: str) -> None:
-    """Raise ModelUnavailable where ``name`` cannot be a model's; never asks the network, so it is quick."""
+    """Raise ModelUnavailable if ``name`` cannot be a model; quick, as it does not use the network."""
     path = Path(name).expanduser()
     try:
         path.exists()
-    except OSError as error:  # a name that no file can have
+    except OSError as error:  # an impossible file name
         raise ModelUnavailable(f"there is no model {name!r:.80}: {error.strerror}") from None
     if path.is_file() and path.suffix.lower() != ".gguf":
         raise ModelUnavailable(f"{name} is a file, but neither a folder nor a .gguf file: name its folder")
@@ -37,34 +37,34 @@ def check_model(name: str) -> None:
 def resolve_model(name: str, progress: Progress | None = None) -> Path:
     """Folder with config.json and safetensors of the model ``name``; pulls or converts on first use.
 
-    Tried in this order: a folder with config.json or a ``.gguf`` file that exists; an alias; an id
-    ``owner/model`` on the hub. A folder without tokenizer.json is returned as it is, its converted
-    tokenizer being in the cache, where ``Tokenizer.from_folder`` finds it. Raises ModelUnavailable
-    where the model cannot be found or fetched or its files are damaged, ModelUnsupported where it cannot be
-    converted or its files alone show that it cannot be served.
+    In this order: an existing folder with config.json or ``.gguf`` file; an alias; an id ``owner/model`` on
+    the hub. For a folder without tokenizer.json, a converted tokenizer is put into the cache, where
+    ``Tokenizer.from_folder`` finds it. Raises ModelUnavailable if the model cannot be found or downloaded or
+    its files are damaged, ModelUnsupported if it cannot be converted or its files show that it cannot be
+    served.
     """
     with _file_errors(name):
         report = progress or silent
-        return _checked(_found(name, report, weights=True), report)
+        return _check_folder(_find_folder(name, report, weights=True), report)
 
 
 def resolve_config(name: str, progress: Progress | None = None) -> Path:
-    """The same for one of which config.json is enough, whose weights are not read.
+    """Folder with config.json of the model ``name``; weights are neither downloaded from a hub nor checked.
 
-    They are not downloaded from a hub. A tokenizer is converted if the folder has one. Raises as
-    ``resolve_model`` does, but not for what is missing.
+    A tokenizer is converted if the folder has one. Raises as ``resolve_model`` does, but not for missing
+    weights or tokenizers.
     """
     with _file_errors(name):
         report = progress or silent
-        folder = _found(name, report, weights=False)
+        folder = _find_folder(name, report, weights=False)
         check_config(folder)
         if has_tokenizer(folder):
             tokenizer_folder(folder, report)
         return folder
 
 
-def _found(name: str, report: Progress, *, weights: bool) -> Path:
-    """weights: whether those of a hub are wanted."""
+def _find_folder(name: str, report: Progress, *, weights: bool) -> Path:
+    """weights: whether to download weights from a hub."""
     check_model(name)
     path = Path(name).expanduser()
     if path.is_file():
@@ -77,20 +77,20 @@ def _found(name: str, report: Progress, *, weights: bool) -> Path:
 
 
 def pull_model(name: str, progress: Progress | None = None) -> Path:
-    """Fetch and convert the alias or hub id ``name`` unless that is done; returns its folder.
+    """Download and convert the alias or hub id ``name`` unless it is cached; returns its folder.
 
     Raises as ``resolve_model`` does.
     """
     if name in BUNDLED:
         with _file_errors(name):
             report = progress or silent
-            return _checked(pull_bundled(BUNDLED[name], report), report)
+            return _check_folder(pull_bundled(BUNDLED[name], report), report)
     return resolve_model(name, progress)
 
 
 @contextmanager
 def _file_errors(name: str) -> Iterator[None]:
-    """Report a full disk or an unwritable cache as ModelUnavailable, since it is not a bug."""
+    """Turn OSError, such as a full disk or an unwritable cache, into ModelUnavailable."""
     try:
         yield
     except OSError as error:
@@ -102,7 +102,7 @@ def _file_errors(name: str) -> Iterator[None]:
         ) from error
 
 
-def _checked(folder: Path, progress: Progress) -> Path:
+def _check_folder(folder: Path, progress: Progress) -> Path:
     check_model_folder(folder)
     tokenizer_folder(folder, progress)
     return folder

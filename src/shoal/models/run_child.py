@@ -1,6 +1,6 @@
-"""``python -m shoal.models.run_child MODULE ARGUMENTS``: as ``python -m``, but ends with its parent.
+"""``python -m shoal.models.run_child MODULE ARGUMENTS``: like ``python -m``, but ends with its parent.
 
-The parent holds the other end of standard input open; the module itself finds its standard input empty.
+The parent holds the other end of standard input open; the module itself gets an empty standard input.
 """
 
 import os
@@ -11,7 +11,7 @@ from shoal.models.child_process import end_with_parent
 
 
 def main() -> None:
-    """Run the module that the arguments name; ends as that does."""
+    """Run the module that the arguments name."""
     lifeline = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

@@ -1,4 +1,4 @@
-"""From a service to the folder with what it needs of its model's files."""
+"""Resolving a service's model to a folder, also for random weights."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from shoal.models.resolve import check_model, resolve_config, resolve_model
 
 
 def check_service(service: Service) -> None:
-    """Raise as ``check_model`` does of its model, and ConfigError for random weights of a GGUF file."""
+    """Raise as ``check_model`` does for its model, and ConfigError for random weights of a GGUF file."""
     check_model(service.model)
     if service.random_seed is not None and Path(service.model).expanduser().is_file():
         raise ConfigError(
@@ -18,11 +18,10 @@ def check_service(service: Service) -> None:
 
 
 def resolve_service(service: Service, progress: Progress | None = None) -> Path:
-    """Folder with what the service needs of its model; pulls or converts on first use.
+    """Folder with the files that the service needs of its model; pulls or converts on first use.
 
-    For weights of files that is what ``resolve_model`` returns. For random ones config.json is enough, and
-    weights are not downloaded from a hub. A tokenizer is there if the model has one. Raises as
-    ``resolve_model`` and ``check_service`` do.
+    Uses ``resolve_model``, or ``resolve_config`` for random weights. Raises as these and ``check_service``
+    do.
     """
     check_service(service)
     resolve = resolve_model if service.random_seed is None else resolve_config

@@ -1,7 +1,4 @@
-"""The native library: kernels in C for CPUs, where they could be built; see ``csrc``.
-
-Here it is found and loaded, and what is in use is said. The rooms above declare the kernels that they call.
-"""
+"""The native library of C kernels for CPUs (see ``csrc``); callers declare the kernels that they use."""
 
 from shoal.native.library import VARIANTS, NativeLibrary, load_native, native_status, native_variants
 

@@ -1,4 +1,4 @@
-"""Loading the native library, choosing its kernels by what the CPU can do, and saying what is in use."""
+"""Loading the native library, choosing kernels by the CPU's instruction set, and reporting what is used."""
 
 import ctypes
 import json
@@ -19,7 +19,7 @@ _SOURCES = _FOLDER.parents[2] / "csrc"
 
 
 class NativeLibrary:
-    """The loaded library; its kernels of one instruction set."""
+    """The kernels of the loaded library for one instruction set."""
 
     def __init__(self, library: ctypes.CDLL, variant: str) -> None:
         self._library = library
@@ -27,27 +27,26 @@ class NativeLibrary:
         """The instruction set in use, one of VARIANTS."""
 
     def kernel(self, name: str, *arguments: Any, result: Any = None) -> Callable[..., Any]:
-        """The function ``name`` for the instruction set in use, with its argument types."""
+        """The function ``name`` for the instruction set in use; arguments, result: its C types."""
         function = self._library[f"{name}_{self.variant}"]
         function.argtypes, function.restype = arguments, result
         return function
 
     def address(self, name: str) -> int:
-        """Where the function ``name`` is, for native code that calls it."""
+        """Address of the function ``name``, for native code that calls it."""
         return ctypes.cast(self._library[f"{name}_{self.variant}"], ctypes.c_void_p).value or 0
 
 
 class _NotInUse(Exception):
-    """Why the library is not in use; continues the words "torch only:"."""
+    """Why the library is not in use; follows "torch only:" in the status."""
 
 
 @cache
 def load_native() -> NativeLibrary | None:
-    """The library, or None where it was not built, is switched off or does not run: see ``native_status``.
+    """The library; None if it was not built, is switched off or does not run (see ``native_status``).
 
     ``SHOAL_NATIVE=off`` switches it off, ``SHOAL_ISA`` chooses a smaller instruction set. Imports torch,
-    and lets the library have as many threads. Raises ConfigError if a variable has a value that is not
-    possible.
+    whose number of threads the library uses. Raises ConfigError for an invalid value of a variable.
     """
     try:
         library = _open()
@@ -58,7 +57,7 @@ def load_native() -> NativeLibrary | None:
 
 
 def native_variants() -> tuple[NativeLibrary, ...]:
-    """The library once for each instruction set of this CPU, smallest first; empty where it is not in use."""
+    """The library for each instruction set of this CPU, smallest first; empty if it is not in use."""
     chosen = load_native()
     if chosen is None:
         return ()
@@ -66,10 +65,9 @@ def native_variants() -> tuple[NativeLibrary, ...]:
 
 
 def native_status() -> str:
-    """What computes on CPUs, as a sentence: native kernels of which kind, or torch only and why.
+    """A line for users: native kernels and their instruction set, or torch only and why.
 
-    Does not import torch; where it is imported already, its number of threads is asked for as well. Raises
-    ConfigError as ``load_native`` does.
+    Does not import torch. Raises ConfigError as ``load_native`` does.
     """
     try:
         library = _open()
@@ -81,7 +79,7 @@ def native_status() -> str:
 
 
 def _open() -> ctypes.CDLL:
-    """The library without threads; raises _NotInUse."""
+    """Open the library, without threads yet; raises _NotInUse."""
     chosen = os.environ.get("SHOAL_NATIVE") or "on"
     if chosen not in ("on", "off"):
         raise ConfigError(f"SHOAL_NATIVE={chosen} is not known; possible are on and off")
@@ -101,7 +99,7 @@ def _open() -> ctypes.CDLL:
 
 
 def _build_info() -> dict[str, str]:
-    """What the build left behind: ``compiler`` and ``sources``, or the ``reason`` why there is no library."""
+    """build.json: ``compiler`` and ``sources``, or the ``reason`` why there is no library."""
     try:
         info: dict[str, str] = json.loads((_FOLDER / "build.json").read_text(encoding="utf-8"))
         return info
@@ -110,7 +108,7 @@ def _build_info() -> dict[str, str]:
 
 
 def _follow_torch_threads(library: ctypes.CDLL) -> None:
-    """Let the library compute with as many threads as torch; raises _NotInUse."""
+    """Let the library use torch's number of threads; raises _NotInUse."""
     import torch
 
     try:
@@ -121,7 +119,7 @@ def _follow_torch_threads(library: ctypes.CDLL) -> None:
 
 
 def _supported(library: ctypes.CDLL) -> tuple[str, ...]:
-    """The instruction sets of this CPU; bit n of its features says whether it has that of VARIANTS[n + 1]."""
+    """Instruction sets of this CPU; bit n of its features is for VARIANTS[n + 1]."""
     features = library.shoal_cpu_features()
     best = next(number for number in range(len(VARIANTS)) if not features >> number & 1)
     return VARIANTS[: best + 1]

@@ -1,11 +1,11 @@
-"""Telling whether the library was built from the C sources at hand. The build runs this file by itself."""
+"""Digest of the C sources, to detect a library built from others; also run by the build, on its own."""
 
 import hashlib
 from pathlib import Path
 
 
 def digest(folder: Path) -> str:
-    """A hash of the C sources in ``folder``, names and contents; those of the tests do not count."""
+    """Hash of names and contents of the C sources in ``folder``, without tests."""
     total = hashlib.sha256()
     for pattern in ("*.[ch]", "kernels/*.[ch]"):
         for file in sorted(folder.glob(pattern)):

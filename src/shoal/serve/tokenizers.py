@@ -26,10 +26,10 @@ from shoal.models.tokenizer.messages import (
     Failed,
     Load,
     Loaded,
-    Question,
     Tokenize,
     Tokenized,
-    decode_answer,
+    TokenizerRequest,
+    decode_reply,
     encode,
 )
 from shoal.models.tokenizer.tokenizer import WithChatTemplate, check_utf8
@@ -69,17 +69,17 @@ class TokenizerWorker:
                 return self._vocabulary
         raise ModelUnavailable(f"the process that reads the tokenizer ended {_ATTEMPTS} times before it had")
 
-    async def ask(self, question: Question, kind: type[Answer]) -> Answer:
-        """The answer to a question, which has the type ``kind``.
+    async def ask(self, question: TokenizerRequest, kind: type[Answer]) -> Answer:
+        """The answer to a question, which is of this kind.
 
         Raises InvalidRequest for text that cannot be tokenized, ServiceUnavailable if it crashes processes.
         """
         message = encode(question)
         for _ in range(_ATTEMPTS):
             try:
-                async with self._queue(len(message)):
-                    answer = decode_answer(await (await self._running()).ask(message))
-            except SubprocessEnded:
+                async with self._lane(len(message)):
+                    answer = decode_reply(await (await self._running()).ask(message))
+            except ProcessGone:
                 continue
             except ModelUnavailable as error:
                 raise ServiceUnavailable(str(error), _RETRY_AFTER_S) from error
@@ -124,7 +124,7 @@ class TokenizerWorker:
         except OSError as error:
             raise ModelUnavailable(f"the process that tokenises cannot be started: {error}") from error
         try:
-            answer = decode_answer(await process.ask(self._load))
+            answer = decode_reply(await link.ask(self._load))
             if isinstance(answer, Failed):
                 raise ModelUnavailable(answer.reason)
             assert isinstance(answer, Loaded)

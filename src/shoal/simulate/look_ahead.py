@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from shoal.execute.simulated import cut_behind
+from shoal.execute.simulated import cut_after
 from shoal.schedule.decode_runs import DecodeRun
 
 
@@ -44,4 +44,4 @@ class StepsAhead:
 
     def cut(self, now_ns: int) -> None:
         """Leave only what is planned by now, not what would be planned at this very moment."""
-        cut_behind(self.ends_ns, now_ns, self.depth - 1)
+        cut_after(self.ends_ns, now_ns, self.depth - 1)

@@ -1,1 +1,1 @@
-"""Attention over the KV pool: buffers, views, the backends, and which of them a model gets."""
+"""Paged attention over the KV pool: buffers, tensor views, attention backends, and the backend selector."""

@@ -1,8 +1,8 @@
-"""Keys and values as int8, a scale for every 64 numbers; native kernels store the same.
+"""Quantisation of keys and values to int8, with a scale for every 64 elements; native kernels do the same.
 
-Scales belong to a token and KV head, not to a block: a block's tokens come one at a time, and a token's own
-scales say all of it when it is written. So nothing is rounded a second time when a later token is larger, and
-blocks stay what is copied, shared and read by whoever comes next.
+A scale belongs to a token and KV head, not to a block. A block is filled one token at a time, so a scale of
+the block would have to grow with later tokens, and stored tokens would be rounded again. With scales per
+token, blocks can be copied and shared as they are.
 """
 
 import torch
@@ -11,17 +11,17 @@ import torch.nn.functional as F
 from shoal.kvcache import SCALED, scales_of
 
 LARGEST = 127
-"""Of the integers; the smallest is its negative."""
+"""Largest integer; the smallest is its negative."""
 SMALLEST_SCALE = torch.finfo(torch.bfloat16).tiny
-"""Groups with a smaller one are stored as zeros."""
+"""Groups with a smaller scale are stored as zeros."""
 
 
 def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """int8 [..., dim] and scales, bfloat16 [..., scales], of x [..., dim]: x is about their product.
+    """x [..., dim] as int8 [..., dim] and bfloat16 scales [..., scales], whose product is nearly x.
 
-    A scale is the bfloat16 that is nearest to the largest absolute number of its group / 127, and numbers are
-    rounded to the nearest multiple of it, ties to the even one. A group with a number that is not finite has
-    scale NaN, so that it shows in all results.
+    A scale is the bfloat16 nearest to the largest absolute element of its group / 127. Elements are rounded
+    to the nearest multiple of it, ties to the even one. A group with an element that is not finite gets the
+    scale NaN, which then appears in all results.
     """
     groups = _grouped(x.float())
     scale = (groups.abs().amax(-1) / LARGEST).to(torch.bfloat16)

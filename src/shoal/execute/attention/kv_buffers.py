@@ -1,4 +1,4 @@
-"""The KV pool's buffers, and the copies of whole blocks between them and inside them."""
+"""KV pool buffers on device and host, and block copies: swap out, swap in, and copies inside the pool."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -13,33 +13,31 @@ from shoal.kvcache import PoolLayout
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
-    """A copy with fixed addresses, which stay valid whatever the pool does with the blocks afterwards."""
+class BlockTransfer:
+    """A copy of a block (a row of ``ServiceCache.rows``) between fixed addresses, which stay valid when the
+    pool reassigns the blocks."""
 
     source: ServiceCache
-    """The cache to read from."""
-    source_place: int | torch.Tensor
-    """Index of the block in the source's ``rows``."""
+    source_index: int | torch.Tensor
     target: ServiceCache
-    """The cache to write to."""
-    target_place: int | torch.Tensor
-    """Index of the block in the target's ``rows``."""
+    target_index: int | torch.Tensor
 
-    def carry_out(self) -> None:
-        """Copy the whole block; between host and device as one transfer, ordered with the device's work."""
-        content = self.source.rows[self.source_place]
-        if isinstance(self.target_place, int):
-            self.target.rows[self.target_place].copy_(content, non_blocking=True)
+    def run(self) -> None:
+        """Copy the block; between host and device as one asynchronous transfer, in the order of the device's
+        work."""
+        content = self.source.rows[self.source_index]
+        if isinstance(self.target_index, int):
+            self.target.rows[self.target_index].copy_(content, non_blocking=True)
         else:
-            self.target.rows[self.target_place] = content.to(self.target.device)
+            self.target.rows[self.target_index] = content.to(self.target.device)
 
 
 class KVStore:
-    """The pool's flat buffer, the buffer for swapped KV in host memory, and every service's views of them.
+    """The pool's flat buffer, the host buffer for swapped KV, and each service's views of them.
 
     The buffers are not initialised: rows that no step has written may contain anything.
 
-    unit_ids, host_unit_ids: needed for the split layout. host_layout: None if nothing is swapped.
+    unit_ids, host_unit_ids: required for the split layout. host_layout: None if nothing is swapped.
     """
 
     def __init__(
@@ -51,13 +49,9 @@ class KVStore:
         host_unit_ids: UnitIds | None = None,
     ) -> None:
         self.buffer = _empty(layout.total_bytes, device)
-        """The pool's bytes."""
         self.services: dict[str, ServiceCache] = {}
-        """Each service's view of them."""
         self.host_buffer: torch.Tensor | None = None
-        """Bytes of swapped KV."""
         self.host_services: dict[str, ServiceCache] = {}
-        """Each service's view of those."""
         self._unit_ids, self._host_unit_ids = unit_ids, host_unit_ids
         if host_layout is not None:
             self.host_buffer = torch.empty(
@@ -67,9 +61,9 @@ class KVStore:
         self.lay_out(layout, host_layout)
 
     def lay_out(self, layout: PoolLayout, host_layout: PoolLayout | None) -> None:
-        """See the same bytes in another way. Copies that were located before keep their addresses.
+        """Change the layout of the same bytes. Transfers that were located before keep their addresses.
 
-        The view of a service for which nothing changes stays the same object.
+        The view of a service that does not change stays the same object.
         """
         before, self._layout = self._layout, layout
         views = _views(self.buffer, layout, self._unit_ids)
@@ -82,28 +76,28 @@ class KVStore:
             self.host_services = _views(self.host_buffer, host_layout, self._host_unit_ids)
 
     def zero(self, merged_block: int) -> None:
-        """Clear a merged block that changes dtype."""
+        """Zero a merged block that changes dtype."""
         assert self._layout is not None
         start = merged_block * self._layout.merged_bytes
         self.buffer[start : start + self._layout.merged_bytes] = 0
 
-    def locate(self, copies: Iterable[BlockCopy]) -> list[Transfer]:
-        """Look up the addresses of a plan's copies; must be called before the next plan is scheduled.
+    def locate(self, copies: Iterable[BlockCopy]) -> list[BlockTransfer]:
+        """Find the addresses of a plan's copies; must be called before the next plan is scheduled.
 
-        A source in the pool is the block as it was before the plan's step, which may have freed it.
+        A source in the pool is the block as it was before the plan, which may have freed it.
         """
-        transfers: list[Transfer] = []
+        transfers: list[BlockTransfer] = []
         for (name, from_host, to_host), same in groupby(
             copies, key=lambda copy: (copy.service, copy.source_host, copy.target_host)
         ):
             run = list(same)
             source = self._cache(name, from_host)
             target = self._cache(name, to_host)
-            sources = source.places([copy.source for copy in run], before=not from_host)
-            targets = target.places([copy.target for copy in run])
+            sources = source.row_indices([copy.source for copy in run], before=not from_host)
+            targets = target.row_indices([copy.target for copy in run])
             transfers += [
-                Transfer(source, source_place, target, target_place)
-                for source_place, target_place in zip(sources, targets, strict=True)
+                BlockTransfer(source, source_index, target, target_index)
+                for source_index, target_index in zip(sources, targets, strict=True)
             ]
         return transfers
 
@@ -115,17 +109,16 @@ class KVStore:
         return self.host_services[service]
 
     def copy(self, copy: BlockCopy) -> None:
-        """Copy one block of a service onto another."""
         self.copy_all((copy,))
 
     def copy_all(self, copies: Iterable[BlockCopy]) -> None:
-        """Make copies one after the other: a later one may read what an earlier one wrote."""
+        """Copy in order: a later copy may read what an earlier one wrote."""
         for transfer in self.locate(copies):
-            transfer.carry_out()
+            transfer.run()
 
 
 def _empty(num_bytes: int, device: torch.device) -> torch.Tensor:
-    if device.type == "cpu":  # attention reads blocks from all over it
+    if device.type == "cpu":  # attention reads blocks all over the buffer
         buffer = huge_empty(num_bytes)
         prefault(buffer)
         return buffer

@@ -1,8 +1,8 @@
-"""Tensor views of the KV pool: where a layer's keys and values are written and gathered.
+"""Tensor views of the KV pool for each service: writing and gathering the keys and values of a layer.
 
-The numbers of the layout come from `shoal.kvcache`; here they become strided views of one flat byte
-buffer. An *index* names blocks in the form that a cache needs: block ids [blocks] for the merged layout, unit
-ids [blocks, units of a block] for the split one.
+`shoal.kvcache` computes offsets and strides; here they become strided views of one flat byte buffer. An
+*index* identifies blocks in the form that a layout needs: block ids [blocks] for the merged layout, unit ids
+[blocks, units of a block] for the split layout.
 """
 
 from abc import ABC, abstractmethod
@@ -21,30 +21,28 @@ TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16":
 
 
 class UnitIds(Protocol):
-    """Where a pool's blocks lie in the split layout (``BlockPool.unit_ids``)."""
+    """Looks up the units of blocks in the split layout (``BlockPool.unit_ids``)."""
 
     def __call__(self, service: str, blocks: Sequence[int], *, before: bool = False) -> np.ndarray:
-        """Unit ids [blocks, units of a block]; ``before``: as they were before the step just scheduled."""
+        """Unit ids [blocks, units of a block]; before: as they were before the plan just scheduled."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """Where one layer's keys and values lie, for kernels that read them there."""
+    """Location of one layer's keys and values, for kernels that read them in place."""
 
     keys: torch.Tensor
-    """[entries, tokens of a block, ..., dim], with the strides of the pool."""
+    """[entries, tokens of a block, ..., dim], with the strides of the pool; so are values."""
     values: torch.Tensor
-    """The same of values."""
     kv_heads: int
-    """How many heads they have."""
     key_head: int
-    """Elements from one head's keys to the next one's in an entry; 0: heads have entries of their own."""
+    """Stride between KV heads inside an entry, in elements; 0 if each head has its own entries. So is
+    value_head."""
     value_head: int
-    """The same of values."""
     first_entry: int
-    """Which entry of a block is the layer's first."""
+    """Index of the layer's first entry in a block."""
     head_entry: int
-    """Entries from one head to the next."""
+    """Stride between KV heads in entries."""
 
 
 class ServiceCache(ABC):
@@ -52,15 +50,13 @@ class ServiceCache(ABC):
 
     def __init__(self, buffer: torch.Tensor, layout: PoolLayout, view: ServiceLayout) -> None:
         self.block_size = layout.block_size
-        """Tokens in a block."""
         self.layers = view.layers
-        """Where each layer's keys and values lie in a block."""
+        """Offsets of each layer's keys and values in a block."""
         self.dtype = TORCH_DTYPES[view.shape.dtype]
-        """Of the model's keys and values."""
+        """Dtype of the model's keys and values."""
         self.int8 = view.shape.int8
-        """Whether they are stored as int8: what is read then differs from what was written."""
+        """Whether keys and values are stored as int8, so that what is read differs from what was written."""
         self.device = buffer.device
-        """Where the buffer lies."""
         self._elements = buffer.view(torch.int8 if self.int8 else self.dtype)
         self._itemsize = self._elements.element_size()
         self._stride = view.stride_bytes // self._itemsize
@@ -69,12 +65,14 @@ class ServiceCache(ABC):
         self.rows = self._view(0, (held // self._itemsize,), (1,))
         """All blocks or units [blocks or units, elements], without the padding between blocks."""
         self.addresses = [self._layer_addresses(view.shape.dtype, extent) for extent in view.layers]
-        """The same of each layer in numbers, for native kernels."""
-        self._keys = [self._numbers(e.key_offset, e, e.key_dim) for e in view.layers]
-        self._values = [self._numbers(e.value_offset, e, e.value_dim) for e in view.layers]
+        """Addresses and strides of each layer, for native kernels."""
+        self._keys = [self._values_view(e.key_offset, e, e.key_dim) for e in view.layers]
+        self._values = [self._values_view(e.value_offset, e, e.value_dim) for e in view.layers]
         if self.int8:
-            self._key_scales = [self._scales(e.key_scale_offset, e, e.key_dim) for e in view.layers]
-            self._value_scales = [self._scales(e.value_scale_offset, e, e.value_dim) for e in view.layers]
+            self._key_scales = [self._scales_view(e.key_scale_offset, e, e.key_dim) for e in view.layers]
+            self._value_scales = [
+                self._scales_view(e.value_scale_offset, e, e.value_dim) for e in view.layers
+            ]
 
     def _layer_addresses(self, name: str, extent: LayerExtent) -> LayerAddresses:
         base = self._elements.data_ptr()
@@ -91,36 +89,36 @@ class ServiceCache(ABC):
             value_scales=base + extent.value_scale_offset,
             entry=self._stride * self._itemsize,
         )
-        self._place_heads(
+        self._set_strides(
             addresses, extent, extent.key_dim * self._itemsize, extent.value_dim * self._itemsize
         )
         return addresses
 
     @abstractmethod
-    def _place_heads(self, addresses: LayerAddresses, extent: LayerExtent, key: int, value: int) -> None:
-        """Fill in the steps between tokens and heads; key, value: bytes of one."""
+    def _set_strides(self, addresses: LayerAddresses, extent: LayerExtent, key: int, value: int) -> None:
+        """Fill in the strides between tokens and heads; key, value: size of one in bytes."""
 
     @abstractmethod
     def entries(self, tables: np.ndarray) -> np.ndarray:
-        """Block tables [rows, blocks] as native kernels read them: [rows, blocks, entries of a block]."""
+        """Block tables [rows, blocks] in the form that kernels read: [rows, blocks, entries of a block]."""
 
     def _view(self, offset_bytes: int, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
-        """[count, *shape] at ``offset_bytes`` of every block or unit; ``strides`` inside one, in elements."""
+        """[count, *shape] at ``offset_bytes`` of every block or unit; strides: inside one, in elements."""
         first = self._elements.storage_offset() + offset_bytes // self._itemsize
         return self._elements.as_strided((self._count, *shape), (self._stride, *strides), first)
 
     @abstractmethod
-    def _numbers(self, offset_bytes: int, extent: LayerExtent, dim: int) -> torch.Tensor:
-        """The keys or values of one layer: [blocks, block_size, kv_heads, dim], or without kv_heads."""
+    def _values_view(self, offset_bytes: int, extent: LayerExtent, dim: int) -> torch.Tensor:
+        """Keys or values of one layer: [blocks, block_size, kv_heads, dim], or units without kv_heads."""
 
     @abstractmethod
-    def _scales(self, offset_bytes: int, extent: LayerExtent, dim: int) -> torch.Tensor:
-        """Their scales as bytes, which need no alignment: [blocks, block_size, kv_heads, scales, 2], or
+    def _scales_view(self, offset_bytes: int, extent: LayerExtent, dim: int) -> torch.Tensor:
+        """Scales as bytes, which need no alignment: [blocks, block_size, kv_heads, scales, 2], or units
         without kv_heads."""
 
     @abstractmethod
     def layer(self, layer: int) -> LayerKV:
-        """Where the keys and values of a layer lie."""
+        """Location of the keys and values of a layer."""
 
     @abstractmethod
     def index(self, blocks: np.ndarray) -> torch.Tensor:
@@ -148,32 +146,31 @@ class ServiceCache(ABC):
     def _slots(
         self, layer: int, index: torch.Tensor, offsets: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The leading indices that make [tokens, kv_heads, dim] of a layer's keys or values."""
+        """Leading indices that select [tokens, kv_heads, dim] of a layer's keys or values."""
 
     def gather(self, layer: int, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies of one layer's keys and values in ``index`` order: [blocks * block_size, kv_heads, dim].
 
-        They are of the model's dtype; of what is stored as int8, in float32, where nothing more is rounded.
+        They have the model's dtype, or float32 if they are stored as int8, so that they are not rounded
+        again.
         """
-        keys = self._gathered(self._keys[layer], layer, index)
-        values = self._gathered(self._values[layer], layer, index)
+        keys = self._gather(self._keys[layer], layer, index)
+        values = self._gather(self._values[layer], layer, index)
         if not self.int8:
             return keys, values
-        key_scales = self._gathered(self._key_scales[layer], layer, index)
-        value_scales = self._gathered(self._value_scales[layer], layer, index)
+        key_scales = self._gather(self._key_scales[layer], layer, index)
+        value_scales = self._gather(self._value_scales[layer], layer, index)
         return dequantise(keys, key_scales), dequantise(values, value_scales)
 
     @abstractmethod
-    def _gathered(self, view: torch.Tensor, layer: int, index: torch.Tensor) -> torch.Tensor:
-        """A copy of ``view``, one of ``layer``: [blocks * block_size, kv_heads, ...]."""
+    def _gather(self, view: torch.Tensor, layer: int, index: torch.Tensor) -> torch.Tensor:
+        """A copy of ``view`` of the layer in ``index`` order: [blocks * block_size, kv_heads, ...]."""
 
     def read_blocks(self, blocks: Sequence[int]) -> memoryview:
-        """See Executor."""
         found = self.rows.index_select(0, self._rows_of(blocks))
         return found.view(torch.uint8).cpu().numpy().data.cast("B")
 
     def write_blocks(self, blocks: Sequence[int], content: memoryview) -> None:
-        """See Executor."""
         rows = self._rows_of(blocks)
         wanted = len(rows) * self.rows.shape[1] * self._itemsize
         if content.nbytes != wanted:
@@ -182,21 +179,21 @@ class ServiceCache(ABC):
         self.rows[rows] = numbers.view(self.rows.dtype).view(len(rows), -1).to(self.device)
 
     def _rows_of(self, blocks: Sequence[int]) -> torch.Tensor:
-        """All ``rows`` of some blocks, one block after the other."""
+        """Indices in ``rows`` of some blocks, block by block."""
         return self.index(np.array(blocks, dtype=np.int64)).flatten()
 
     @abstractmethod
-    def places(self, blocks: Sequence[int], *, before: bool = False) -> Sequence[int | torch.Tensor]:
+    def row_indices(self, blocks: Sequence[int], *, before: bool = False) -> Sequence[int | torch.Tensor]:
         """The index of each block in ``rows``.
 
-        before: where it was before the step just scheduled, which may have freed it.
+        before: as it was before the plan just scheduled, which may have freed the block.
         """
 
 
 class MergedCache(ServiceCache):
-    """Blocks that hold all layers, one stride apart."""
+    """The merged layout: blocks that hold all layers, one stride apart."""
 
-    def _place_heads(self, addresses: LayerAddresses, extent: LayerExtent, key: int, value: int) -> None:
+    def _set_strides(self, addresses: LayerAddresses, extent: LayerExtent, key: int, value: int) -> None:
         addresses.key_token, addresses.value_token = extent.kv_heads * key, extent.kv_heads * value
         addresses.key_head, addresses.value_head = key, value
         size = self.block_size * SCALE_BYTES
@@ -204,25 +201,22 @@ class MergedCache(ServiceCache):
         addresses.value_scale_head = scales_of(extent.value_dim) * size
 
     def entries(self, tables: np.ndarray) -> np.ndarray:
-        """See ServiceCache."""
         return tables[:, :, None]
 
     def layer(self, layer: int) -> LayerKV:
-        """See ServiceCache."""
         keys, values = self._keys[layer], self._values[layer]
         return LayerKV(keys, values, keys.shape[2], keys.stride(2), values.stride(2), 0, 0)
 
-    def _numbers(self, offset_bytes: int, extent: LayerExtent, dim: int) -> torch.Tensor:
+    def _values_view(self, offset_bytes: int, extent: LayerExtent, dim: int) -> torch.Tensor:
         heads = extent.kv_heads
         return self._view(offset_bytes, (self.block_size, heads, dim), (heads * dim, dim, 1))
 
-    def _scales(self, offset_bytes: int, extent: LayerExtent, dim: int) -> torch.Tensor:
+    def _scales_view(self, offset_bytes: int, extent: LayerExtent, dim: int) -> torch.Tensor:
         count, size = scales_of(dim), self.block_size * SCALE_BYTES
         shape = (self.block_size, extent.kv_heads, count, SCALE_BYTES)
         return self._view(offset_bytes, shape, (SCALE_BYTES, count * size, size, 1))
 
     def index(self, blocks: np.ndarray) -> torch.Tensor:
-        """See ServiceCache."""
         return torch.from_numpy(blocks).to(self.device)
 
     def _slots(
@@ -230,16 +224,15 @@ class MergedCache(ServiceCache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return index, offsets
 
-    def _gathered(self, view: torch.Tensor, layer: int, index: torch.Tensor) -> torch.Tensor:
+    def _gather(self, view: torch.Tensor, layer: int, index: torch.Tensor) -> torch.Tensor:
         return view.index_select(0, index).flatten(0, 1)
 
-    def places(self, blocks: Sequence[int], *, before: bool = False) -> Sequence[int]:
-        """See ServiceCache; a block's id is its index."""
+    def row_indices(self, blocks: Sequence[int], *, before: bool = False) -> Sequence[int]:
         return blocks
 
 
 class SplitCache(ServiceCache):
-    """Units of one layer and one KV head, scattered over the pool."""
+    """The split layout: units of one layer and one KV head, scattered over the pool."""
 
     def __init__(
         self, buffer: torch.Tensor, layout: PoolLayout, view: ServiceLayout, unit_ids: UnitIds
@@ -248,29 +241,26 @@ class SplitCache(ServiceCache):
         self._service = view.service
         self._unit_ids = unit_ids
 
-    def _place_heads(self, addresses: LayerAddresses, extent: LayerExtent, key: int, value: int) -> None:
+    def _set_strides(self, addresses: LayerAddresses, extent: LayerExtent, key: int, value: int) -> None:
         addresses.key_token, addresses.value_token = key, value
         addresses.table_first, addresses.table_head = extent.first_unit, 1
 
     def entries(self, tables: np.ndarray) -> np.ndarray:
-        """See ServiceCache."""
         units = self._unit_ids(self._service, tables.ravel().tolist())
         return np.asarray(units, dtype=np.int64).reshape(*tables.shape, -1)
 
     def layer(self, layer: int) -> LayerKV:
-        """See ServiceCache."""
         extent = self.layers[layer]
         return LayerKV(self._keys[layer], self._values[layer], extent.kv_heads, 0, 0, extent.first_unit, 1)
 
-    def _numbers(self, offset_bytes: int, extent: LayerExtent, dim: int) -> torch.Tensor:
+    def _values_view(self, offset_bytes: int, extent: LayerExtent, dim: int) -> torch.Tensor:
         return self._view(offset_bytes, (self.block_size, dim), (dim, 1))
 
-    def _scales(self, offset_bytes: int, extent: LayerExtent, dim: int) -> torch.Tensor:
+    def _scales_view(self, offset_bytes: int, extent: LayerExtent, dim: int) -> torch.Tensor:
         shape = (self.block_size, scales_of(dim), SCALE_BYTES)
         return self._view(offset_bytes, shape, (SCALE_BYTES, self.block_size * SCALE_BYTES, 1))
 
     def index(self, blocks: np.ndarray) -> torch.Tensor:
-        """See ServiceCache."""
         return self._located(blocks.tolist(), before=False)
 
     def _located(self, blocks: Sequence[int], *, before: bool) -> torch.Tensor:
@@ -286,12 +276,11 @@ class SplitCache(ServiceCache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return self._columns(layer, index), offsets.unsqueeze(1)
 
-    def _gathered(self, view: torch.Tensor, layer: int, index: torch.Tensor) -> torch.Tensor:
+    def _gather(self, view: torch.Tensor, layer: int, index: torch.Tensor) -> torch.Tensor:
         units = self._columns(layer, index)
         blocks, heads = units.shape
         rows = view.index_select(0, units.flatten())
         return rows.view(blocks, heads, *rows.shape[1:]).transpose(1, 2).flatten(0, 1)
 
-    def places(self, blocks: Sequence[int], *, before: bool = False) -> Sequence[torch.Tensor]:
-        """See ServiceCache; a block's index is its units."""
+    def row_indices(self, blocks: Sequence[int], *, before: bool = False) -> Sequence[torch.Tensor]:
         return self._located(blocks, before=before).unbind()

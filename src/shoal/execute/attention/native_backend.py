@@ -1,4 +1,4 @@
-"""Attention in the KV pool with native kernels: no gathers, no masks, one call a layer for all rows."""
+"""Attention backend ``native``: C kernels for CPUs that read the KV pool in place, one call per layer."""
 
 import ctypes
 from collections.abc import Sequence
@@ -25,26 +25,26 @@ from shoal.kvcache import KVShape
 from shoal.native import NativeLibrary, load_native
 
 LARGEST_HEAD = 256
-"""Elements of the largest key or value that the kernels take."""
+"""Largest size of a key or value that the kernels support, in elements."""
 
 
 def can_attend(shape: KVShape) -> bool:
-    """Whether the kernels take keys and values of this shape."""
+    """Whether the kernels support keys and values of this shape."""
     sizes = [size for layer in shape.layers for size in (layer.key_dim, layer.value_dim)]
     return shape.dtype in DTYPES and max(sizes) <= LARGEST_HEAD
 
 
 @dataclass(frozen=True, slots=True)
-class _Shared:
-    """How the work of layers of one shape is shared; the arrays that the kernels read."""
+class _WorkSplit:
+    """How the work of layers of one shape is split into tasks: the arrays that the kernels read."""
 
     tasks: np.ndarray
     splits: np.ndarray
     partials: torch.Tensor
 
 
-class NativeStep(PagedAttention):
-    """Attends keys and values where they lie. A row's result does not depend on what else is in the step.
+class NativeAttention(PagedAttention):
+    """Attends keys and values in place. A row's result does not depend on the other rows of the step.
 
     library: the kernels to use; None for those of this CPU.
     """
@@ -72,9 +72,10 @@ class NativeStep(PagedAttention):
         )
         self._call = AttentionCall(step=ctypes.addressof(self._step))
         self._rotary = RotaryCall()
-        self._shared: dict[tuple[int, int, int, int], _Shared] = {}
+        self._splits: dict[tuple[int, int, int, int], _WorkSplit] = {}
         self._angles: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}
-        """Cosines and sines as given (held, so that nothing else gets their ids), and both in float32."""
+        """Cosines and sines as given (referenced here, so that their ids are not reused), and both in
+        float32."""
 
     def attend(
         self,
@@ -88,10 +89,9 @@ class NativeStep(PagedAttention):
         softcap: float | None,
         extra: dict[str, Any],
     ) -> torch.Tensor:
-        """See AttentionStep."""
         del extra
-        query, key, value = self._usable(query), self._usable(key), self._usable(value)
-        out = self._prepare(layer, len(query), query.shape[1], scaling, window, softcap)
+        query, key, value = self._as_input(query), self._as_input(key), self._as_input(value)
+        out = self._prepare_call(layer, len(query), query.shape[1], scaling, window, softcap)
         call, size = self._call, query.element_size()
         call.query, call.key, call.value = query.data_ptr(), key.data_ptr(), value.data_ptr()
         call.query_token, call.query_head = query.stride(0) * size, query.stride(1) * size
@@ -119,17 +119,13 @@ class NativeStep(PagedAttention):
         window: int | None,
         softcap: float | None,
     ) -> torch.Tensor:
-        """Norm, rotate, store and attend: [tokens, heads * value_dim] from a layer's packed projections.
+        """Norm, rotate, store and attend in one kernel; see AttentionStep.
 
-        qkv [tokens, heads * key_dim + kv_heads * (key_dim + value_dim)]: all queries, keys and values of a
-        token beside each other. cos, sin [tokens, rotary_dim]: factors of a head's first elements, of which i
-        turns with i + rotary_dim / 2, or with its neighbour (rotary_interleaved); the rest of a head stays as
-        it is. q_scale, k_scale [key_dim], float32, contiguous: all of the factors of a root-mean-square norm
-        (with norm_eps) of each query and key head before that; None: no norm. scaling, window, softcap: see
-        AttentionStep. Between its input and what is stored nothing is rounded to the model's dtype.
+        q_scale and k_scale must be contiguous. Nothing is rounded to the model's dtype between the input and
+        what is stored.
         """
-        qkv = self._usable(qkv)
-        out = self._prepare(layer, len(qkv), heads, scaling, window, softcap)
+        qkv = self._as_input(qkv)
+        out = self._prepare_call(layer, len(qkv), heads, scaling, window, softcap)
         call, size = self._call, qkv.element_size()
         call.query_head = call.new_key_head = key_dim * size
         call.new_value_head = value_dim * size
@@ -156,14 +152,14 @@ class NativeStep(PagedAttention):
         angles: Sequence[tuple[torch.Tensor, torch.Tensor]],
         next_scales: Sequence[torch.Tensor | None],
     ) -> None:
-        """The first layers of a model, each in one native call; the same bits as one operation after the
-        other.
+        """Run the first layers of a model, each in one native call; the same bits as separate operations.
 
-        x [tokens, hidden], contiguous: the residual stream, which changes in place. normed: its norm for the
-        first layer, which becomes that for the layer after these. angles: cos and sin for each layer, as
-        ``attend_packed`` gets them. next_scales: of the norm after each layer; None for the model's last.
+        x [tokens, hidden], contiguous: the residual stream, updated in place. normed: its norm for the first
+        layer; updated in place to the norm for the layer that follows these. angles: cos and sin for each
+        layer, as in ``attend_packed``. next_scales: scale of the norm after each layer; None after the
+        model's last layer.
         """
-        x = self._usable(x)
+        x = self._as_input(x)
         tokens = len(x)
         size = max([layer.workspace_bytes(tokens, x.element_size()) for layer in layers], default=0)
         workspace = torch.empty(size, dtype=torch.uint8)
@@ -171,17 +167,17 @@ class NativeStep(PagedAttention):
         call.x, call.normed, call.workspace = x.data_ptr(), normed.data_ptr(), workspace.data_ptr()
         for layer, (cos, sin), scale in zip(layers, angles, next_scales, strict=True):
             cos, sin = self._float_angles(cos, sin)
-            shared = self._work(layer.index, layer.heads, layer.window)
+            split = self._work_split(layer.index, layer.heads, layer.window)
             call.cache = ctypes.addressof(self.cache.addresses[layer.index])
-            call.task_count = len(shared.tasks)
-            call.tasks, call.splits = shared.tasks.ctypes.data, shared.splits.ctypes.data
-            call.partials = shared.partials.data_ptr()
+            call.task_count = len(split.tasks)
+            call.tasks, call.splits = split.tasks.ctypes.data, split.splits.ctypes.data
+            call.partials = split.partials.data_ptr()
             call.cos, call.sin, call.rotary_dim = cos.data_ptr(), sin.data_ptr(), cos.shape[1]
             call.scale = None if scale is None else scale.data_ptr()
             if not self._run_layer(layer.address, byref(call)):
                 raise MemoryError("no memory for the inputs of a linear layer")
 
-    def _prepare(
+    def _prepare_call(
         self,
         layer: int,
         tokens: int,
@@ -190,22 +186,22 @@ class NativeStep(PagedAttention):
         window: int | None,
         softcap: float | None,
     ) -> torch.Tensor:
-        """Fill in the call but for its inputs; returns its output [tokens, heads, value_dim], still empty."""
+        """Fill in all of the call but its inputs; returns its empty output [tokens, heads, value_dim]."""
         call, extent = self._call, self.cache.layers[layer]
         call.layer = ctypes.addressof(self.cache.addresses[layer])
         call.heads, call.window = heads, window or 0
         call.scale = extent.key_dim**-0.5 if scaling is None else scaling
         call.softcap = softcap or 0.0
-        shared = self._work(layer, heads, call.window)
-        call.task_count = len(shared.tasks)
-        call.tasks, call.splits = shared.tasks.ctypes.data, shared.splits.ctypes.data
-        call.partials = shared.partials.data_ptr()
+        split = self._work_split(layer, heads, call.window)
+        call.task_count = len(split.tasks)
+        call.tasks, call.splits = split.tasks.ctypes.data, split.splits.ctypes.data
+        call.partials = split.partials.data_ptr()
         out = torch.empty((tokens, heads, extent.value_dim), dtype=self.cache.dtype)
         call.out = out.data_ptr()
         return out
 
     def _float_angles(self, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Both in float32 and contiguous; most layers of a step have the same."""
+        """Both in float32 and contiguous; cached, since most layers of a step have the same."""
         known = self._angles.get((id(cos), id(sin)))
         if known is None:
             known = self._angles[id(cos), id(sin)] = (
@@ -216,34 +212,34 @@ class NativeStep(PagedAttention):
             )
         return known[2], known[3]
 
-    def _usable(self, x: torch.Tensor) -> torch.Tensor:
-        """``x``, whose rows the kernels can read."""
+    def _as_input(self, x: torch.Tensor) -> torch.Tensor:
+        """``x``, made contiguous in its last dimension if it is not."""
         if x.dtype != self.cache.dtype:
             raise ValueError(f"attention in {x.dtype}, but the service's KV is {self.cache.dtype}")
         return x if x.stride(-1) == 1 else x.contiguous()
 
-    def _work(self, layer: int, heads: int, window: int) -> _Shared:
-        """How the work of a layer is shared."""
+    def _work_split(self, layer: int, heads: int, window: int) -> _WorkSplit:
+        """The work split of a layer, computed once for all layers of its shape."""
         extent = self.cache.layers[layer]
         shape = (heads, extent.kv_heads, extent.value_dim, window)
-        shared = self._shared.get(shape)
-        if shared is None:
+        split = self._splits.get(shape)
+        if split is None:
             self._call.layer = ctypes.addressof(self.cache.addresses[layer])
             self._call.heads, self._call.window = heads, window
-            shared = self._shared[shape] = self._share()
-        return shared
+            split = self._splits[shape] = self._split_work()
+        return split
 
-    def _share(self) -> _Shared:
-        """Share the work of the call, and of all layers of its shape."""
+    def _split_work(self) -> _WorkSplit:
+        """Split the work of the present call into tasks."""
         counts = (c_int64 * 3)()
         self._call.tasks = None
         self._list_tasks(byref(self._call), counts)
         tasks, splits, partials = counts
-        shared = _Shared(
+        split = _WorkSplit(
             np.empty((tasks, TASK_FIELDS), dtype=np.int64),
             np.empty((splits, SPLIT_FIELDS), dtype=np.int64),
             torch.empty(partials * self._partial_floats(byref(self._call))),
         )
-        self._call.tasks, self._call.splits = shared.tasks.ctypes.data, shared.splits.ctypes.data
+        self._call.tasks, self._call.splits = split.tasks.ctypes.data, split.splits.ctypes.data
         self._list_tasks(byref(self._call), counts)
-        return shared
+        return split

@@ -1,10 +1,10 @@
-"""What the native attention is told, as ``csrc/attention.h`` declares it; strides are in bytes."""
+"""Argument structs of the native attention kernels, as in ``csrc/attention.h``; strides in bytes."""
 
 import ctypes
 from ctypes import c_double, c_int64, c_void_p
 
 DTYPES = ("float32", "bfloat16")
-"""Those that the kernels take, by their numbers."""
+"""Dtypes that the kernels support; the index is the number that they use."""
 STORED_INT8 = 2
 """The number of int8, for keys and values in the pool."""
 
@@ -24,13 +24,13 @@ class StepAddresses(ctypes.Structure):
 
 
 class LayerAddresses(ctypes.Structure):
-    """Where one layer's keys and values lie in a service's view of the pool.
+    """Location of one layer's keys and values in a service's view of the pool.
 
-    An entry of the pool is a block, or in the split layout a unit. The key of token t of an entry e and KV
-    head h is at ``keys + e * entry + t * key_token + h * key_head``; which entry that is says a block's part
-    of the table, at ``table_first + h * table_head``. If ``stored`` is int8, scales [groups, tokens] begin at
-    ``key_scales + e * entry + h * key_scale_head``. ``dtype`` is that of queries, new keys and values, and
-    results.
+    An entry of the pool is a block, or a unit in the split layout. The key of token t of entry e and KV head
+    h is at ``keys + e * entry + t * key_token + h * key_head``. The entry is found in the block table at
+    ``table_first + h * table_head`` of the block's part. If ``stored`` is int8, scales [groups, tokens]
+    begin at ``key_scales + e * entry + h * key_scale_head``. ``dtype`` is the dtype of queries, new keys and
+    values, and results.
     """
 
     _fields_ = (
@@ -56,7 +56,7 @@ class LayerAddresses(ctypes.Structure):
 
 
 class AttentionCall(ctypes.Structure):
-    """One layer's attention: its tensors, and how the work is shared."""
+    """One layer's attention: its tensors, and how the work is split into tasks."""
 
     _fields_ = (
         ("step", c_void_p),
@@ -83,7 +83,7 @@ class AttentionCall(ctypes.Structure):
 
 
 class RotaryCall(ctypes.Structure):
-    """What is done to queries and keys before they are attended."""
+    """Norm and rotary embedding of queries and keys before attention."""
 
     _fields_ = (
         ("cos", c_void_p),
@@ -98,4 +98,4 @@ class RotaryCall(ctypes.Structure):
 
 
 TASK_FIELDS, SPLIT_FIELDS = 8, 4
-"""Numbers (int64) in a task and in a split."""
+"""Number of int64 fields in a task and in a split."""

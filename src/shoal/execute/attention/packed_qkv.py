@@ -1,7 +1,6 @@
-"""Attention straight from the output of one product for queries, keys and values.
+"""Attention from the output of the merged QKV projection: query and key norms and rotary embeddings in torch.
 
-What lies between that product and attention (norms of queries and keys, rotary embeddings) is written out
-here in torch operations, for every step; steps with kernels of their own compute it there.
+Attention steps with native kernels compute these in the kernel instead.
 """
 
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class PackedQKV:
-    """Gives an AttentionStep ``attend_packed``."""
+    """Implements ``attend_packed`` of an AttentionStep by its ``attend``."""
 
     def attend_packed(
         self: "AttentionStep",
@@ -35,7 +34,6 @@ class PackedQKV:
         window: int | None,
         softcap: float | None,
     ) -> torch.Tensor:
-        """See AttentionStep."""
         tokens, values = len(qkv), (heads + kv_heads) * key_dim
         rows = qkv[:, :values].view(tokens, heads + kv_heads, key_dim)
         query, key = rows[:, :heads], rows[:, heads:]
@@ -61,7 +59,7 @@ def _norm(x: torch.Tensor, scale: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
-    """x [tokens, heads, dim] with its first dimensions rotated, as many as cos and sin [tokens, n] have."""
+    """x [tokens, heads, dim] with its first n dimensions rotated by cos and sin [tokens, n]."""
     count = cos.shape[1]
     rotated, rest = x[..., :count].float(), x[..., count:]
     if interleaved:

@@ -1,7 +1,7 @@
-"""Attention over contiguous keys and values, which the paged backends and the probe use.
+"""Grouped-query attention over contiguous keys and values, by torch's ``scaled_dot_product_attention``.
 
-Both functions compute grouped-query attention without repeating keys and values in memory, and leave
-the arithmetic to ``scaled_dot_product_attention`` unless scores are soft-capped.
+The torch backends use it on gathered keys and values, the model probe on whole prompts. Keys and values are
+not repeated in memory. Soft-capped scores are computed with explicit operations.
 """
 
 import torch
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 def visible_keys(
     query_positions: torch.Tensor, key_positions: torch.Tensor, window: int | None
 ) -> torch.Tensor:
-    """Which keys each query sees: bool [..., queries, keys] from [..., queries] and [..., keys]."""
+    """Which keys each query attends: bool [..., queries, keys] from [..., queries] and [..., keys]."""
     q, k = query_positions.unsqueeze(-1), key_positions.unsqueeze(-2)
     visible = k <= q
     return visible if window is None else visible & (k > q - window)
@@ -31,10 +31,10 @@ def decode_attention(
     scaling: float | None,
     softcap: float | None,
 ) -> torch.Tensor:
-    """One query per sequence.
+    """Attention of one query per sequence.
 
     query [batch, heads, key_dim], key [batch, keys, kv_heads, key_dim], value [batch, keys, kv_heads,
-    value_dim], mask additive [batch, 1, 1, keys] or None where all is visible. The heads that share a
+    value_dim], mask additive [batch, 1, 1, keys] or None if all keys are visible. The query heads of a
     KV head are treated as several queries of that head. Returns [batch, heads, value_dim].
     """
     batch, heads, dim = query.shape
@@ -52,7 +52,7 @@ def prefill_attention(
     scaling: float | None,
     softcap: float | None,
 ) -> torch.Tensor:
-    """Several queries of one sequence.
+    """Attention of several queries of one sequence.
 
     query [queries, heads, key_dim], key [keys, kv_heads, key_dim], value [keys, kv_heads, value_dim],
     mask additive [queries, keys]; None means causal with as many keys as queries. Returns
@@ -62,9 +62,9 @@ def prefill_attention(
     kv_heads = key.shape[1]
     q = query.view(queries, kv_heads, heads // kv_heads, dim).permute(2, 1, 0, 3).unsqueeze(1)
     k, v = key.transpose(0, 1).unsqueeze(0), value.transpose(0, 1).unsqueeze(0)
-    # The heads that share a KV head are attended one after the other: where keys are repeated for them by a
-    # stride of 0, and are one more than a multiple of 32, a CUDA kernel of torch (memory-efficient attention)
-    # is reported to give wrong results (pytorch/pytorch#191937).
+    # The query heads of a KV head are attended one after the other. Repeating keys by a stride of 0 is
+    # reported to give wrong results in torch's memory-efficient CUDA kernel if the number of keys is one
+    # more than a multiple of 32 (pytorch/pytorch#191937).
     parts = [_attend(some, k, v, mask, mask is None, scaling, softcap) for some in q]
     return torch.stack([part[0] for part in parts], dim=1).flatten(0, 1).transpose(0, 1)
 

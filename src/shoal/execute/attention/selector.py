@@ -1,4 +1,4 @@
-"""The attention backends, and which of them a model gets."""
+"""Selection of the attention backend of a model: native, triton, batched or reference."""
 
 import logging
 from importlib.util import find_spec
@@ -6,15 +6,15 @@ from importlib.util import find_spec
 import torch
 
 from shoal.core import ConfigError
-from shoal.execute.attention.native_backend import NativeStep, can_attend
-from shoal.execute.attention.torch_backends import BatchedStep, PagedAttention, ReferenceStep
+from shoal.execute.attention.native_backend import NativeAttention, can_attend
+from shoal.execute.attention.torch_backends import BatchedAttention, PagedAttention, ReferenceAttention
 from shoal.kvcache import KVShape
 from shoal.native import load_native
 
 _log = logging.getLogger(__name__)
 
 ATTENTION_BACKENDS = ("auto", "reference", "batched", "native", "triton")
-"""What a user may choose."""
+"""Names that a user may choose."""
 
 
 def check_backend(name: str, device: torch.device) -> None:
@@ -39,26 +39,26 @@ def check_backend(name: str, device: torch.device) -> None:
 
 
 def choose_backend(name: str, device: torch.device, shape: KVShape) -> type[PagedAttention]:
-    """The backend for a model; where our kernels cannot do its shape, torch's operations."""
+    """The backend for a model; ``batched`` where our kernels do not support its KV shape."""
     if name == "auto":
-        name = _fastest_on(device)
+        name = _fastest_backend(device)
     if name == "triton":
-        # Importing it needs triton, which CPU builds of torch come without.
+        # Importing it needs triton, which CPU builds of torch do not include.
         from shoal.execute.attention import triton_backend as triton_attention
 
         if not triton_attention.can_attend(shape):
-            return BatchedStep
-        if (reason := triton_attention.why_not(shape, device)) is None:
-            return triton_attention.TritonStep
+            return BatchedAttention
+        if (reason := triton_attention.smoke_test(shape, device)) is None:
+            return triton_attention.TritonAttention
         _log.warning("Triton's kernels do not run here, torch's operations are used instead: %s", reason)
-        return BatchedStep
+        return BatchedAttention
     if name == "native":
-        return NativeStep if can_attend(shape) else BatchedStep
-    return ReferenceStep if name == "reference" else BatchedStep
+        return NativeAttention if can_attend(shape) else BatchedAttention
+    return ReferenceAttention if name == "reference" else BatchedAttention
 
 
-def _fastest_on(device: torch.device) -> str:
-    """The backend with kernels of ours for a device, where they are installed."""
+def _fastest_backend(device: torch.device) -> str:
+    """The backend with our own kernels for a device, if they are installed; else ``batched``."""
     if device.type == "cpu":
         return "batched" if load_native() is None else "native"
     return "batched" if find_spec("triton") is None else "triton"

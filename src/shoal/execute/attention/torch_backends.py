@@ -1,7 +1,7 @@
-"""Paged attention: the attention of a step over the KV pool, with torch's operations.
+"""PagedAttention, the base class of attention backends, and the torch backends ``batched`` and ``reference``.
 
-Every step first writes its new keys and values into the pool, then attends. Rows beyond a sequence's
-length have arbitrary contents, possibly NaN; no backend lets them affect a result.
+Each layer writes the step's new keys and values into the pool, then attends. Rows of the pool beyond a
+sequence's length have arbitrary contents, possibly NaN; no backend may let them affect a result.
 """
 
 from abc import ABC, abstractmethod
@@ -22,14 +22,14 @@ from shoal.execute.attention.sdpa import (
 from shoal.execute.batch import StepBatch
 
 DECODE_GROUP_SPREAD = 0.6
-"""Decoding rows share a padded gather if the shortest has at least this share of the longest's blocks."""
+"""Decode rows share a padded gather if the shortest has at least this share of the longest's blocks."""
 
 
 class PagedAttention(PackedQKV, ABC):
-    """The attention of one step of one service; lives for one forward pass."""
+    """The attention of one step of one service; used for one forward pass."""
 
-    records_decodes = False
-    """Whether steps of decodes may be recorded as CUDA graphs instead, which attend as this does."""
+    captures_decodes = False
+    """Whether decode steps may be captured as CUDA graphs (``decode_graphs``) instead of using this class."""
 
     def __init__(self, batch: StepBatch, cache: ServiceCache) -> None:
         self.batch = batch
@@ -48,11 +48,11 @@ class PagedAttention(PackedQKV, ABC):
         softcap: float | None,
         extra: dict[str, Any],
     ) -> torch.Tensor:
-        """See AttentionStep; ``extra`` was checked when the model was loaded."""
+        """See AttentionStep; ``extra`` was checked when the model was probed."""
 
 
-class GatheringStep(PagedAttention):
-    """Copies keys and values out of the pool to attend them."""
+class GatheringAttention(PagedAttention):
+    """Gathers keys and values out of the pool into contiguous tensors to attend them."""
 
     def __init__(self, batch: StepBatch, cache: ServiceCache) -> None:
         super().__init__(batch, cache)
@@ -74,14 +74,13 @@ class GatheringStep(PagedAttention):
         softcap: float | None,
         extra: dict[str, Any],
     ) -> torch.Tensor:
-        """See AttentionStep."""
         del extra
         self.cache.write(layer, self._new_index, self._new_offsets, key, value)
-        parts = self._parts(layer, query, key, value, window, scaling, softcap)
+        parts = self._attend_rows(layer, query, key, value, window, scaling, softcap)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     @abstractmethod
-    def _parts(
+    def _attend_rows(
         self,
         layer: int,
         query: torch.Tensor,
@@ -91,17 +90,17 @@ class GatheringStep(PagedAttention):
         scaling: float | None,
         softcap: float | None,
     ) -> list[torch.Tensor]:
-        """The output in pieces, in the order of the tokens; the new keys and values are in the pool."""
+        """The output in pieces, in token order; the new keys and values are already in the pool."""
 
     def _blocks(self, row: int, skipped: int = 0) -> np.ndarray:
-        """The blocks of a row's sequence, without the first ``skipped``."""
+        """Blocks of a row's sequence, without the first ``skipped``."""
         return self.batch.tables[row, skipped : -(-self.batch.ends[row] // self.cache.block_size)]
 
 
-class ReferenceStep(GatheringStep):
-    """The reference for tests: every row by itself, with textbook formulas in float32."""
+class ReferenceAttention(GatheringAttention):
+    """The backend ``reference``, for tests: each row separately, with textbook formulas in float32."""
 
-    def _parts(
+    def _attend_rows(
         self,
         layer: int,
         query: torch.Tensor,
@@ -116,12 +115,14 @@ class ReferenceStep(GatheringStep):
             keys, values = self.cache.gather(layer, self.cache.index(self._blocks(row)))
             new = slice(self.batch.starts[row], self.batch.starts[row + 1])
             parts.append(
-                _written_out(query[new], keys[:end], values[:end], int(first), window, scaling, softcap)
+                _textbook_attention(
+                    query[new], keys[:end], values[:end], int(first), window, scaling, softcap
+                )
             )
         return parts
 
 
-def _written_out(
+def _textbook_attention(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
@@ -145,32 +146,32 @@ def _written_out(
 
 
 @dataclass(slots=True)
-class _Gather:
-    """What a group of decoding rows gathers."""
+class _DecodeGather:
+    """What a group of decode rows gathers."""
 
     index: torch.Tensor
     """Cache index of its blocks [rows * blocks]."""
     keys: int
-    """How many of each row's gathered keys are kept."""
+    """Number of gathered keys of each row that are kept."""
     blank: torch.Tensor | None
-    """Gathered keys to set to 0; None: none."""
+    """Gathered keys to set to 0; None if there are none."""
     mask: torch.Tensor | None
-    """Additive mask [rows, 1, 1, keys]; None: everything is visible."""
+    """Additive mask [rows, 1, 1, keys]; None if all keys are visible."""
 
 
-class BatchedStep(GatheringStep):
-    """Gathers and attends decoding rows together: fast without native kernels, correct on CUDA.
+class BatchedAttention(GatheringAttention):
+    """The backend ``batched``: gathers and attends decode rows in groups, with torch operations.
 
     Gathers and masks are planned once for each step and window, not for each layer.
     """
 
     def __init__(self, batch: StepBatch, cache: ServiceCache) -> None:
         super().__init__(batch, cache)
-        self._groups = _decode_groups(batch.ends[: batch.num_decodes], cache.block_size)
-        self._gathers: dict[tuple[int, int | None], _Gather] = {}
+        self._groups = _group_decodes(batch.ends[: batch.num_decodes], cache.block_size)
+        self._gathers: dict[tuple[int, int | None], _DecodeGather] = {}
         self._prefill_plans: dict[tuple[int, int | None], tuple[torch.Tensor, int, torch.Tensor | None]] = {}
 
-    def _parts(
+    def _attend_rows(
         self,
         layer: int,
         query: torch.Tensor,
@@ -180,15 +181,15 @@ class BatchedStep(GatheringStep):
         scaling: float | None,
         softcap: float | None,
     ) -> list[torch.Tensor]:
-        parts = self._decodes(layer, query[: self.batch.num_decodes], window, scaling, softcap)
+        parts = self._attend_decodes(layer, query[: self.batch.num_decodes], window, scaling, softcap)
         for row in range(self.batch.num_decodes, len(self.batch.firsts)):
             new = slice(self.batch.starts[row], self.batch.starts[row + 1])
             parts.append(
-                self._prefill(layer, row, query[new], key[new], value[new], window, scaling, softcap)
+                self._attend_prefill(layer, row, query[new], key[new], value[new], window, scaling, softcap)
             )
         return parts
 
-    def _decodes(
+    def _attend_decodes(
         self,
         layer: int,
         query: torch.Tensor,
@@ -196,10 +197,12 @@ class BatchedStep(GatheringStep):
         scaling: float | None,
         softcap: float | None,
     ) -> list[torch.Tensor]:
-        """The output of the rows that decode, in pieces."""
-        return [self._decode(layer, rows, query[rows], window, scaling, softcap) for rows in self._groups]
+        """The output of the decode rows, in pieces."""
+        return [
+            self._attend_group(layer, rows, query[rows], window, scaling, softcap) for rows in self._groups
+        ]
 
-    def _decode(
+    def _attend_group(
         self,
         layer: int,
         rows: slice,
@@ -220,13 +223,13 @@ class BatchedStep(GatheringStep):
         values = values.view(count, -1, *values.shape[1:])[:, : plan.keys].to(query.dtype)
         return decode_attention(query, keys, values, plan.mask, scaling, softcap)
 
-    def _plan_decode(self, rows: slice, window: int | None) -> _Gather:
-        """Gather only blocks inside the window; blank and mask what lies beyond a row's context."""
+    def _plan_decode(self, rows: slice, window: int | None) -> _DecodeGather:
+        """Gather only blocks inside the window; zero and mask keys beyond a row's context."""
         size, device, contexts = self.cache.block_size, self.cache.device, self.batch.ends[rows]
         skipped = np.maximum(contexts - window, 0) // size if window else np.zeros_like(contexts)
         blocks = -(-contexts // size)
         columns = skipped[:, None] + np.arange((blocks - skipped).max())
-        columns = np.minimum(columns, blocks[:, None] - 1)  # behind a row's blocks its last one again
+        columns = np.minimum(columns, blocks[:, None] - 1)  # padded with the last block
         tables = np.take_along_axis(self.batch.tables[rows], columns, axis=1)
         ends = contexts - skipped * size
         keys = int(ends.max())
@@ -239,9 +242,9 @@ class BatchedStep(GatheringStep):
         if not visible.all():
             mask = additive_mask(torch.from_numpy(visible).to(device), self.cache.dtype)[:, None, None, :]
         blank = torch.from_numpy(beyond).to(device) if (ends != keys).any() else None
-        return _Gather(self.cache.index(tables.ravel()), keys, blank, mask)
+        return _DecodeGather(self.cache.index(tables.ravel()), keys, blank, mask)
 
-    def _prefill(
+    def _attend_prefill(
         self,
         layer: int,
         row: int,
@@ -275,8 +278,8 @@ class BatchedStep(GatheringStep):
         return self.cache.index(self._blocks(row, skipped)), stop - begin, mask
 
 
-def _decode_groups(contexts: np.ndarray, block_size: int) -> list[slice]:
-    """Cut decoding rows, longest first, into groups with bounded padding."""
+def _group_decodes(contexts: np.ndarray, block_size: int) -> list[slice]:
+    """Split decode rows, longest first, into groups with bounded padding."""
     needed = (-(-contexts // block_size)).tolist()
     groups, start = [], 0
     while start < len(needed):

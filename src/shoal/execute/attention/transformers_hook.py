@@ -1,8 +1,8 @@
-"""The function that `transformers` models call instead of their own attention.
+"""The attention function that `transformers` models call instead of their own, and its AttentionStep.
 
-It is registered under a name that has no mask builder, so models build no mask. It passes every call on to
-the step object that was given to ``model.forward`` as a keyword, which computes the attention: paged, or
-plain while a model is probed.
+The function is registered under a name that has no mask builder, so models build no mask. It passes each
+call to the AttentionStep that was given to ``model.forward`` as a keyword: paged attention, or plain
+attention while a model is probed.
 """
 
 from typing import Any, Protocol
@@ -32,10 +32,10 @@ class AttentionStep(Protocol):
         """Attention output [tokens, heads, value_dim].
 
         query [tokens, heads, key_dim], key [tokens, kv_heads, key_dim], value [tokens, kv_heads,
-        value_dim]: the step's new tokens only. scaling: factor on the scores, None for
-        key_dim**-0.5. window: how many tokens a token attends, including itself; None for all.
-        softcap: scores become softcap * tanh(scores / softcap). extra: further keywords from the
-        model.
+        value_dim]: new tokens of the step only. scaling: factor on the scores, None for
+        key_dim**-0.5. window: number of tokens that a token attends, including itself; None for all.
+        softcap: scores become softcap * tanh(scores / softcap). extra: other keywords that the
+        model passed.
         """
 
     def attend_packed(
@@ -57,13 +57,13 @@ class AttentionStep(Protocol):
         window: int | None,
         softcap: float | None,
     ) -> torch.Tensor:
-        """Attention output [tokens, heads * value_dim] from what the product for q, k and v has given.
+        """Attention output [tokens, heads * value_dim] from the output of the merged QKV projection.
 
         qkv: [tokens, heads * key_dim + kv_heads * key_dim + kv_heads * value_dim]. cos, sin: [tokens, n],
-        factors of the first n elements of every head of queries and keys, which are rotated.
-        rotary_interleaved: each with its neighbour; otherwise those of the first half with those of the
-        second. q_scale, k_scale: float32 [key_dim], scales of a root-mean-square norm of every head before
-        that; None: there is none. The rest is as in ``attend``.
+        rotary factors of the first n elements of every query and key head; the other elements are not
+        rotated. rotary_interleaved: element 2i is paired with 2i + 1; otherwise i with i + n / 2. q_scale,
+        k_scale: float32 [key_dim], scales of an RMS norm of every head before the rotation; None for no norm.
+        The other arguments are as in ``attend``.
         """
 
 

@@ -1,27 +1,28 @@
-"""Attention in the KV pool on a GPU: decodes read keys and values where they lie, prompts gather them."""
+"""Attention backend ``triton`` for GPUs: decodes read the KV pool in place, prompts gather from it."""
 
 import numpy as np
 import torch
 
 from shoal.execute.attention.kv_views import TORCH_DTYPES, LayerKV, ServiceCache
-from shoal.execute.attention.torch_backends import BatchedStep
+from shoal.execute.attention.torch_backends import BatchedAttention
 from shoal.execute.attention.triton_kernels import attend_decodes
 from shoal.execute.batch import StepBatch
 from shoal.execute.current_device import on_device
 from shoal.kvcache import KVShape
 
 LARGEST_HEAD = 256
-"""Elements of the largest key or value that the kernels take."""
+"""Largest size of a key or value that the kernels support, in elements."""
 
 
 def can_attend(shape: KVShape) -> bool:
-    """Whether the kernels take keys and values of this shape."""
+    """Whether the kernels support keys and values of this shape."""
     sizes = [size for layer in shape.layers for size in (layer.key_dim, layer.value_dim)]
     return max(sizes) <= LARGEST_HEAD
 
 
-def why_not(shape: KVShape, device: torch.device) -> str | None:
-    """Runs the kernels once; says why they cannot run here, such as without a C compiler, or on this GPU."""
+def smoke_test(shape: KVShape, device: torch.device) -> str | None:
+    """Run the kernels once; returns why they fail (no C compiler, an unsupported GPU), or None if they
+    run."""
     dtype = TORCH_DTYPES[shape.dtype]
     layer = max(shape.layers, key=lambda layer: max(layer.key_dim, layer.value_dim))
     keys = torch.zeros((1, 1, layer.kv_heads, layer.key_dim), dtype=dtype, device=device)
@@ -37,10 +38,10 @@ def why_not(shape: KVShape, device: torch.device) -> str | None:
     return None
 
 
-class TritonStep(BatchedStep):
-    """Decodes of any lengths take one call a layer, without gathers and masks."""
+class TritonAttention(BatchedAttention):
+    """Attends decodes of any lengths in one call per layer, without gathers and masks."""
 
-    records_decodes = True
+    captures_decodes = True
 
     def __init__(self, batch: StepBatch, cache: ServiceCache) -> None:
         super().__init__(batch, cache)
@@ -51,7 +52,7 @@ class TritonStep(BatchedStep):
         self._tables = torch.from_numpy(entries).to(cache.device)
         self._lengths = torch.from_numpy(batch.ends[:decodes].astype(np.int32)).to(cache.device)
 
-    def _decodes(
+    def _attend_decodes(
         self,
         layer: int,
         query: torch.Tensor,

@@ -1,8 +1,7 @@
-"""Attention of decoding rows on a GPU, in the pool where keys and values lie: kernels in Triton's language.
+"""Triton kernels for GPUs: paged attention of decode rows, and storing new keys and values in the KV pool.
 
-The context of a row is cut into parts, which blocks of threads attend side by side (as in flash decoding);
-a second kernel puts them together. Importing this module needs `triton`, which torch brings along where it
-has CUDA.
+The context of a row is split into parts, which thread blocks attend in parallel (as in flash decoding); a
+second kernel combines them. Importing this module needs `triton`, which CUDA builds of torch install.
 """
 
 import torch
@@ -11,19 +10,18 @@ import triton.language as tl
 
 from shoal.execute.attention.kv_views import LayerKV
 
-MOST_KEYS = 64
-"""Keys that a block of threads attends at once."""
+MAX_KEYS = 64
+"""Most keys that a thread block attends at once."""
 TILE_BYTES = 16 << 10
-"""Fewer where so many keys take more: shared memory holds several tiles, and small GPUs have 64 KiB of it."""
+"""Size limit of a tile of keys: shared memory holds several, and small GPUs have 64 KiB of it."""
 PROGRAMS = 512
-"""With fewer (row, KV head) pairs than these, contexts are cut into parts: so that a large GPU has
-enough to do."""
-MOST_PARTS = 32
+"""Contexts are split into parts if there are fewer (row, KV head) pairs, to occupy a large GPU."""
+MAX_PARTS = 32
 
 
-def parts_of(rows: int, kv_heads: int) -> int:
-    """Into how many parts each context is cut; the same for all contexts, as they grow."""
-    return max(1, min(MOST_PARTS, PROGRAMS // (rows * kv_heads)))
+def num_context_parts(rows: int, kv_heads: int) -> int:
+    """Number of parts that each context is split into; independent of the lengths of contexts."""
+    return max(1, min(MAX_PARTS, PROGRAMS // (rows * kv_heads)))
 
 
 def attend_decodes(
@@ -35,17 +33,17 @@ def attend_decodes(
     window: int | None,
     softcap: float | None,
 ) -> torch.Tensor:
-    """One query for each row, over the first ``lengths`` tokens of its sequence: [rows, heads, value_dim].
+    """Attention of one query per row over its sequence's first ``lengths`` tokens: [rows, heads, value_dim].
 
-    query: [rows, heads, key_dim]. tables: entries of the pool, as ``ServiceCache.entries`` has them, int32
-    [rows, blocks, entries of a block]. lengths: int32 [rows]. Nothing of a table is read behind a
-    row's length. Rows of length 0 get 0.
+    query: [rows, heads, key_dim]. tables: entries of the pool, as from ``ServiceCache.entries``, int32
+    [rows, blocks, entries of a block]. lengths: int32 [rows]. Table entries beyond a row's length are not
+    read. Rows of length 0 get 0.
     """
     if query.stride(2) != 1:
         query = query.contiguous()
     rows, heads, key_dim = query.shape
     value_dim, group = kv.values.shape[-1], heads // kv.kv_heads
-    parts = parts_of(rows, kv.kv_heads)
+    parts = num_context_parts(rows, kv.kv_heads)
     key_width = max(16, triton.next_power_of_2(key_dim))
     value_width = max(16, triton.next_power_of_2(value_dim))
     fitting = TILE_BYTES // (max(key_width, value_width) * query.element_size())
@@ -65,7 +63,7 @@ def attend_decodes(
         window or 0,
         query.stride(0),
         query.stride(1),
-        kv.keys.stride(0),  # and of values, which lie in the same entries
+        kv.keys.stride(0),  # also of values, which are in the same entries
         kv.keys.stride(1),
         kv.key_head,
         kv.values.stride(1),
@@ -80,12 +78,12 @@ def attend_decodes(
         group,
         parts,
         ROWS=max(16, triton.next_power_of_2(group)),
-        KEYS=max(16, min(MOST_KEYS, fitting)),
+        KEYS=max(16, min(MAX_KEYS, fitting)),
         KEY_WIDTH=key_width,
         VALUE_WIDTH=value_width,
         SOFTCAPPED=bool(softcap),
     )
-    _put_together[(rows, heads)](
+    _combine_parts[(rows, heads)](
         sums, stats, out, parts, value_dim, PARTS=triton.next_power_of_2(parts), VALUE_WIDTH=value_width
     )
     return out
@@ -94,7 +92,7 @@ def attend_decodes(
 def store_decodes(
     key: torch.Tensor, value: torch.Tensor, kv: LayerKV, tables: torch.Tensor, lengths: torch.Tensor
 ) -> None:
-    """Put the key and value of each row's last token into the pool; rows of length 0 write nothing.
+    """Store the key and value of each row's last token in the pool; rows of length 0 store nothing.
 
     key, value: [rows, kv_heads, dim]. tables, lengths: as in ``attend_decodes``.
     """
@@ -136,7 +134,7 @@ def _store_last(  # type: ignore[no-untyped-def]
     dim,
     WIDTH: tl.constexpr,
 ):
-    """What is new of one head of one row: of its last token."""
+    """Store the last token's key or value of one KV head of one row."""
     row, kv_head = tl.program_id(0), tl.program_id(1)
     last = tl.load(lengths + row) - 1
     at = tl.arange(0, WIDTH)
@@ -148,7 +146,7 @@ def _store_last(  # type: ignore[no-untyped-def]
     tl.store(stored + place + at, x, mask=there)
 
 
-# What differs from step to step is not a reason to compile anew.
+# Arguments that differ between steps must not cause a recompilation.
 @triton.jit(do_not_specialize=["table_row", "window", "parts"])  # type: ignore[untyped-decorator]
 def _attend_part(  # type: ignore[no-untyped-def]
     query,
@@ -184,7 +182,7 @@ def _attend_part(  # type: ignore[no-untyped-def]
     VALUE_WIDTH: tl.constexpr,
     SOFTCAPPED: tl.constexpr,
 ):
-    """The queries of one row that share a KV head, over one part of its context."""
+    """Attend the queries of one row and KV head over one part of the context."""
     row, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lengths + row)
     first = tl.where(window > 0, tl.maximum(length - window, 0), 0)
@@ -219,7 +217,7 @@ def _attend_part(  # type: ignore[no-untyped-def]
         if SOFTCAPPED:
             scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)  # tanh
         scores = tl.where((there & (at >= first))[None, :], scores, float("-inf"))
-        # Never -inf: a window begins among the first keys that are read.
+        # Never -inf: the first keys that are read include the begin of the window.
         larger = tl.maximum(best, tl.max(scores, 1))
         factor = tl.exp(best - larger)
         exps = tl.exp(scores - larger[:, None])
@@ -245,10 +243,10 @@ def _attend_part(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["parts"])  # type: ignore[untyped-decorator]
-def _put_together(  # type: ignore[no-untyped-def]
+def _combine_parts(  # type: ignore[no-untyped-def]
     sums, stats, out, parts, value_dim, PARTS: tl.constexpr, VALUE_WIDTH: tl.constexpr
 ):
-    """The parts of one head of one row; one without keys has weight 0, as have all of a row without."""
+    """Combine the parts of one head of one row; parts without keys have weight 0."""
     place = (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)).to(tl.int64)
     part, at_value = tl.arange(0, PARTS), tl.arange(0, VALUE_WIDTH)
     there = part < parts

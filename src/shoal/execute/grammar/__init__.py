@@ -1,1 +1,1 @@
-"""Grammars: which tokens may come next, computed in processes of their own."""
+"""Structured output: token masks of grammars, computed by llguidance in separate processes."""

@@ -1,49 +1,49 @@
-"""Messages between an engine and a process of a grammar, which may be stopped or killed at any moment."""
+"""Framed messages over a socket between an engine and a grammar process, which may be stopped or killed."""
 
 import socket
 from collections.abc import Callable
 
-Look = Callable[[], None]
-"""Called while nothing moves; ends the wait by raising an error."""
+Poll = Callable[[], None]
+"""Called periodically during a wait; ends it by raising an error."""
 
 _HEADER_BYTES = 4
 
 
-def _patiently() -> None:
-    """Wait on."""
+def _keep_waiting() -> None:
+    """A ``Poll`` that never ends the wait."""
 
 
 class Channel:
-    """Messages over a socket, each behind its length. Whatever is wrong with the other end is an OSError.
+    """Length-prefixed messages over a socket. All failures of the other end are raised as OSError.
 
-    look_s: while the other end is waited for, ``look`` is called whenever nothing has moved for so long.
+    poll_s: interval at which ``poll`` is called while no bytes can be sent or received; None for never.
     """
 
-    def __init__(self, end: socket.socket, look_s: float | None = None) -> None:
+    def __init__(self, end: socket.socket, poll_s: float | None = None) -> None:
         self._socket = end
-        end.settimeout(look_s)
+        end.settimeout(poll_s)
 
-    def send(self, message: bytes, look: Look = _patiently) -> None:
-        """Send a message; the other end may have to read before it fits."""
+    def send(self, message: bytes, poll: Poll = _keep_waiting) -> None:
+        """Send a message; blocks until the other end reads if the socket buffer is full."""
         left = memoryview(len(message).to_bytes(_HEADER_BYTES) + message)
         while left:
             try:
                 left = left[self._socket.send(left) :]
             except TimeoutError:
-                look()
+                poll()
 
-    def receive(self, look: Look = _patiently) -> bytearray:
+    def receive(self, poll: Poll = _keep_waiting) -> bytearray:
         """Wait for the next message."""
-        return self._read(int.from_bytes(self._read(_HEADER_BYTES, look)), look)
+        return self._read(int.from_bytes(self._read(_HEADER_BYTES, poll)), poll)
 
-    def _read(self, size: int, look: Look) -> bytearray:
+    def _read(self, size: int, poll: Poll) -> bytearray:
         message = bytearray(size)
         left = memoryview(message)
         while left:
             try:
                 count = self._socket.recv_into(left)
             except TimeoutError:
-                look()
+                poll()
                 continue
             if not count:
                 raise ConnectionResetError("the other end is gone")
@@ -51,5 +51,4 @@ class Channel:
         return message
 
     def close(self) -> None:
-        """Let the other end know that nothing more comes."""
         self._socket.close()

@@ -1,4 +1,4 @@
-"""What an engine and the processes of its grammars tell each other, and how much those may use up."""
+"""Messages between an engine and its grammar processes, and limits of CPU time and memory."""
 
 import socket
 
@@ -7,61 +7,60 @@ import msgspec
 from shoal.core import Grammar
 
 COMPILE_CPU_S = 1.0
-"""CPU time for compiling a grammar and for the first mask."""
+"""CPU time limit for compiling a grammar and computing the first mask."""
 MEMORY_BYTES = 512 << 20
-"""Memory of a grammar beyond the tokenizer's."""
+"""Memory limit of a grammar beyond the tokenizer."""
 LOWEST_PRIORITY = 19
-"""Niceness of what nobody has to wait for."""
+"""Niceness of work that delays no request."""
 FORK = b"f"
-"""Asks for a process; sent with the descriptor of a connection to it."""
+"""Asks a fork server for a process; sent with the descriptor of a connection to it."""
 
 
 class Start(msgspec.Struct, array_like=True, frozen=True):
-    """To the process, once: what it is for."""
+    """To the process, once: the grammar."""
 
     grammar: Grammar
-    """The grammar."""
     trial: bool
-    """Only try whether it can be used, at the lowest priority, and end."""
+    """Only check that the grammar can be compiled, at the lowest priority, and exit."""
 
 
 class Compiled(msgspec.Struct, array_like=True, frozen=True):
-    """From the process, once: whether the grammar can be used."""
+    """From the process, once: the result of compiling the grammar."""
 
     error: str | None
-    """Why not."""
+    """Why the grammar cannot be used; None if it can."""
 
 
-class Told(msgspec.Struct, array_like=True, frozen=True):
-    """One sequence of a step."""
+class SequenceTokens(msgspec.Struct, array_like=True, frozen=True):
+    """New output tokens of a sequence."""
 
     sequence: int
-    """Its number."""
     tokens: list[int]
-    """Output tokens that were not told before; of a sequence that is new here, all."""
+    """Output tokens that were not sent before; all output tokens for a sequence that is new to the
+    process."""
 
 
 class Step(msgspec.Struct, array_like=True, frozen=True):
-    """To the process: which tokens may follow in these sequences?"""
+    """To the process: compute the masks of these sequences."""
 
-    rows: list[Told]
-    """The sequences, in the order in which their masks are wanted."""
+    rows: list[SequenceTokens]
+    """The sequences, in the order of the masks in the reply."""
     left: list[int]
     """Sequences to forget."""
     cpu_s: float
-    """CPU time that the answer may take."""
+    """CPU time limit for the reply."""
 
 
-class Masked(msgspec.Struct, array_like=True, frozen=True):
-    """From the process: the answer; the masks follow as a message of their own.
+class MaskReply(msgspec.Struct, array_like=True, frozen=True):
+    """From the process: the reply to a ``Step``; the masks follow as a separate message.
 
-    They are uint32 [rows, words]: bit b of word w says whether token 32 * w + b is allowed.
+    Masks are uint32 [rows, words]: bit b of word w says whether token 32 * w + b is allowed.
     """
 
     failures: dict[int, str]
     """Rows that have no mask, and why."""
 
 
-def ask_for_fork(channel: socket.socket, descriptor: int) -> None:
-    """From the other end: start a process that serves the connection ``descriptor``."""
+def request_fork(channel: socket.socket, descriptor: int) -> None:
+    """Ask the fork server at the other end for a process that serves the connection ``descriptor``."""
     socket.send_fds(channel, [FORK], [descriptor])

@@ -1,8 +1,8 @@
-"""The processes that compute which tokens a grammar allows; ``python -m shoal.execute.grammar.process``.
+"""The grammar process (``python -m shoal.execute.grammar.process``): compiles a grammar, computes masks.
 
-A grammar comes from a client, and some take minutes, gigabytes or the whole stack. So each runs in a process
-of its own, which may be killed: a copy (by ``fork``) of one that has read the model's tokenizer already.
-`grammar_pool` is the other end.
+Grammars come from clients, and some take minutes, gigabytes or the whole stack. So each runs in its own
+process, which may be killed: a ``fork`` of one that has read the model's tokenizer. `grammar.worker` is the
+other end.
 """
 
 import os
@@ -26,23 +26,23 @@ from shoal.execute.grammar.messages import (
     LOWEST_PRIORITY,
     MEMORY_BYTES,
     Compiled,
-    Masked,
+    MaskReply,
+    SequenceTokens,
     Start,
     Step,
-    Told,
 )
 
-# Forward passes go first; but rows whose masks come late take part in the next step only.
+# Below forward passes, but not the lowest, since rows with late masks miss a step.
 _MASKS_NICE = 5
-# The other end ends who takes longer than allowed; this is for when it is gone.
+# The other end kills processes that exceed their CPU time; this limit is for when the other end is gone.
 _GRACE = 2.0
-# One space, or a line break and an indentation: JSON as it is usually laid out. Small models that may write
-# any space go on doing so.
+# One space, or a line break and an indentation, as in usual JSON. Small models that may write any whitespace
+# tend to repeat it forever.
 _WHITESPACE = r"( |\r?\n[ \t]{0,32})"
 
 
 def compile_grammar(tokenizer: llguidance.LLTokenizer, grammar: Grammar) -> llguidance.LLMatcher:
-    """A matcher of outputs from their beginning; raises ValueError or GbnfToLarkError."""
+    """A matcher at the beginning of an output; raises ValueError or GbnfToLarkError."""
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
             source = llguidance.LLMatcher.grammar_from_json_schema(
@@ -51,18 +51,18 @@ def compile_grammar(tokenizer: llguidance.LLTokenizer, grammar: Grammar) -> llgu
         case GrammarKind.REGEX:
             source = llguidance.LLMatcher.grammar_from_regex(grammar.source)
         case GrammarKind.LARK:
-            source = any_to_lark(grammar.source)  # from GBNF, too
+            source = any_to_lark(grammar.source)  # also converts GBNF
     limits = llguidance.LLParserLimits(verbose_errors=False)
     matcher = llguidance.LLMatcher(tokenizer, source, log_level=0, limits=limits)
-    matcher.compute_bitmask()  # the first takes longer than others, and may be what is too much
+    matcher.compute_bitmask()  # the first takes longest, so it must be within the limits, too
     _check(matcher)
     _check(_in_object(matcher, tokenizer))
     return matcher
 
 
 def _in_object(matcher: llguidance.LLMatcher, tokenizer: llguidance.LLTokenizer) -> llguidance.LLMatcher:
-    """The matcher behind the brace of an object, where that may come first: all properties may follow, which
-    are too many for some grammars that begin well."""
+    """The matcher after the brace of an object, if an output may begin with one. All properties may follow
+    there, which are too many for some grammars."""
     later = matcher.deep_copy()
     brace = tokenizer.tokenize_str("{")
     if later.validate_tokens(brace) == len(brace):
@@ -86,33 +86,33 @@ class Masks:
         self._start = start
         self._eos = frozenset(eos_token_ids)
         self._words = -(-vocab_size // 32)
-        self._only_end = np.zeros(self._words, dtype=np.uint32)
+        self._end_mask = np.zeros(self._words, dtype=np.uint32)
         for token in eos_token_ids:
-            self._only_end[token // 32] |= np.uint32(1 << token % 32)
+            self._end_mask[token // 32] |= np.uint32(1 << token % 32)
         self._matchers: dict[int, llguidance.LLMatcher] = {}
-        """By number of the sequence; without those that are complete."""
+        """By sequence id; without sequences that are complete."""
         self._complete: set[int] = set()
-        """Sequences that have an end-of-sequence token."""
+        """Sequences with an end-of-sequence token."""
 
-    def answer(self, step: Step) -> tuple[Masked, np.ndarray]:
-        """The answer to one step."""
-        for sequence in step.left:
-            self._matchers.pop(sequence, None)
-            self._complete.discard(sequence)
+    def answer(self, step: Step) -> tuple[MaskReply, np.ndarray]:
+        """The reply to one step, and its masks."""
+        for number in step.left:
+            self._matchers.pop(number, None)
+            self._complete.discard(number)
         masks = np.zeros((len(step.rows), self._words), dtype=np.uint32)
         failures = {}
-        for row, told in enumerate(step.rows):
-            error = self._fill(masks[row], told)
+        for row, sequence in enumerate(step.rows):
+            error = self._fill(masks[row], sequence)
             if error is not None:
                 failures[row] = error
-        return Masked(failures), masks
+        return MaskReply(failures), masks
 
-    def _fill(self, mask: np.ndarray, told: Told) -> str | None:
-        """Take note of new tokens, and write the mask for the next one; returns why that is impossible."""
-        number, tokens = told.sequence, told.tokens
+    def _fill(self, mask: np.ndarray, sequence: SequenceTokens) -> str | None:
+        """Consume new tokens and write the mask for the next one; returns an error if that is impossible."""
+        number, tokens = sequence.sequence, sequence.tokens
         if number in self._complete or not self._eos.isdisjoint(tokens):
             self._complete.add(number)
-            mask[:] = self._only_end
+            mask[:] = self._end_mask
             return None
         matcher = self._matchers.get(number)
         if matcher is None:
@@ -122,7 +122,7 @@ class Masks:
         if matcher.is_error():
             return _reason(matcher)
         if matcher.is_stopped():
-            mask[:] = self._only_end
+            mask[:] = self._end_mask
             return None
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if matcher.is_error():
@@ -131,7 +131,7 @@ class Masks:
 
 
 def _serve(channel: Channel, tokenizer: llguidance.LLTokenizer, eos_token_ids: Sequence[int]) -> None:
-    """What the process of one grammar does, until the other end closes the channel."""
+    """Serve one grammar until the other end closes the channel."""
     limit = psutil.Process().memory_info().vms + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # some grammars end in a stack overflow
@@ -160,7 +160,7 @@ def _serve(channel: Channel, tokenizer: llguidance.LLTokenizer, eos_token_ids: S
 
 
 def _fork(channel: socket.socket, tokenizer: llguidance.LLTokenizer, eos: Sequence[int]) -> bool:
-    """Start a process for each connection that the other end sends; False at its end."""
+    """Fork a process for the next connection that the other end sends; False if it has closed the channel."""
     sign, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
     if sign != FORK:
         return False
@@ -169,7 +169,7 @@ def _fork(channel: socket.socket, tokenizer: llguidance.LLTokenizer, eos: Sequen
             channel.close()
             _serve(Channel(socket.socket(fileno=descriptors[0])), tokenizer, eos)
         except (ConnectionError, MemoryError):
-            pass  # the other end is gone, or sees that this one is
+            pass  # the other end is gone, or will notice that this one is
         finally:
             os._exit(0)
     os.close(descriptors[0])
@@ -180,17 +180,17 @@ def read_tokenizer(file: str, vocab_size: int, end_tokens: Sequence[int]) -> llg
     """The tokenizer in ``file``, which may have more tokens than the ``vocab_size`` of its model."""
     try:
         return llguidance.LLTokenizer(file, n_vocab=vocab_size, eos_token=list(end_tokens))
-    except ValueError:  # nothing tells how many it has; what is wrong with the file goes wrong again
+    except ValueError:  # it has more tokens, or the file is broken, which raises again
         return llguidance.LLTokenizer(file, eos_token=list(end_tokens))
 
 
 def main() -> None:
-    """Read the tokenizer of the model in a folder, and then start processes as they are asked for.
+    """Read a model's tokenizer, then fork processes on request.
 
     Arguments: the number of the inherited socket, tokenizer.json, size of the vocabulary, end tokens.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to end
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the copies
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forked processes are not waited for
     number, file, vocab_size, *eos = sys.argv[1:]
     channel = socket.socket(fileno=int(number))
     end_tokens = [int(token) for token in eos]

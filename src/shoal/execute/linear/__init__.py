@@ -1,1 +1,1 @@
-"""Linear layers: products of weights in float32, bf16 or int8, as this CPU computes them fastest."""
+"""Linear layers with float32, bf16 or int8 weights: native kernels, weight packing, merged projections."""

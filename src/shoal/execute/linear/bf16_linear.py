@@ -1,7 +1,7 @@
-"""Linear layers with bfloat16 weights, summed in float32 by a native kernel.
+"""Bf16Linear: linear layers with bfloat16 weights, summed in float32 by a native kernel.
 
-Where the CPU's dot products of bfloat16 are no faster than those of float32, the kernel widens weights in
-registers. A row's result has the same bits in any batch, chunking and number of threads.
+If the CPU's bfloat16 dot products are no faster than float32, the kernel widens weights in registers. A
+row's result has the same bits in any batch, chunking and number of threads.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from shoal.execute.linear.native_product import Activation, NativeProduct
 from shoal.native import NativeLibrary, load_native
 
 GROUP = PANEL = 32
-"""To multiples of which inputs and outputs are padded."""
+"""Inputs and outputs are padded to multiples of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Bf16Weights:
 
 
 def pack_bf16(weight: torch.Tensor, bias: torch.Tensor | None, memory: HugePages) -> Bf16Weights:
-    """weight [out, in] and bias [out]; their copies lie in ``memory``."""
+    """Pack weight [out, in] and bias [out] into ``memory``."""
     rows, columns = weight.shape
     padded = F.pad(weight.detach(), (0, -columns % GROUP, 0, -rows % PANEL))
     pairs = padded.contiguous().view(torch.int32).view(-1, PANEL, padded.shape[1] // 2).transpose(1, 2)
@@ -56,7 +56,7 @@ class Bf16Linear(nn.Module):
         self._product = bf16_product([weights], native)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """The layer's output. Without module hooks, which are not used here."""
+        """Bypasses module hooks, which are not used here."""
         return self._product(x)
 
     def gated(self, factor: Self, activation: Activation) -> NativeProduct:
@@ -67,26 +67,25 @@ class Bf16Linear(nn.Module):
 def bf16_product(
     parts: Sequence[Bf16Weights], native: NativeLibrary, activation: Activation = Activation.NONE
 ) -> NativeProduct:
-    """The product of ``parts``."""
     return NativeProduct(native, "shoal_bf16_product", parts, activation)
 
 
 @dataclass(frozen=True, slots=True)
 class Bf16Packing:
-    """Makes layers for the native kernel."""
+    """Packs bfloat16 layers for the native kernel."""
 
     native: NativeLibrary
     memory: HugePages
-    """Where the weights lie."""
+    """Holds the packed weights."""
 
     @classmethod
-    def here(cls) -> Self | None:
-        """None without AVX2, where torch's products are faster."""
+    def for_this_cpu(cls) -> Self | None:
+        """None without AVX2, where torch is faster."""
         native = load_native()
         if native is None or native.variant == "scalar":
             return None
         return cls(native, HugePages())
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Bf16Linear:
-        """A layer with weight [out, in] and bias [out], which are bfloat16."""
+        """A layer with weight [out, in] and bias [out] in bfloat16."""
         return Bf16Linear(pack_bf16(weight, bias, self.memory), self.native)

@@ -1,6 +1,6 @@
-"""Linear layers with int8 weights, whose inputs are quantised on the fly in groups of 32.
+"""Int8Linear: linear layers with int8 weights, whose inputs are quantised on the fly in groups of 32.
 
-Every sum of a group is an exact integer, and groups are added in order: the result is the same bits on every
+Sums of groups are exact integers and are added in order, so the result has the same bits on every
 instruction set and for any batch, chunking and number of threads.
 """
 
@@ -18,7 +18,7 @@ from shoal.native import NativeLibrary, load_native
 class Int8Linear(nn.Module):
     """x [..., in_features], float32 or bfloat16, to [..., out_features] in the same dtype.
 
-    native: whose kernel to use; None: torch operations that compute the same bits slowly.
+    native: library of the kernel; None for torch operations, which compute the same bits slowly.
     """
 
     def __init__(self, weights: Int8Weights, native: NativeLibrary | None) -> None:
@@ -35,7 +35,7 @@ class Int8Linear(nn.Module):
         return cls(pack(*quantise_channels(weight), bias), load_native())
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """The layer's output. Without module hooks, which are not used here."""
+        """Bypasses module hooks, which are not used here."""
         return self._product(x)
 
     def gated(self, factor: Self, activation: Activation) -> Int8Product:

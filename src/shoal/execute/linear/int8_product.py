@@ -1,4 +1,4 @@
-"""Products with int8 weights, by the native kernel or by torch operations with the same bits."""
+"""Int8Product: products with int8 weights, by the native kernel or by torch operations with the same bits."""
 
 from collections.abc import Sequence
 
@@ -11,9 +11,9 @@ from shoal.native import NativeLibrary
 
 
 class Int8Product:
-    """What NativeProduct computes; the input is quantised once for all parts.
+    """A NativeProduct of int8 weights; the input is quantised once for all parts.
 
-    native: whose kernel to use; None: torch operations that compute the same bits slowly.
+    native: library of the kernel; None for torch operations, which compute the same bits slowly.
     """
 
     def __init__(
@@ -25,16 +25,13 @@ class Int8Product:
         self.parts = tuple(parts)
         self.activation = activation
         self.in_features = parts[0].in_features
-        """Columns of the input."""
         self.out_features = output_features(parts, activation)
-        """Columns of the output."""
         self.native = (
             None if native is None else NativeProduct(native, "shoal_int8_product", parts, activation)
         )
-        """The native product, if that is used."""
+        """The native product; None if torch computes it."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """See NativeProduct."""
         if self.native is not None:
             return self.native(x)
         rows = x.reshape(-1, self.in_features)

@@ -1,4 +1,4 @@
-"""The int8 kernel in torch operations, bit for bit: for machines without the native library."""
+"""The int8 kernel in torch operations, bit for bit, for machines without the native library."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,7 +12,7 @@ SMALLEST = 2.0**-100
 
 
 def reference_product(parts: Sequence[Int8Weights], x: torch.Tensor, activation: str) -> torch.Tensor:
-    """What ``Int8Product`` computes; activation: a name of ``Activation``."""
+    """The output of ``Int8Product``; activation: a name of ``Activation``."""
     inputs, scales = quantise_rows(x)
     outputs = [_multiply(part, inputs, scales) for part in parts]
     if activation != "NONE":
@@ -23,9 +23,9 @@ def reference_product(parts: Sequence[Int8Weights], x: torch.Tensor, activation:
 
 
 def quantise_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Integers in float32 [rows, groups, 32], and their scales [rows, groups].
+    """Quantised x as integers in float32 [rows, groups, 32], and their scales [rows, groups].
 
-    A group that is not finite gets the scale NaN, so that all outputs of its row become NaN.
+    A group that is not finite gets the scale NaN, so that all outputs of its row are NaN.
     """
     x = F.pad(x.float(), (0, -x.shape[1] % GROUP)).view(len(x), -1, GROUP)
     largest = x.abs().amax(dim=2)
@@ -43,7 +43,7 @@ def _multiply(weights: Int8Weights, inputs: torch.Tensor, input_scales: torch.Te
     values = unpack(weights).view(-1, groups, GROUP)
     total = torch.zeros((rows, len(values)))
     for group in range(groups):
-        # Exact, and so in any order: sums of 32 products of int8 are far below 2 ** 24.
+        # Exact in any order: sums of 32 products of int8 are far below 2 ** 24.
         part = inputs[:, group] @ values[:, group].float().T
         if weights.grouped:
             part = part * weights.scales[:, group].reshape(-1)
@@ -59,14 +59,14 @@ def multiply_add(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Ten
     """a * b + c in float32, rounded once.
 
     In float64 the product is exact and the sum is rounded to odd (Boldo and Melquiond, 2008), after which
-    rounding to float32 gives what a single rounding would have given.
+    rounding to float32 gives the result of a single rounding.
     """
     product, c = a.double() * b.double(), c.double()
     total = product + c
     from_c = total - product
     error = (product - (total - from_c)) + (c - from_c)
     bits = total.view(torch.int64)
-    away = torch.where((error > 0) == (total > 0), 1, -1)  # of the magnitude, which is what bits count
+    away = torch.where((error > 0) == (total > 0), 1, -1)  # away from zero, as the bits count the magnitude
     odd = torch.where((error != 0) & (bits & 1 == 0), bits + away, bits)
     return odd.view(torch.float64).float()
 

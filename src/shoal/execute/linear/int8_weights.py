@@ -1,8 +1,8 @@
-"""Weights in int8: quantised per output channel or per group of 32 inputs, and laid out for the kernel.
+"""int8 weights: quantisation per output channel or per group of 32 inputs, and packing for the kernel.
 
-The packed layout is the same for all instruction sets: panels of 32 columns, in each of them four inputs
-of every column, then the next four: ``[panels, inputs / 4, 32, 4]``. Each weight is stored as weight + 128,
-because the CPU's int8 products want one unsigned factor. Both sides are padded with zero weights.
+The packed layout is the same for all instruction sets: panels of 32 output channels, each with four inputs
+of every channel, then the next four: ``[panels, inputs / 4, 32, 4]``. A weight is stored as weight + 128,
+because the CPU's int8 dot products need one unsigned factor. Both dimensions are padded with zero weights.
 """
 
 from collections.abc import Callable
@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 
 GROUP = 32
-"""Inputs that share a scale."""
+"""Number of inputs that share a scale."""
 PANEL = 32
-"""Output channels that are stored together."""
+"""Number of output channels in a panel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,29 +22,28 @@ class Int8Weights:
     """The weights of a linear layer as the kernel reads them."""
 
     in_features: int
-    """Inputs, without padding."""
+    """Without padding."""
     out_features: int
-    """Output channels, without padding."""
+    """Without padding."""
     packed: torch.Tensor
     """uint8 [panels, inputs / 4, 32, 4], contiguous."""
     scales: torch.Tensor
-    """float32 [panels, 32] of the output channels, or [panels, groups, 32]."""
+    """float32 [panels, 32], one for each output channel, or [panels, groups, 32]."""
     bias: torch.Tensor | None
     """float32 [panels, 32]."""
 
     @property
     def grouped(self) -> bool:
-        """Whether scales are of groups of inputs."""
+        """Whether each group of inputs has a scale."""
         return self.scales.ndim == 3
 
-    def moved(self, copy: Callable[[torch.Tensor], torch.Tensor]) -> "Int8Weights":
-        """The same weights in the memory of copies."""
+    def copied(self, copy: Callable[[torch.Tensor], torch.Tensor]) -> "Int8Weights":
+        """The same weights, with each tensor copied by ``copy``."""
         bias = None if self.bias is None else copy(self.bias)
         return replace(self, packed=copy(self.packed), scales=copy(self.scales), bias=bias)
 
     @property
     def num_bytes(self) -> int:
-        """Size in bytes."""
         return sum(part.nbytes for part in (self.packed, self.scales, self.bias) if part is not None)
 
 
@@ -58,7 +57,7 @@ def quantise_channels(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def pack(values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None) -> Int8Weights:
-    """values int8 [out, in], scales float32 [out] or [out, groups], bias [out]."""
+    """Pack values int8 [out, in], scales float32 [out] or [out, groups], and bias [out]."""
     rows, columns = values.shape
     values = F.pad(values, (0, -columns % GROUP, 0, -rows % PANEL))
     words = (values.view(torch.uint8) ^ 128).view(torch.int32)  # four inputs each

@@ -1,4 +1,4 @@
-"""Linear layers by what they compute, whatever form their weights have."""
+"""Interfaces of linear layers and of their merging, and dense layers in torch operations."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -12,24 +12,24 @@ from shoal.execute.model.layer_kernels import LayerKernels
 
 
 class Linear(Protocol):
-    """A matrix product, and perhaps a bias."""
+    """A linear layer of any weight format."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, inputs] -> [rows, outputs]."""
 
 
-class Products(Protocol):
-    """Makes matrix products of linear layers, in the form in which this CPU computes them fastest."""
+class ProductBuilder(Protocol):
+    """Builds merged and gated products of linear layers; see ``merged_products``."""
 
     def merged(self, linears: Sequence[Linear]) -> Linear:
-        """One for several layers with the same input: its output has theirs side by side."""
+        """One product for layers with the same input; their outputs are concatenated."""
 
     def gated(self, gate: Linear, up: Linear, activation: Activation) -> Linear:
         """activation(gate(x)) * up(x)."""
 
 
 class DenseLinear(nn.Module):
-    """``nn.Linear`` without module hooks, which are not used here."""
+    """``nn.Linear`` that bypasses module hooks, which are not used here."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
@@ -37,12 +37,11 @@ class DenseLinear(nn.Module):
         self.out_features, self.in_features = weight.shape
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """See Linear."""
         return F.linear(x, self.weight, self.bias)
 
 
 class GatedLinear(nn.Module):
-    """activation(gate) * up of a layer whose output is gate and up beside each other."""
+    """activation(gate) * up of a layer whose output is gate and up, concatenated."""
 
     def __init__(self, both: Linear, activation: Activation, kernels: LayerKernels) -> None:
         super().__init__()
@@ -56,12 +55,11 @@ class GatedLinear(nn.Module):
 
 
 class SeparateLinears(nn.Module):
-    """Several layers with the same input, one after the other: a layer for which no weight is copied."""
+    """Several layers with the same input, computed one after the other, so that no weight is copied."""
 
     def __init__(self, linears: Sequence[Linear]) -> None:
         super().__init__()
         self.linears = tuple(linears)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """See Linear."""
         return torch.cat([linear(x) for linear in self.linears], dim=-1)

@@ -1,4 +1,4 @@
-"""The matrix products of fused layers, in the form in which this CPU computes them fastest."""
+"""Merging QKV and gate/up projections of fused layers into products, in the fastest format for this CPU."""
 
 from collections.abc import Sequence
 
@@ -14,15 +14,14 @@ from shoal.execute.linear.prepack import PackedLinear, can_prepack
 from shoal.execute.model.layer_kernels import LayerKernels
 
 
-class FastProducts:
-    """Products: of ``nn.Linear`` with their weights side by side, and of Int8Linear with those they have."""
+class FastProductBuilder:
+    """Merges dense layers by concatenating their weights, and packed layers without copies."""
 
     def __init__(self, kernels: LayerKernels) -> None:
         self._kernels = kernels
-        self._packing = Bf16Packing.here()
+        self._packing = Bf16Packing.for_this_cpu()
 
     def merged(self, linears: Sequence[Linear]) -> Linear:
-        """See Products."""
         linears = [self._packed(linear) for linear in linears]
         int8 = [linear for linear in linears if isinstance(linear, Int8Linear)]
         bf16 = [linear for linear in linears if isinstance(linear, Bf16Linear)]
@@ -34,7 +33,6 @@ class FastProducts:
         return _merged_dense(dense) if len(dense) == len(linears) else SeparateLinears(linears)
 
     def gated(self, gate: Linear, up: Linear, activation: Activation) -> Linear:
-        """See Products."""
         gate, up = self._packed(gate), self._packed(up)
         if isinstance(gate, Int8Linear) and isinstance(up, Int8Linear):
             return gate.gated(up, activation)
@@ -43,7 +41,7 @@ class FastProducts:
         return GatedLinear(self.merged((gate, up)), activation, self._kernels)
 
     def _packed(self, linear: Linear) -> Linear:
-        """The same layer for our kernel, if that is the fastest for it."""
+        """The layer packed for our kernel, if that is fastest; else the layer itself."""
         if (
             self._packing is None
             or not isinstance(linear, nn.Linear)
@@ -53,18 +51,16 @@ class FastProducts:
         return self._packing.pack(linear.weight, linear.bias)
 
 
-class SeparateProducts:
-    """Products for a trial: no weight is copied."""
+class SeparateProductBuilder:
+    """Keeps layers separate and copies no weight; for trials of a fused layer."""
 
     def __init__(self, kernels: LayerKernels) -> None:
         self._kernels = kernels
 
     def merged(self, linears: Sequence[Linear]) -> Linear:
-        """See Products."""
         return SeparateLinears(linears)
 
     def gated(self, gate: Linear, up: Linear, activation: Activation) -> Linear:
-        """See Products."""
         return GatedLinear(SeparateLinears((gate, up)), activation, self._kernels)
 
 

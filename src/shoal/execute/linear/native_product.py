@@ -1,4 +1,4 @@
-"""Products by a native kernel: of one layer, of several with the same input, or of a gated pair."""
+"""NativeProduct: a matrix product by a native kernel, for one layer, merged layers or a gated pair."""
 
 import ctypes
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ _IS_BF16 = {torch.float32: 0, torch.bfloat16: 1}
 
 
 class Activation(IntEnum):
-    """Of a gate; numbers as in ``csrc/activation.h``."""
+    """Activation of a gate; numbers as in ``csrc/activation.h``."""
 
     NONE = 0
     SILU = 1
@@ -22,15 +22,15 @@ class Activation(IntEnum):
 
 
 class NativeWeights(Protocol):
-    """The weights of a linear layer as a kernel reads them."""
+    """The packed weights of a linear layer, as a kernel reads them."""
 
     @property
     def in_features(self) -> int:
-        """Inputs, without padding."""
+        """Without padding."""
 
     @property
     def out_features(self) -> int:
-        """Output channels, without padding."""
+        """Without padding."""
 
     @property
     def packed(self) -> torch.Tensor:
@@ -38,7 +38,7 @@ class NativeWeights(Protocol):
 
     @property
     def scales(self) -> torch.Tensor | None:
-        """float32 [panels, 32] of the output channels, or [panels, groups, 32]; None: weights have none."""
+        """float32 [panels, 32], one for each output channel, or [panels, groups, 32]; None for no scales."""
 
     @property
     def bias(self) -> torch.Tensor | None:
@@ -46,19 +46,19 @@ class NativeWeights(Protocol):
 
     @property
     def grouped(self) -> bool:
-        """Whether scales are of groups of inputs."""
+        """Whether each group of inputs has a scale."""
 
 
 def output_features(parts: Sequence[NativeWeights], activation: Activation) -> int:
-    """Columns of the output of a product of ``parts``."""
+    """Output features of a product of ``parts``."""
     return sum(part.out_features for part in parts[1 if activation else 0 :])
 
 
 class NativeProduct:
-    """x [..., in_features] times the weights of all ``parts``, whose outputs stand side by side.
+    """x [..., in_features] times the weights of all ``parts``, with concatenated outputs.
 
-    The input is prepared once for all parts. With an activation there are two parts, a gate and a factor,
-    and the output is activation(gate) * factor. kernel: its name in ``csrc/kernels``.
+    The input is prepared once for all parts. With an activation there are two parts, gate and factor, and the
+    output is activation(gate) * factor. kernel: its name in ``csrc/kernels``.
     """
 
     def __init__(
@@ -70,18 +70,16 @@ class NativeProduct:
     ) -> None:
         self.parts = tuple(parts)
         self.in_features = parts[0].in_features
-        """Columns of the input."""
         self.out_features = output_features(parts, activation)
-        """Columns of the output."""
         self._kernel = native.kernel(kernel, *_ARGUMENTS, result=_INT)
         self._layers = (_Linear * len(parts))(*map(_linear, parts))
         self._product = _Product(
             ctypes.addressof(self._layers), len(parts), self.in_features, int(activation)
         )
         self.address = ctypes.addressof(self._product)
-        """Of the ``struct product`` for native code."""
+        """Address of the ``struct product``, for native code."""
         self.function = native.address(kernel)
-        """Address of the kernel that computes it."""
+        """Address of the kernel, for native code."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x W^T + bias [..., out_features], in the dtype of x, which is float32 or bfloat16."""
@@ -110,7 +108,7 @@ class _Linear(ctypes.Structure):
 
 
 class _Product(ctypes.Structure):
-    """``struct product`` there."""
+    """``struct product`` of csrc/product.h."""
 
     _fields_ = (("parts", _POINTER), ("num_parts", _INT), ("inputs", _INT), ("activation", _INT))
 

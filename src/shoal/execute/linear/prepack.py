@@ -1,4 +1,4 @@
-"""Linear layers whose weights are laid out for the CPU's bf16 units, by us or by oneDNN."""
+"""Prepacking bf16 linear layers of a model, for our native kernel or for oneDNN."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from shoal.execute.model.replacements import Replacements, children
 
 
 class PackedLinear(nn.Module):
-    """A linear layer with a weight prepacked by oneDNN; the same result as ``nn.Linear``, 20-35% faster."""
+    """A linear layer with a weight prepacked by oneDNN; same result as ``nn.Linear``, 20-35% faster."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class PackedLinear(nn.Module):
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [..., in_features] -> [..., out_features]; without module hooks, which are not used here."""
+        """x [..., in_features] -> [..., out_features]; bypasses module hooks, which are not used here."""
         result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return result
 
@@ -49,7 +49,7 @@ class PackedGatedMLP(nn.Module):
 
 
 def can_prepack(dtype: torch.dtype) -> bool:
-    """Whether oneDNN has kernels on this machine for weights of ``dtype`` that it prepacked."""
+    """Whether oneDNN has kernels for prepacked weights of ``dtype`` on this machine."""
     return (
         dtype == torch.bfloat16
         and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
@@ -58,8 +58,8 @@ def can_prepack(dtype: torch.dtype) -> bool:
 
 
 def prepack(model: nn.Module) -> Replacements:
-    """Replace every plain bfloat16 linear layer of ``model``, if there is a faster one."""
-    packing = Bf16Packing.here()
+    """Replace every plain bfloat16 linear layer of ``model`` by a packed one, if that is faster here."""
+    packing = Bf16Packing.for_this_cpu()
     replacements = Replacements()
     for parent, name, child in children(model):
         if type(child) not in (nn.Linear, Conv1D) or child.weight.dtype != torch.bfloat16:

@@ -1,1 +1,1 @@
-"""Models: loading, checking that all attention is ours, and replacing layers by faster ones."""
+"""Models: loading weights, choosing dtypes, probing attention, fusing layers, running forward passes."""

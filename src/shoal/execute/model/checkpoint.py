@@ -1,4 +1,4 @@
-"""Loading a `transformers` module with all its weights from a model folder, or rejecting it."""
+"""Loading the config and weights of a model folder as a `transformers` module, or rejecting the model."""
 
 import logging
 from collections.abc import Iterator
@@ -14,16 +14,16 @@ from transformers import __version__ as transformers_version
 
 from shoal.core import ModelUnsupported, ShoalError
 from shoal.execute.model.thread_local_dtype import keep_dtypes_local
-from shoal.models import check_config, check_weights, read_weight_headers, refuse_incomplete, some_of
+from shoal.models import check_config, check_weights, read_weight_headers, refuse_incomplete, summarize_names
 
 _log = logging.getLogger(__name__)
 
 
 @contextmanager
-def refused_if_it_fails(do: str, name: str) -> Iterator[None]:
-    """Raise ModelUnsupported for any error of transformers' code, which reads files that others wrote.
+def unsupported_on_error(do: str, name: str) -> Iterator[None]:
+    """Turn any error of transformers' code, which reads untrusted files, into ModelUnsupported.
 
-    do: what it shall do, as a verb. name: of the model.
+    do: a verb for the error message, such as "load". name: name of the model.
     """
     try:
         yield
@@ -40,11 +40,11 @@ def refused_if_it_fails(do: str, name: str) -> Iterator[None]:
 def read_model_config(name: str, folder: Path) -> Any:
     """The folder's configuration as `transformers` reads it, without its choice of kernels.
 
-    name: of the model, for the error. Raises ModelUnsupported if transformers cannot read it or would run
+    name: name of the model, for errors. Raises ModelUnsupported if transformers cannot read it or would run
     code from the folder, ModelUnavailable if the file is broken.
     """
     check_config(folder)
-    with refused_if_it_fails("read", name):
+    with unsupported_on_error("read", name):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     # We choose how attention and experts are computed; a folder may name code on a hub here.
     config._attn_implementation = None
@@ -58,14 +58,13 @@ def load_module(
     """The model of ``config`` with its weights from the safetensors files of ``folder``, on the CPU.
 
     model_class: of `transformers`. options: for its ``from_pretrained``. Raises ModelUnsupported if a weight
-    is missing or has another shape, ModelUnavailable if files are damaged. Tensors that the model does not
-    use are logged.
+    is missing or has a wrong shape, ModelUnavailable if files are damaged. Unused tensors are logged.
     """
     check_weights(folder)
-    if not isinstance(config, model_class.config_class):  # a multimodal one, of which only the text is read
+    if not isinstance(config, model_class.config_class):  # multimodal: only its text model is loaded
         config = config.get_text_config()
     keep_dtypes_local()
-    with refused_if_it_fails("load", name):
+    with unsupported_on_error("load", name):
         _refuse_if_far_larger(model_class, folder, config, name)
         module, info = model_class.from_pretrained(
             folder,
@@ -74,20 +73,21 @@ def load_module(
             use_safetensors=True,
             trust_remote_code=False,
             local_files_only=True,
-            ignore_mismatched_sizes=True,  # so that they can be named below
+            ignore_mismatched_sizes=True,  # so that all can be reported below
             output_loading_info=True,
             **options,
         )
     refuse_incomplete(info, name)
     if info["unexpected_keys"]:
-        _log.warning("%s: not used of its files: %s", name, some_of(info["unexpected_keys"]))
+        _log.warning("%s: not used of its files: %s", name, summarize_names(info["unexpected_keys"]))
     return module
 
 
 def _refuse_if_far_larger(model_class: Any, folder: Path, config: Any, name: str) -> None:
-    """Raise ModelUnsupported before memory is allocated for a model that config.json makes far too large.
+    """Raise ModelUnsupported, before memory is allocated, if config.json describes a far larger model.
 
-    Up to twice the size is allowed, because tied weights are stored once: missing weights are then named.
+    Up to twice the stored size is allowed, because tied weights are stored once; missing weights are reported
+    later.
     """
     with torch.device("meta"):
         wanted = sum(parameter.numel() for parameter in model_class(deepcopy(config)).parameters())

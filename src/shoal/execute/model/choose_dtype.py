@@ -1,4 +1,4 @@
-"""In which dtype a service is computed."""
+"""Choice of a service's dtype: what ``auto`` means, and when it means int8."""
 
 from pathlib import Path
 
@@ -15,14 +15,13 @@ DTYPES = {
     "float16": torch.float16,
     "int8": torch.int8,
 }
-"""By name. int8 is that of linear layers' weights, in a model that is otherwise in bfloat16."""
+"""By name. int8 is for weights of linear layers, in a model that is otherwise in bfloat16."""
 FAST_INT8 = ("avx2", "avx512", "vnni", "vnni_bf16", "amx")
-"""Instruction sets with which our int8 kernel is faster than bfloat16 on CPUs that have them; with AMX only
-for few rows."""
+"""Instruction sets on which our int8 kernel is faster than bfloat16; on AMX only for few rows."""
 
 
 def resolve_dtype(service: Service, folder: Path) -> torch.dtype:
-    """The dtype that ``service`` names, or the one of its folder's config.json; raises ConfigError."""
+    """The dtype that ``service`` names, or that of config.json for "auto"; raises ConfigError."""
     if service.dtype == "auto":
         config = read_model_config(service.model, folder).get_text_config()
         stored = getattr(config, "dtype", None)
@@ -36,7 +35,7 @@ def resolve_dtype(service: Service, folder: Path) -> torch.dtype:
 
 
 def prefers_int8(service: Service, folder: Path, device: torch.device) -> bool:
-    """Whether "auto" means int8: for a model from a quantised GGUF file, where our kernel is fast."""
+    """Whether "auto" means int8: for a model from a quantised GGUF file on a CPU where our kernel is fast."""
     if service.dtype != "auto" or device.type != "cpu" or service.random_seed is not None:
         return False
     native = load_native()

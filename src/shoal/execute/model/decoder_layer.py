@@ -1,4 +1,4 @@
-"""A decoder layer in few operations: norms with residual sums and activations in one native call each."""
+"""DecoderLayer: a fused decoder layer, with norms, residual sums and activations in native kernels."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from shoal.execute.attention.transformers_hook import AttentionStep
-from shoal.execute.linear.layers import Linear, Products
+from shoal.execute.linear.layers import Linear, ProductBuilder
 from shoal.execute.linear.native_product import Activation
 from shoal.execute.model.layer_kernels import LayerKernels
 from shoal.execute.model.record_attention import RecordedCall
@@ -15,60 +15,55 @@ from shoal.execute.model.record_attention import RecordedCall
 
 @dataclass(frozen=True, slots=True)
 class LayerParts:
-    """What a decoder layer is made of.
+    """The parts of a decoder layer.
 
-    Norms are root-mean-square norms by their scales, float32, with one ``eps`` for all:
+    Norms are RMS norms with float32 scales and one ``eps``:
 
         sum = x + after_attention(attention(before_attention(x)))
         output = sum + after_mlp(mlp(before_mlp(sum)))
     """
 
     attention: RecordedCall
-    """How it calls attention."""
+    """Its call of attention."""
     qkv: tuple[Linear, ...]
-    """Projections to queries, keys and values."""
     o: Linear
-    """Projection of attention's output."""
     gate: Linear
-    """Projection to the MLP's gate."""
     up: Linear
-    """Projection to what that scales."""
+    """Projection that the activated gate scales."""
     down: Linear
-    """Projection of their product."""
     before_attention: torch.Tensor
     """Scale [hidden]."""
     after_attention: torch.Tensor | None
-    """Scale [hidden]; None: no norm."""
+    """Scale [hidden]; None for no norm."""
     before_mlp: torch.Tensor
     """Scale [hidden]."""
     after_mlp: torch.Tensor | None
-    """Scale [hidden]; None: no norm."""
+    """Scale [hidden]; None for no norm."""
     q_norm: torch.Tensor | None
-    """Scale [key_dim] for every head of queries; None: no norm."""
+    """Scale [key_dim] for each query head; None for no norm."""
     k_norm: torch.Tensor | None
-    """The same for keys."""
+    """Scale [key_dim] for each key head; None for no norm."""
     eps: float
-    """Of all norms."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerStyle:
-    """What the weights of a layer do not show."""
+    """Properties of a layer that its weights do not show."""
 
     activation: Activation
-    """Of the MLP's gate."""
+    """Activation of the MLP's gate."""
     rotary_interleaved: bool
     """See AttentionStep."""
 
 
 class DecoderLayer(nn.Module):
-    """Stands for a decoder layer of a `transformers` model.
+    """Replaces a decoder layer of a `transformers` model.
 
-    products: makes its matrix products.
+    products: builds its matrix products.
     """
 
     def __init__(
-        self, parts: LayerParts, style: LayerStyle, products: Products, kernels: LayerKernels
+        self, parts: LayerParts, style: LayerStyle, products: ProductBuilder, kernels: LayerKernels
     ) -> None:
         super().__init__()
         self.qkv = products.merged(parts.qkv)
@@ -103,12 +98,13 @@ class DecoderLayer(nn.Module):
         shoal_step: AttentionStep,
         **_: Any,
     ) -> torch.Tensor:
-        """hidden_states [1, tokens, hidden] -> the same; without module hooks, which are not used here."""
+        """hidden_states [1, tokens, hidden] -> [1, tokens, hidden]; bypasses module hooks, which are not
+        used here."""
         x = hidden_states[0].contiguous()
         normed = self.kernels.norm(x, self.before_attention, self.eps)
         cos, sin = position_embeddings
-        x, made = self.compute(x, normed, self.angles(cos), self.angles(sin), shoal_step)
-        x, _normed = self.kernels.residual_norm(made, self.after_mlp, x, None, self.eps)
+        x, mlp_output = self.compute(x, normed, self.angles(cos), self.angles(sin), shoal_step)
+        x, _normed = self.kernels.residual_norm(mlp_output, self.after_mlp, x, None, self.eps)
         return x.unsqueeze(0)
 
     def angles(self, table: torch.Tensor) -> torch.Tensor:
@@ -126,10 +122,10 @@ class DecoderLayer(nn.Module):
         step: AttentionStep,
         rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The residual stream after attention, and what the MLP makes of it, which is yet to be added.
+        """The residual stream after attention, and the MLP's output, which is not added yet.
 
         x: the layer's input [tokens, hidden]. normed: its norm before attention. cos, sin: from ``angles``.
-        rows: of the tokens that are wanted, in this order; None: of all.
+        rows: indices of the tokens to return; None for all.
         """
         qkv = self.qkv(normed)
         attended = step.attend_packed(self.layer, qkv, cos=cos, sin=sin, **self.attention)

@@ -1,8 +1,8 @@
 """Recognising decoder layers that are built like Llama's, and replacing them by ``DecoderLayer``.
 
-A layer is recognised by the names and shapes of its parts. What they do not show (the activation, how rotary
-embeddings pair dimensions, whether there is anything else) is found by computing: one of the possible
-replacements must make of the probe's prompts what the layer itself makes of them, both in float32.
+A layer is recognised by the names and shapes of its parts. What these do not show (the activation, the
+pairing of rotary dimensions, other computations) is found by trial: one of the candidate replacements must
+give the output of the layer itself for the probe's prompts, both in float32.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,20 +16,20 @@ from torch import nn
 
 from shoal.execute.attention.transformers_hook import STEP_KEYWORD
 from shoal.execute.linear.int8_linear import Int8Linear
-from shoal.execute.linear.merged_products import FastProducts, SeparateProducts
+from shoal.execute.linear.merged_products import FastProductBuilder, SeparateProductBuilder
 from shoal.execute.linear.native_product import Activation
 from shoal.execute.model.decoder_layer import DecoderLayer, LayerParts, LayerStyle
 from shoal.execute.model.fuse_norms_mlps import FusedRMSNorm, fused_norm
 from shoal.execute.model.fused_forward import FusedForward, RotaryTable
 from shoal.execute.model.layer_kernels import LAYER_DTYPES, LayerKernels
-from shoal.execute.model.probe import RUN_ERRORS, Probed
+from shoal.execute.model.probe import RUN_ERRORS, ProbeResult
 from shoal.execute.model.record_attention import RecordedCall, RecordingStep, packed_logits
 from shoal.execute.model.replacements import Replacements, children
 from shoal.execute.model.transformers_forward import TransformersForward
 from shoal.native import load_native
 
 TOLERANCE = 1e-4
-"""Largest relative difference (norm over norm) of what a layer adds to its input: sums in another order."""
+"""Largest relative difference (norm over norm) of a layer's residual update, from the order of sums."""
 
 _QKV = ("q_proj", "k_proj", "v_proj")
 _HEAD_NORMS = ("q_norm", "k_norm")
@@ -39,22 +39,21 @@ _FOUR_NORMS = (*_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm
 
 @dataclass(frozen=True, slots=True)
 class RecognisedLayer:
-    """A decoder layer that a DecoderLayer can stand for, also after its linear layers were replaced."""
+    """A decoder layer that a DecoderLayer can replace, also after its linear layers were replaced."""
 
     parent: nn.Module
-    """What it is a child of."""
+    """Parent module."""
     name: str
-    """As what."""
+    """Attribute of the parent."""
     attention: RecordedCall
-    """How it calls attention."""
+    """Its call of attention."""
     style: LayerStyle
-    """What its parts do not show."""
     rotary: RotaryTable | None
-    """Where its cosines and sines come from; None if that was not seen."""
+    """Source of its cosines and sines; None if that was not observed."""
 
 
 @torch.inference_mode()
-def recognise_layers(model: nn.Module, probed: Probed) -> list[RecognisedLayer]:
+def recognise_layers(model: nn.Module, probed: ProbeResult) -> list[RecognisedLayer]:
     """The layers of ``model`` that can be replaced, while its linear layers are dense; [] without kernels."""
     native = load_native()
     if native is None or probed.dtype not in LAYER_DTYPES:
@@ -62,11 +61,13 @@ def recognise_layers(model: nn.Module, probed: Probed) -> list[RecognisedLayer]:
     kernels = LayerKernels(native)
     styles = [LayerStyle(*pair) for pair in product(list(Activation)[1:], (False, True))]
     layers = []
-    for seen in _watch_layers(model, probed):
-        style = _best_style(seen, styles, kernels)
+    for observed in _observe_layers(model, probed):
+        style = _best_style(observed, styles, kernels)
         if style is not None:
-            styles = [style]  # all layers of a model are alike in this
-            layers.append(RecognisedLayer(seen.parent, seen.name, seen.attention, style, seen.rotary))
+            styles = [style]  # the same for all layers of a model
+            layers.append(
+                RecognisedLayer(observed.parent, observed.name, observed.attention, style, observed.rotary)
+            )
     return layers
 
 
@@ -77,7 +78,7 @@ def fuse_layers(layers: Sequence[RecognisedLayer]) -> Replacements:
     if native is None:
         return replacements
     kernels = LayerKernels(native)
-    products = FastProducts(kernels)
+    products = FastProductBuilder(kernels)
     for layer in layers:
         original = layer.parent.get_submodule(layer.name)
         parts = _parts(original, layer.attention)
@@ -88,9 +89,9 @@ def fuse_layers(layers: Sequence[RecognisedLayer]) -> Replacements:
 
 
 def fused_forward(model: Any, layers: Sequence[RecognisedLayer]) -> FusedForward | None:
-    """Runs ``model`` without the code around its layers; None if not all are fused, or it is built otherwise.
+    """A FusedForward of ``model``; None if a layer is not fused or the model is built differently.
 
-    Whether that code did anything else is for the caller to find out.
+    The caller must check that the code around the layers does nothing else.
     """
     found = [(layer.parent.get_submodule(layer.name), layer.rotary) for layer in layers]
     fused = [(part, table) for part, table in found if isinstance(part, DecoderLayer) and table is not None]
@@ -103,8 +104,8 @@ def fused_forward(model: Any, layers: Sequence[RecognisedLayer]) -> FusedForward
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """A layer's call while the model ran the probe's prompts."""
+class _ObservedLayer:
+    """A layer's call during a run of the probe's prompts."""
 
     parent: nn.Module
     name: str
@@ -114,13 +115,13 @@ class _Seen:
     """Of the prompts."""
     hidden_states: torch.Tensor
     keywords: dict[str, Any]
-    """All other arguments."""
+    """All arguments but the hidden states."""
     rotary: RotaryTable | None
 
     def run(self, layer: Callable[..., torch.Tensor]) -> torch.Tensor | None:
-        """What ``layer`` adds to the hidden states if it is called in the same way, in float32.
+        """The residual update by ``layer`` if it is called in the same way, in float32.
 
-        None if it cannot be called so, such as one that is given further tensors in the model's dtype.
+        None if that fails, for instance because of other tensors in the model's dtype.
         """
         given = self.hidden_states.float()
         keywords = self.keywords | {STEP_KEYWORD: RecordingStep(self.lengths)}
@@ -131,24 +132,25 @@ class _Seen:
             return None
 
 
-def _watch_layers(model: nn.Module, probed: Probed) -> list[_Seen]:
-    """All calls of modules with attention and MLP inside that have the calling convention of Llama's."""
+def _observe_layers(model: nn.Module, probed: ProbeResult) -> list[_ObservedLayer]:
+    """Calls of all modules that contain attention and MLP and have the calling convention of Llama's
+    layers."""
     step = RecordingStep(tuple(ids.shape[1] for ids in probed.prompts))
     places = {child: (parent, name) for parent, name, child in children(model) if _is_layer(child)}
     tables: list[tuple[torch.Tensor, RotaryTable]] = []
-    seen: list[_Seen] = []
+    observed: list[_ObservedLayer] = []
 
-    def table_hook(module: nn.Module, args: Any, keywords: dict[str, Any], made: Any) -> None:
-        if _is_cos_sin(made) and len(args) + ("position_ids" in keywords) >= 2:
+    def table_hook(module: nn.Module, args: Any, keywords: dict[str, Any], output: Any) -> None:
+        if _is_cos_sin(output) and len(args) + ("position_ids" in keywords) >= 2:
             others = {name: value for name, value in keywords.items() if name != "position_ids"}
-            tables.append((made[0], RotaryTable(module, args[2:], others)))
+            tables.append((output[0], RotaryTable(module, args[2:], others)))
 
-    def layer_hook(module: nn.Module, args: Any, keywords: dict[str, Any], made: Any) -> None:
+    def layer_hook(module: nn.Module, args: Any, keywords: dict[str, Any], output: Any) -> None:
         angles = keywords.get("position_embeddings")
-        if len(args) == 1 and isinstance(made, torch.Tensor) and _is_cos_sin(angles):
+        if len(args) == 1 and isinstance(output, torch.Tensor) and _is_cos_sin(angles):
             table = next((table for cos, table in tables if cos is angles[0]), None)
             place, call = places[module], step.calls[-1]
-            seen.append(_Seen(*place, module, call, step.lengths, args[0], keywords, table))
+            observed.append(_ObservedLayer(*place, module, call, step.lengths, args[0], keywords, table))
 
     watched = dict.fromkeys(places, layer_hook)
     watched |= {part: table_hook for part in model.modules() if "Rotary" in type(part).__name__}
@@ -158,11 +160,11 @@ def _watch_layers(model: nn.Module, probed: Probed) -> list[_Seen]:
     finally:
         for handle in hooks:
             handle.remove()
-    return seen
+    return observed
 
 
 def _is_cos_sin(angles: Any) -> TypeGuard[tuple[torch.Tensor, torch.Tensor]]:
-    """Whether these position embeddings are cosines and sines; DeepSeek-V2's are one complex tensor."""
+    """Whether these position embeddings are (cosines, sines); those of DeepSeek-V2 are one complex tensor."""
     if not isinstance(angles, tuple) or len(angles) != 2:
         return False
     return all(isinstance(part, torch.Tensor) and part.is_floating_point() for part in angles)
@@ -172,19 +174,21 @@ def _is_layer(module: nn.Module) -> bool:
     return hasattr(module, "self_attn") and hasattr(module, "mlp")
 
 
-def _best_style(seen: _Seen, styles: Sequence[LayerStyle], kernels: LayerKernels) -> LayerStyle | None:
-    """The style whose layer computes most nearly what the seen one does; None if none comes near."""
-    if _parts(seen.module, seen.attention) is None:
+def _best_style(
+    observed: _ObservedLayer, styles: Sequence[LayerStyle], kernels: LayerKernels
+) -> LayerStyle | None:
+    """The style whose layer is closest to the observed one; None if none is within TOLERANCE."""
+    if _parts(observed.module, observed.attention) is None:
         return None
-    original = deepcopy(seen.module, _in_float32(seen.module)).float()
-    parts = _parts(original, seen.attention)
+    original = deepcopy(observed.module, _in_float32(observed.module)).float()
+    parts = _parts(original, observed.attention)
     assert parts is not None
-    theirs = seen.run(original)
+    theirs = observed.run(original)
     if theirs is None:
         return None
     best, least = None, TOLERANCE
     for style in styles:
-        ours = seen.run(DecoderLayer(parts, style, SeparateProducts(kernels), kernels))
+        ours = observed.run(DecoderLayer(parts, style, SeparateProductBuilder(kernels), kernels))
         if ours is None:
             return None
         difference = float((ours - theirs).norm() / theirs.norm().clamp_min(1e-30))
@@ -194,15 +198,15 @@ def _best_style(seen: _Seen, styles: Sequence[LayerStyle], kernels: LayerKernels
 
 
 def _in_float32(module: nn.Module) -> dict[int, Any]:
-    """What a copy of a module is to have for its parameters, as ``deepcopy`` wants it."""
+    """Float32 parameters for a copy of a module, as a memo for ``deepcopy``."""
     copies = {id(p): p.to(torch.float32, copy=True) for p in module.parameters()}
     return {name: nn.Parameter(copy, requires_grad=False) for name, copy in copies.items()}
 
 
 def _parts(layer: nn.Module, call: RecordedCall) -> LayerParts | None:
-    """The parts of a layer; None if it has others than those we know."""
-    own = _weighted(layer)
-    attention, mlp = (_weighted(own.pop(name, nn.Identity())) for name in ("self_attn", "mlp"))
+    """The parts of a layer; None if it has unknown parts."""
+    own = _children_with_weights(layer)
+    attention, mlp = (_children_with_weights(own.pop(name, nn.Identity())) for name in ("self_attn", "mlp"))
     head_norms = {name: attention.pop(name) for name in _HEAD_NORMS if name in attention}
     if not (
         own.keys() in (set(_NORMS), set(_FOUR_NORMS))
@@ -217,7 +221,7 @@ def _parts(layer: nn.Module, call: RecordedCall) -> LayerParts | None:
 def _assemble(
     modules: dict[str, nn.Module], norms: dict[str, FusedRMSNorm | None], call: RecordedCall
 ) -> LayerParts | None:
-    """The same from its linear layers and norms, by name; None if they are of another kind or shape."""
+    """The parts from linear layers and norms by name; None if their kinds or shapes are not supported."""
     found = {name: norm for name, norm in norms.items() if norm is not None}
     eps = {norm.eps for norm in found.values()}
     linears = {name: m for name, m in modules.items() if isinstance(m, nn.Linear | Int8Linear)}
@@ -248,8 +252,8 @@ def _assemble(
     )
 
 
-def _weighted(module: nn.Module) -> dict[str, nn.Module]:
-    """The children of ``module`` that have weights, by name; the module as "" if it has some itself."""
+def _children_with_weights(module: nn.Module) -> dict[str, nn.Module]:
+    """Children of ``module`` with weights, by name; the module itself as "" if it has own weights."""
     own = {"": module} if next(module.parameters(recurse=False), None) is not None else {}
     return own | {name: child for name, child in module.named_children() if _has_weights(child)}
 

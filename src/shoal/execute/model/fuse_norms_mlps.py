@@ -1,8 +1,8 @@
-"""Replacing parts of a model by fewer, larger operations that compute the same.
+"""Fusing RMS norms and gated MLPs of a `transformers` model into fewer, larger operations.
 
-A part is recognised by its shape (a norm with one weight; gate, up and down projections) and replaced
-only if the replacement gives the same output on random input, so an architecture that means something
-else by the same names keeps its own code.
+A module is recognised by its structure (a norm with one weight; gate, up and down projections) and replaced
+only if the replacement gives the same output on random input, so an architecture that uses the same names
+for something else keeps its own code.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,18 +20,18 @@ from shoal.execute.linear.prepack import GATE_ACTIVATIONS, PackedGatedMLP, Packe
 from shoal.execute.model.replacements import Replacements, children
 
 NORM_TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
-"""Largest relative difference (norm over norm) of a fused norm: a unit in the last place, where one large
-element is nearly all of the output."""
+"""Largest relative difference (norm over norm) of a fused norm: one unit in the last place, for outputs in
+which one element dominates."""
 
 MLP_TOLERANCE = 2e-2
-"""The same for a gated MLP in bfloat16 or int8, whose inner sums are rounded in other places."""
+"""Largest relative difference of a gated MLP in bfloat16 or int8, whose sums are rounded differently."""
 
 
 class FusedRMSNorm(nn.Module):
-    """Root-mean-square norm in one operation.
+    """RMS norm in one operation.
 
-    A scale of higher precision than the input is kept: for models that scale by 1 + weight, bfloat16 has no
-    digits for a small weight.
+    The scale may have a higher precision than the input: in models that scale by 1 + weight, bfloat16 loses
+    small weights.
     """
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
@@ -41,19 +41,19 @@ class FusedRMSNorm(nn.Module):
         self.size = tuple(weight.shape)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [..., size] -> [..., size]; without module hooks, which are not used here."""
+        """x [..., size] -> [..., size]; bypasses module hooks, which are not used here."""
         return F.rms_norm(x.to(self.scale.dtype), self.size, self.scale, self.eps).to(x.dtype)
 
 
 class NativeGatedMLP(nn.Module):
-    """down(gated(x)); gated: activation(gate(x)) * up(x) in one kernel."""
+    """down(gated(x)), with gated(x) = activation(gate(x)) * up(x) in one kernel."""
 
     def __init__(self, gated: Callable[[torch.Tensor], torch.Tensor], down: nn.Module) -> None:
         super().__init__()
         self.gated, self.down = gated, down
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [..., hidden] -> [..., hidden]; without module hooks, which are not used here."""
+        """x [..., hidden] -> [..., hidden]; bypasses module hooks, which are not used here."""
         result: torch.Tensor = self.down(self.gated(x))
         return result
 
@@ -73,7 +73,7 @@ def fuse(model: nn.Module) -> Replacements:
 
 
 def fused_norm(module: Any) -> FusedRMSNorm | None:
-    """A norm that computes what ``module`` does; None if that is another module, or another kind of norm."""
+    """A fused norm equivalent to ``module``; None if it is no RMS norm of a known kind."""
     if "RMSNorm" not in type(module).__name__:
         return None
     weight = getattr(module, "weight", None)
@@ -82,7 +82,7 @@ def fused_norm(module: Any) -> FusedRMSNorm | None:
         return None
     weight = weight.detach()
     candidates = [FusedRMSNorm(scale, eps) for scale in (weight, weight.float() + 1)]
-    return _nearest(module, candidates, len(weight), weight.dtype, NORM_TOLERANCE[weight.dtype])
+    return _closest(module, candidates, len(weight), weight.dtype, NORM_TOLERANCE[weight.dtype])
 
 
 def _fused_mlp(module: Any) -> PackedGatedMLP | NativeGatedMLP | None:
@@ -94,11 +94,11 @@ def _fused_mlp(module: Any) -> PackedGatedMLP | NativeGatedMLP | None:
         candidates += [NativeGatedMLP(gated, down) for gated in _gated_products(gate, up)]
     if gate is None or not candidates:
         return None
-    return _nearest(module, candidates, gate.in_features, torch.bfloat16, MLP_TOLERANCE)
+    return _closest(module, candidates, gate.in_features, torch.bfloat16, MLP_TOLERANCE)
 
 
 def _gated_products(gate: Any, up: Any) -> list[Int8Product | NativeProduct]:
-    """activation(gate) * up for every activation, where both have a native kernel."""
+    """activation(gate) * up for every activation, if both layers have a native kernel."""
     if isinstance(gate, Int8Linear) and isinstance(up, Int8Linear):
         return [gate.gated(up, activation) for activation in ACTIVATIONS]
     if isinstance(gate, Bf16Linear) and isinstance(up, Bf16Linear):
@@ -109,10 +109,10 @@ def _gated_products(gate: Any, up: Any) -> list[Int8Product | NativeProduct]:
 Candidate = TypeVar("Candidate", bound=nn.Module)
 
 
-def _nearest(
+def _closest(
     original: nn.Module, candidates: Sequence[Candidate], features: int, dtype: torch.dtype, tolerance: float
 ) -> Candidate | None:
-    """The candidate that is nearest to ``original`` on random input; None if none is within ``tolerance``."""
+    """The candidate closest to ``original`` on random input; None if none is within ``tolerance``."""
     differences = [_difference(original, candidate, features, dtype) for candidate in candidates]
     least = min(differences)
     return candidates[differences.index(least)] if least <= tolerance else None

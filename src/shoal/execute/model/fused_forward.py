@@ -1,4 +1,4 @@
-"""Running a model whose layers all are fused, without the code of `transformers` around them."""
+"""FusedForward: runs a model whose layers are all fused, without the code of `transformers` around them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoal.execute.attention.native_backend import NativeStep
+from shoal.execute.attention.native_backend import NativeAttention
 from shoal.execute.attention.transformers_hook import AttentionStep
 from shoal.execute.model.decoder_layer import DecoderLayer
 from shoal.execute.model.native_layer import NativeLayer
@@ -15,25 +15,25 @@ from shoal.execute.model.native_layer import NativeLayer
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RotaryTable:
-    """How a model computes the cosines and sines of some of its layers."""
+    """The rotary embedding of some of a model's layers."""
 
     module: nn.Module
-    """Makes them from hidden states and positions."""
+    """Computes cosines and sines from hidden states and positions."""
     arguments: tuple[Any, ...]
-    """Further ones, by position."""
+    """Further positional arguments."""
     keywords: dict[str, Any]
-    """Further ones, by name."""
+    """Further keyword arguments."""
 
     def compute(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines [1, tokens, n]; x only gives them its dtype."""
+        """Cosines and sines [1, tokens, n], in the dtype of x."""
         cos, sin = self.module(x, positions, *self.arguments, **self.keywords)
         return cos, sin
 
 
 class FusedForward:
-    """A Forward. Gives the same bits as that of `transformers` with the same layers.
+    """A Forward with the same bits as that of `transformers` with the same layers.
 
-    layers: with the table that each one takes; they have one ``eps``. norm, head: what follows the layers.
+    layers: with their rotary tables; all must have the same ``eps``. norm, head: follow the layers.
     """
 
     def __init__(
@@ -48,39 +48,39 @@ class FusedForward:
         self._tables = list(dict.fromkeys(table for _, table in layers))
         self._table_of = [self._tables.index(table) for _, table in layers]
         self._next_scale = [layer.before_attention for layer in self._layers[1:]] + [None]
-        native = [NativeLayer.of(layer) for layer in self._layers]
+        native = [NativeLayer.from_layer(layer) for layer in self._layers]
         self.native_layers = [layer for layer in native if layer is not None]
-        """For steps with native attention, if these are all layers. Without them layers are computed one
-        operation after the other, with the same bits."""
+        """Used by steps with native attention if they are all layers. Otherwise layers are computed one
+        operation at a time, with the same bits."""
 
     def __call__(
         self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, step: AttentionStep
     ) -> torch.Tensor:
-        """See Forward."""
         return self.logits(self.hidden(input_ids, positions, rows, step))
 
     def hidden(
         self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, step: AttentionStep
     ) -> torch.Tensor:
-        """See Forward."""
         embedded = self._embed(input_ids)
         x = embedded[0].contiguous()
         first = self._layers[0]
         tables = [table.compute(embedded, positions) for table in self._tables]
         angles = [(first.angles(cos), first.angles(sin)) for cos, sin in tables]
         normed = first.kernels.norm(x, first.before_attention, first.eps)
-        # Of the last layer nobody needs more than these rows: most of a prompt's tokens sample nothing.
+        # The last layer computes only these rows, as most tokens of a prompt sample nothing.
         fewer = len(rows) < len(x)
         done = 0
-        if len(self.native_layers) == len(self._layers) and isinstance(step, NativeStep):
+        if len(self.native_layers) == len(self._layers) and isinstance(step, NativeAttention):
             done = len(self._layers) - (1 if fewer else 0)
             by_layer = [angles[table] for table in self._table_of]
             step.run_layers(self.native_layers[:done], x, normed, by_layer[:done], self._next_scale[:done])
         for i in range(done, len(self._layers)):
             layer, (cos, sin) = self._layers[i], angles[self._table_of[i]]
             last = i == len(self._layers) - 1
-            x, made = layer.compute(x, normed, cos, sin, step, rows if last and fewer else None)
-            x, normed = layer.kernels.residual_norm(made, layer.after_mlp, x, self._next_scale[i], layer.eps)
+            x, mlp_output = layer.compute(x, normed, cos, sin, step, rows if last and fewer else None)
+            x, normed = layer.kernels.residual_norm(
+                mlp_output, layer.after_mlp, x, self._next_scale[i], layer.eps
+            )
         return self._last_norm(x if fewer else x[rows])
 
     def _last_norm(self, x: torch.Tensor) -> torch.Tensor:
@@ -88,6 +88,5 @@ class FusedForward:
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See Forward."""
         logits: torch.Tensor = self._head(hidden)
         return logits

@@ -1,4 +1,4 @@
-"""The kernels between the matrix products of a decoder layer, on torch tensors."""
+"""LayerKernels: native RMS norms with residual sums and gated activations, on torch tensors."""
 
 import ctypes
 
@@ -15,8 +15,8 @@ LAYER_DTYPES = tuple(_IS_BF16)
 class LayerKernels:
     """Norms and activations over contiguous tensors [rows, size] in float32 or bfloat16, on the CPU.
 
-    Inside everything is float32, rounded once for each tensor that is written. Results are the same bits on
-    every instruction set, and a row's do not depend on other rows.
+    Computed in float32 and rounded once for each output tensor. Results have the same bits on every
+    instruction set, and a row's result does not depend on other rows.
     """
 
     def __init__(self, library: NativeLibrary) -> None:
@@ -46,8 +46,8 @@ class LayerKernels:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The sum of residual and x, and its norm.
 
-        before: x itself is normalised first, with this scale; None: it is not. after: scale of the second
-        norm; without it the sum comes twice.
+        before: scale of a norm of x before the sum; None for no norm. after: scale of the norm of the sum;
+        None for no norm, then the sum is returned twice.
         """
         total = torch.empty_like(x)
         out = total if after is None else torch.empty_like(x)
@@ -65,7 +65,7 @@ class LayerKernels:
         return total, out
 
     def gated_activation(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """activation(gate) * up; gate_up is [rows, 2 * size], a gate and an up beside each other."""
+        """activation(gate) * up; gate_up is [rows, 2 * size], gate and up concatenated."""
         rows, both = gate_up.shape
         out = gate_up.new_empty((rows, both // 2))
         self._gated_activation(

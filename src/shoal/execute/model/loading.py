@@ -1,4 +1,4 @@
-"""Loading models: once for each (folder, dtype, weights), shared by services that name them, and probed."""
+"""Loading and probing the models of services (ModelLoader), and the set of loaded models (ModelSet)."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -17,14 +17,14 @@ from shoal.execute.attention.selector import check_backend, choose_backend
 from shoal.execute.attention.torch_backends import PagedAttention
 from shoal.execute.attention.transformers_hook import ATTENTION_NAME
 from shoal.execute.free_memory import free_memory_bytes
-from shoal.execute.kv_pool_size import GATHER_COPIES, EngineMemory, pool_bytes, recorded_bytes
+from shoal.execute.kv_pool_size import GATHER_COPIES, EngineMemory, graph_bytes, pool_bytes
 from shoal.execute.malloc import keep_freed_memory
-from shoal.execute.model.apply_fusions import speed_up
-from shoal.execute.model.checkpoint import load_module, read_model_config, refused_if_it_fails
+from shoal.execute.model.apply_fusions import apply_fusions
+from shoal.execute.model.checkpoint import load_module, read_model_config, unsupported_on_error
 from shoal.execute.model.choose_dtype import prefers_int8, resolve_dtype
 from shoal.execute.model.fuse_decoder_layers import recognise_layers
 from shoal.execute.model.int8_model import int8_bytes, use_int8
-from shoal.execute.model.probe import INT8_TOLERANCE, Probed, probe, refuse_by_config
+from shoal.execute.model.probe import INT8_TOLERANCE, ProbeResult, probe, refuse_by_config
 from shoal.execute.model.random_weights import build_empty, count_parameters, fill, weights_name
 from shoal.execute.model.record_attention import RecordingStep, packed_logits
 from shoal.execute.model.transformers_forward import Forward, TransformersForward
@@ -55,57 +55,45 @@ class LoadedModel:
     """One model with its weights on the device."""
 
     module: Any
-    """The `transformers` model."""
     forward: Forward
-    """Runs it."""
+    """Runs the model."""
     dtype: torch.dtype
-    """Of its weights; int8 where its linear layers have that."""
+    """Dtype of its weights; int8 if its linear layers have int8 weights."""
     kv_shape: KVShape
-    """Of its KV blocks."""
     context_tokens: int
-    """Its context limit."""
     vocab_size: int
-    """Size of its vocabulary."""
     eos_token_ids: tuple[int, ...]
-    """Its end-of-sequence tokens."""
     weight_bytes: int
-    """Size of its weights."""
     folder: Path
-    """Its files."""
     weights: str
-    """Names its weights, among all that its folder's configuration can have."""
+    """Identifies its weights among all with the same configuration."""
     described: ModelDescription
-    """What people are told of it."""
+    """Description for users."""
 
 
 class ModelSet:
-    """The models of all services of an engine, which may come and go."""
+    """The models of all services of an engine; services may be added and removed."""
 
     def __init__(self, loader: "ModelLoader", attention: str) -> None:
         self.loader = loader
-        """Loads further ones, each once."""
         self.device = loader.device
-        """Where the weights are."""
         self.models: dict[str, LoadedModel] = {}
-        """By service name; services on one folder, in one dtype, with the same weights share one entry."""
+        """By service name, as are the next dicts; services with the same folder, dtype and weights share a
+        model."""
         self.backends: dict[str, type[PagedAttention]] = {}
-        """Attention backends by service name."""
         self.kv_shapes: dict[str, KVShape] = {}
-        """Shapes of KV blocks by service name."""
         self.context_tokens: dict[str, int] = {}
-        """Context limits by service name, at most those of the models."""
+        """Context limits of services, at most those of their models."""
         self.vocab_sizes: dict[str, int] = {}
-        """Sizes of vocabularies by service name."""
         self.eos_token_ids: dict[str, tuple[int, ...]] = {}
-        """End-of-sequence tokens by service name."""
         self.weights: dict[str, str] = {}
-        """Names of the weights by service name: those on the same weights have the same."""
+        """Identifiers of the weights, equal for services with the same weights."""
         self._attention = attention
 
     def add(self, service: Service, model: LoadedModel) -> None:
-        """A service comes; raises ConfigError if its context limit is beyond the model's."""
+        """Add a service; raises ConfigError if its context limit is beyond the model's."""
         name = service.name
-        self.context_tokens[name] = context_of(service, model)
+        self.context_tokens[name] = service_context_tokens(service, model)
         self.models[name] = model
         self.backends[name] = choose_backend(self._attention, self.device, model.kv_shape)
         self.kv_shapes[name] = model.kv_shape
@@ -114,14 +102,14 @@ class ModelSet:
         self.weights[name] = f"{model.dtype} {model.weights} {model.folder}"
 
     def remove(self, service: str) -> None:
-        """A service goes, and with the last on its model the weights."""
+        """Remove a service; the weights are freed with the last service on the model."""
         facts = (self.backends, self.kv_shapes, self.context_tokens, self.vocab_sizes, self.eos_token_ids)
         for by_name in (self.models, self.weights, *facts):
             del by_name[service]
 
     @property
     def weight_bytes(self) -> int:
-        """Size of all weights; shared ones count once."""
+        """Size of all weights; shared weights count once."""
         return sum({id(model): model.weight_bytes for model in self.models.values()}.values())
 
     def check_kv_bytes(self, kv_bytes: int) -> None:
@@ -134,12 +122,11 @@ class ModelSet:
             )
 
     def default_kv_bytes(self, max_batched_tokens: int = 2048, share: float = 1.0) -> int:
-        """Memory for the KV pool if the user gives no size; share: of an engine beside others on the device.
+        """Size of the KV pool if the user gives none; share: the engine's share of the device.
 
-        On a CPU 2 GiB, or 40% of the available memory if that is less; then engines that start later get
-        less, as host memory is shared with all programs. On CUDA the engine's share of 90% of the device,
-        less its weights, the measured peak of a step of ``max_batched_tokens``, recorded decodes, and the
-        copies of one layer's KV that a decode gathers; and no more than is free.
+        On a CPU 2 GiB, or 40% of the available memory if that is less. On CUDA the engine's share of 90% of
+        the device, minus its weights, the measured peak of a step of ``max_batched_tokens``, CUDA graphs,
+        and the copies of one layer's KV that a decode gathers; at most what is free.
         """
         if self.device.type != "cuda":
             return int(min(DEFAULT_CPU_KV_BYTES, free_memory_bytes() * 0.4) * share)
@@ -157,15 +144,15 @@ class ModelSet:
 
     def _engine_memory(self, max_batched_tokens: int) -> EngineMemory:
         peak = max(_activation_peak(model, self.device, max_batched_tokens) for model in self.models.values())
-        # Decodes that can be recorded read keys and values where they lie, and no others do.
-        recorded = [name for name, backend in self.backends.items() if backend.records_decodes]
-        logits = [self.vocab_sizes[name] * self.models[name].dtype.itemsize for name in recorded]
-        layers = [len(shape.layers) for name, shape in self.kv_shapes.items() if name not in recorded]
+        # Backends that capture decodes read KV in place; all others gather it.
+        captured = [name for name, backend in self.backends.items() if backend.captures_decodes]
+        logits = [self.vocab_sizes[name] * self.models[name].dtype.itemsize for name in captured]
+        layers = [len(shape.layers) for name, shape in self.kv_shapes.items() if name not in captured]
         return EngineMemory(
             weight_bytes=self.weight_bytes,
             step_bytes=peak,
-            recorded_bytes=recorded_bytes(max(logits)) if logits else 0,
-            gathers=GATHER_COPIES / min(layers) if layers else 0.0,
+            graph_bytes=graph_bytes(max(logits)) if logits else 0,
+            gather_share=GATHER_COPIES / min(layers) if layers else 0.0,
         )
 
 
@@ -178,10 +165,10 @@ def load_models(
     attention: str = "auto",
     progress: Callable[[str], None] | None = None,
 ) -> ModelSet:
-    """Load, probe and (on a CPU, in bfloat16) prepack the model of each service.
+    """Load, probe and optimise the model of each service.
 
-    folders: the model's Hugging Face folder by service name. threads: CPU threads for this process.
-    progress: called with a line for what computes (on a CPU), and one for each model.
+    folders: the model's Hugging Face folder by service name. threads: CPU threads of this process.
+    progress: called with a line about the native library (on a CPU), and one for each model.
 
     Raises:
         ModelUnsupported: a model would not be computed correctly here, or lacks weights.
@@ -200,16 +187,15 @@ def load_models(
     for service in services:
         models.add(service, models.loader.load(service, folders[service.name], progress))
     if target.type == "cpu":
-        keep_freed_memory()  # only now: what loading freed goes back to the system
+        keep_freed_memory()  # not before loading, so that its temporary memory is returned
     return models
 
 
 class ModelLoader:
-    """Loads models, each once with each dtype and weights for as long as anybody has it; one at a time."""
+    """Loads models, one at a time; a model that is still in use is not loaded again."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        """Where the weights go."""
         self._loaded: WeakValueDictionary[tuple[Path, torch.dtype, int | None], LoadedModel] = (
             WeakValueDictionary()
         )
@@ -219,8 +205,8 @@ class ModelLoader:
     ) -> LoadedModel:
         """The service's model in its dtype; raises as ``load_models`` and ``resolve_service`` do.
 
-        progress: called with a line if it has to be loaded. A folder that is not there is one of another
-        host, which has this engine load a service: the model is found here, or fetched.
+        progress: called with a line if the model has to be loaded. If the folder does not exist here (a
+        manager on another host chose it), the service's model is resolved on this host.
         """
         if not folder.exists():
             folder = resolve_service(service, None if progress is None else in_words(progress))
@@ -257,7 +243,9 @@ def resolve_device(device: str) -> torch.device:
     try:
         target = torch.device(device)
     except RuntimeError:
-        target = torch.device("meta")  # torch's own error lists devices that we do not support
+        target = torch.device(
+            "meta"
+        )  # rejected below; torch's own error lists devices that we do not support
     if target.type not in ("cpu", "cuda"):
         raise ConfigError(f"device {device!r} is not supported; possible are cpu and cuda:N")
     if target.type == "cuda":
@@ -269,7 +257,7 @@ def resolve_device(device: str) -> torch.device:
 
 
 def _load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, seed: int | None) -> LoadedModel:
-    """seed: of random weights; None: its weights are those of its files."""
+    """Load a model; seed: of random weights, None for the weights in its files."""
     config = read_model_config(name, folder)
     text_config = config.get_text_config()
     dense = torch.bfloat16 if dtype == torch.int8 else dtype
@@ -280,14 +268,14 @@ def _load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, see
         weights = weights_name(module, seed)
         size = count_parameters(module)
         described = describe_random_model(name, folder, _name(dtype), parameters=size, weights=weights)
-    with refused_if_it_fails("run", name):  # for values of config.json that only a forward pass uses
+    with unsupported_on_error("run", name):  # values of config.json may fail only in a forward pass
         probed = probe(module, name)
     layers = recognise_layers(module, probed) if device.type == "cpu" else []
     if dtype == torch.int8:
         probed = _quantise(module, probed, folder if seed is None else None, name)
     held = {p.data_ptr(): p.numel() * p.element_size() for p in module.parameters()}
     weight_bytes = sum(held.values()) + int8_bytes(module)
-    forward = speed_up(module, probed, layers, device)
+    forward = apply_fusions(module, probed, layers, device)
     facts = read_facts(folder)
     return LoadedModel(
         module=module,
@@ -307,7 +295,7 @@ def _load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, see
 def _dense_module(
     name: str, folder: Path, config: Any, dtype: torch.dtype, device: torch.device, seed: int | None
 ) -> Any:
-    """The model of `transformers` with its weights on the device."""
+    """The `transformers` model with its weights on the device."""
     model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
     if model_class is None:
         raise ModelUnsupported(
@@ -316,17 +304,17 @@ def _dense_module(
     refuse_by_config(model_class, config.get_text_config(), name)
     if seed is None:
         stored = read_weight_headers(folder).values()
-        _require_room(name, sum(prod(tensor.shape) for tensor in stored), dtype, device)
+        _check_memory(name, sum(prod(tensor.shape) for tensor in stored), dtype, device)
         module = load_module(model_class, folder, config, name, dtype, attn_implementation=ATTENTION_NAME)
     else:
         module = build_empty(model_class, config, name, dtype, attn_implementation=ATTENTION_NAME)
-        _require_room(name, count_parameters(module), dtype, device)
+        _check_memory(name, count_parameters(module), dtype, device)
         fill(module, name, device, seed)
     return module.eval().requires_grad_(False).to(device)
 
 
-def _require_room(name: str, numbers: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Refuse weights for which there is no memory: whoever tries has the system end some process."""
+def _check_memory(name: str, numbers: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Raise ConfigError if the weights do not fit into free memory, before the system kills a process."""
     needed, free = numbers * dtype.itemsize, free_bytes(device)
     if needed > free:
         raise ConfigError(
@@ -346,27 +334,27 @@ def free_bytes(device: torch.device) -> int:
     return free_memory_bytes()
 
 
-def _quantise(module: Any, probed: Probed, folder: Path | None, name: str) -> Probed:
-    """Give all linear layers int8 weights, if the model then still gives nearly the probed logits."""
+def _quantise(module: Any, probed: ProbeResult, folder: Path | None, name: str) -> ProbeResult:
+    """Convert all linear layers to int8; raises Int8Unsupported if the logits then differ too much."""
     use_int8(module, folder)
-    answer = probed.answered_by(TransformersForward(module))
-    if answer is None or not probed.difference(answer) <= INT8_TOLERANCE:
-        how = "it cannot run" if answer is None else f"its logits differ by {probed.difference(answer):.1%}"
+    result = probed.run_again(TransformersForward(module))
+    if result is None or not probed.difference(result) <= INT8_TOLERANCE:
+        how = "it cannot run" if result is None else f"its logits differ by {probed.difference(result):.1%}"
         raise Int8Unsupported(
             f"{name}: with int8 weights {how} ({type(module).__name__}); in bfloat16 it may be served"
         )
-    return replace(answer, tolerance=INT8_TOLERANCE)  # what is rounded otherwise before can change integers
+    return replace(result, tolerance=INT8_TOLERANCE)  # rounding differences can change quantised inputs
 
 
 def _context_tokens(config: Any, stated: int) -> int:
-    """stated: by config.json alone, which leaves out what the class of ``config`` has by default."""
+    """The context limit; stated: from config.json alone, without the defaults of the class of ``config``."""
     try:
         return min(stated, context_tokens(config.to_dict()))
     except KeyError:
         return stated
 
 
-def context_of(service: Service, model: LoadedModel) -> int:
+def service_context_tokens(service: Service, model: LoadedModel) -> int:
     """The service's context limit; raises ConfigError if it is beyond the model's."""
     if service.max_model_len is None:
         return model.context_tokens
@@ -379,7 +367,7 @@ def context_of(service: Service, model: LoadedModel) -> int:
 
 
 def _activation_peak(model: LoadedModel, device: torch.device, tokens: int) -> int:
-    """Bytes that one step of ``tokens`` prompt tokens needs beyond the weights."""
+    """Peak memory of one step of ``tokens`` prompt tokens beyond the weights, in bytes."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)

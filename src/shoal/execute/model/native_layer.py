@@ -1,4 +1,4 @@
-"""What native code needs of a decoder layer to compute all of it in one call."""
+"""NativeLayer: argument structs for computing a whole decoder layer in one native call."""
 
 import ctypes
 from ctypes import c_double, c_int64, c_void_p
@@ -62,25 +62,25 @@ class LayerCall(ctypes.Structure):
 
 _ALIGNMENT = 64
 _BUFFERS = 7
-"""What the call cuts its workspace into, each in whole cache lines."""
+"""Number of buffers in a call's workspace, each aligned to cache lines."""
 
 
 class NativeLayer:
     """A decoder layer whose products are all native.
 
-    layer: is held, and with it the memory of its weights and scales. products: those for q, k and v, for the
-    attention's output, for gate and up, and down.
+    layer: kept alive, because the structs point to its weights and scales. products: QKV, attention output,
+    gate and up, down.
     """
 
     def __init__(self, layer: DecoderLayer, products: tuple[NativeProduct, ...]) -> None:
         self._layer = layer
         attention = layer.attention
         self.index: int = layer.layer
-        """Which of the model's layers it is."""
+        """Index of the layer in the model."""
         self.heads: int = attention["heads"]
-        """Of queries."""
+        """Query heads."""
         self.window: int = attention["window"] or 0
-        """Tokens that a token attends; 0: all."""
+        """Tokens that a token attends; 0 for all."""
         qkv, o, gated, _down = products
         self._numbers: int = (
             qkv.out_features
@@ -103,19 +103,18 @@ class NativeLayer:
             scale=attention["key_dim"] ** -0.5 if scaling is None else scaling,
             softcap=attention["softcap"] or 0.0,
         )
-        """As the kernel reads them."""
         self.address = ctypes.addressof(self.constants)
-        """Where they are."""
+        """Address of ``constants``."""
 
     @classmethod
-    def of(cls, layer: DecoderLayer) -> Self | None:
+    def from_layer(cls, layer: DecoderLayer) -> Self | None:
         """None if not all products of ``layer`` are native."""
-        made = [_native(linear) for linear in (layer.qkv, layer.o, layer.gated, layer.down)]
-        products = tuple(product for product in made if product is not None)
-        return cls(layer, products) if len(products) == len(made) else None
+        found = [_native(linear) for linear in (layer.qkv, layer.o, layer.gated, layer.down)]
+        products = tuple(product for product in found if product is not None)
+        return cls(layer, products) if len(products) == len(found) else None
 
     def workspace_bytes(self, tokens: int, itemsize: int) -> int:
-        """What a call for so many tokens works in."""
+        """Size of the workspace of a call for ``tokens`` tokens."""
         return self._numbers * tokens * itemsize + _BUFFERS * _ALIGNMENT
 
 

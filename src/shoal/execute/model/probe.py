@@ -1,9 +1,9 @@
-"""Checking, before a model serves, that our attention is all the attention it has.
+"""Probing a model before it serves: rejects models whose attention is more than what Shoal computes.
 
-A model that computes something besides the calls that we get (linear attention, chunks, position biases,
-sinks) would generate wrong text without an error. So each model runs two short prompts, packed into one step
-as Shoal packs them, and the logits must equal those of its own implementation. The probe also records every
-call: one per layer, without keywords that we do not implement.
+A model that computes something beside its calls of attention (linear attention, chunks, position biases,
+sinks) would generate wrong text without an error. So each model runs two short prompts, packed into one
+step, and the logits must equal those of its own attention. The probe also records every call of attention:
+one per layer, without keywords that we do not implement.
 """
 
 from collections.abc import Sequence
@@ -35,20 +35,17 @@ HARMLESS_KEYWORDS = frozenset(
 """Keywords of attention that change nothing in inference over packed tokens."""
 
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 0.08, torch.float16: 0.02}
-"""Largest relative difference of logits (norm of the difference over norm) that rounding can cause."""
+"""Largest relative difference of logits (norm of the difference over norm) from rounding."""
 
 RUN_ERRORS = (AttributeError, RuntimeError, TypeError, ValueError)
-"""What a model or layer raises that cannot be run in the way it was called."""
+"""Errors of a model or layer that does not support the way it is called."""
 
 INT8_TOLERANCE = 0.35
-"""The same after weights and inputs of linear layers became int8: twice the largest seen (Gemma 3 270M)."""
+"""Tolerance after linear layers were quantised to int8: twice the largest difference seen (Gemma 3 270M)."""
 
 
 def refuse_by_config(model_class: type, config: Any, name: str) -> None:
-    """Reject architectures whose configuration shows that our attention is not enough.
-
-    Raises a ModelUnsupported that names the architecture and what it would need.
-    """
+    """Raise ModelUnsupported if the configuration shows that our attention is not enough."""
     architecture = model_class.__name__
     if getattr(config, "is_encoder_decoder", False):
         raise ModelUnsupported(
@@ -69,41 +66,41 @@ def refuse_by_config(model_class: type, config: Any, name: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
+class ProbeResult:
     """The result of a probe."""
 
     layers: tuple[LayerShape, ...]
     """KV shape of each layer."""
     prompts: tuple[torch.Tensor, ...]
-    """The prompts that the model ran."""
+    """Token ids of the prompts, each [1, length]."""
     logits: torch.Tensor
-    """Its logits for them."""
+    """The model's logits for the prompts."""
     dtype: torch.dtype
-    """Of its weights."""
+    """Dtype of its weights."""
     tolerance: float
-    """How far other roundings inside may take its logits (relative difference)."""
+    """Largest relative difference of logits from rounding."""
 
-    def still_answered_by(self, model: Any) -> bool:
-        """Whether the model, changed in the meantime, still gives the same logits up to rounding."""
-        answer = self.answered_by(TransformersForward(model))
-        return answer is not None and self.difference(answer) <= self.tolerance
+    def gives_same_logits(self, model: Any) -> bool:
+        """Whether the changed model still gives these logits, up to rounding."""
+        result = self.run_again(TransformersForward(model))
+        return result is not None and self.difference(result) <= self.tolerance
 
     @torch.inference_mode()
-    def answered_by(self, forward: Forward) -> "Probed | None":
-        """With the logits that the model gives now; None where it can no longer run."""
+    def run_again(self, forward: Forward) -> "ProbeResult | None":
+        """The result with the logits that ``forward`` gives now; None if it cannot run."""
         try:
             return replace(self, logits=packed_logits(forward, self.prompts, RecordingStep(PROMPT_LENGTHS)))
         except RUN_ERRORS:
             return None
 
-    def difference(self, other: "Probed") -> float:
-        """Relative difference of the other's logits."""
+    def difference(self, other: "ProbeResult") -> float:
+        """Relative difference between the logits of both."""
         return _difference(other.logits, self.logits)
 
 
 @torch.inference_mode()
-def probe(model: Any, name: str) -> Probed:
-    """Probe a loaded model; raises a ModelUnsupported that says what is wrong."""
+def probe(model: Any, name: str) -> ProbeResult:
+    """Probe a loaded model; raises ModelUnsupported with the reason."""
     architecture = type(model).__name__
     config = model.config.get_text_config()
     generator = torch.Generator().manual_seed(0)
@@ -133,7 +130,7 @@ def probe(model: Any, name: str) -> Probed:
             f"{name}: with Shoal's attention the logits of {architecture} differ from its own by "
             f"{difference:.1%}; it must compute something that the attention interface does not show"
         )
-    return Probed(tuple(call.shape for call in step.calls), prompts, ours, dtype, TOLERANCE[dtype])
+    return ProbeResult(tuple(call.shape for call in step.calls), prompts, ours, dtype, TOLERANCE[dtype])
 
 
 def _check_calls(step: RecordingStep, config: Any, name: str, architecture: str) -> None:
@@ -171,7 +168,8 @@ def _own_logits(model: Any, prompts: Sequence[torch.Tensor]) -> torch.Tensor:
 def _has_hidden_window(
     model: Any, config: Any, step: RecordingStep, prompts: Sequence[torch.Tensor], theirs: torch.Tensor
 ) -> bool:
-    """Whether a sliding window that was not passed to us changes what the model's own attention computes."""
+    """Whether a sliding window that is not passed to attention changes the logits of the model's own
+    attention."""
     window = getattr(config, "sliding_window", None)
     if not window or any(call.window for call in step.calls) or getattr(config, "layer_types", None):
         return False

@@ -1,4 +1,4 @@
-"""Running a model over whole packed prompts without a KV pool, and recording how it calls attention."""
+"""Running a model over packed prompts without a KV pool, and recording its calls of attention."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,20 +14,20 @@ from shoal.kvcache import LayerShape
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """How a layer calls attention."""
+    """A layer's call of attention."""
 
     layer: int
-    """Its number."""
+    """Index of the layer."""
     heads: int
-    """Of its queries."""
+    """Query heads."""
     shape: LayerShape
-    """Of its keys and values."""
+    """KV shape."""
     scaling: float | None
     """Factor on the scores; None for key_dim**-0.5."""
     window: int | None
-    """Sliding window; None for all tokens."""
+    """Sliding window in tokens; None for all."""
     softcap: float | None
-    """Bound of the scores; None for none."""
+    """Soft cap of the scores; None for none."""
 
 
 @dataclass(slots=True)
@@ -37,9 +37,8 @@ class RecordingStep(PackedQKV):
     lengths: tuple[int, ...]
     """Lengths of the prompts."""
     calls: list[RecordedCall] = field(default_factory=list)
-    """In their order."""
     keywords: dict[str, Any] = field(default_factory=dict)
-    """Further keywords that were passed with a value."""
+    """Other keywords that were passed with a value."""
 
     def attend(
         self,
@@ -53,7 +52,6 @@ class RecordingStep(PackedQKV):
         softcap: float | None,
         extra: dict[str, Any],
     ) -> torch.Tensor:
-        """See AttentionStep."""
         shape = LayerShape(key.shape[1], key.shape[2], value.shape[2])
         self.calls.append(RecordedCall(layer, query.shape[1], shape, scaling, window, softcap))
         self.keywords.update({name: v for name, v in extra.items() if v is not None})

@@ -1,4 +1,4 @@
-"""Replacing modules of a model, and undoing it."""
+"""Replacing modules of a model, with undo."""
 
 from dataclasses import dataclass, field
 
@@ -25,5 +25,5 @@ class Replacements:
 
 
 def children(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
-    """Every (parent, name, child) of a model; a list, so that children can be replaced during the loop."""
+    """Every (parent, name, child) of a model, as a list, so that children can be replaced while iterating."""
     return [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]

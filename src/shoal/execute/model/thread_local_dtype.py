@@ -1,4 +1,4 @@
-"""Building `transformers` modules in a dtype without telling other threads, whose steps go on meanwhile."""
+"""A default dtype for building `transformers` modules that applies to the building thread only."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from transformers import modeling_utils
 
-_MAKERS = frozenset(
+_FACTORIES = frozenset(
     {
         torch.arange,
         torch.empty,
@@ -24,11 +24,11 @@ _MAKERS = frozenset(
         torch.zeros,
     }
 )
-"""What makes tensors of the default dtype."""
+"""Functions that create tensors of the default dtype."""
 
 
 class _DefaultDtype(TorchFunctionMode):
-    """In this thread, tensors that are made without a dtype and have the default one get another."""
+    """In this thread, tensors that are created without a dtype get ``dtype`` instead of the default."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -37,19 +37,22 @@ class _DefaultDtype(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Call ``func``."""
         given = kwargs or {}
         made = func(*args, **given)
-        if func not in _MAKERS or given.get("dtype") is not None or made.dtype != torch.get_default_dtype():
+        if (
+            func not in _FACTORIES
+            or given.get("dtype") is not None
+            or made.dtype != torch.get_default_dtype()
+        ):
             return made
         if args and isinstance(args[0], torch.Tensor | np.ndarray):
-            return made  # in the dtype of those
+            return made  # keeps the dtype of its argument
         return made.to(self._dtype)
 
 
 def keep_dtypes_local() -> None:
-    """From now on `transformers` sets the dtype of a module that it builds for its own thread only.
+    """Patch `transformers` to set the default dtype only for the thread that builds a module.
 
-    By itself it changes torch's default meanwhile, which is that of all threads.
+    Unpatched, it changes torch's default dtype meanwhile, which would affect the steps of other threads.
     """
     modeling_utils.local_torch_dtype = lambda dtype, model_class_name=None: _DefaultDtype(dtype)

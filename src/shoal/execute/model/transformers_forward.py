@@ -1,4 +1,4 @@
-"""How a model is run over a step's packed tokens: the interface, and `transformers`' own forward."""
+"""The interface for running a model over the packed tokens of a step, and `transformers`' own forward."""
 
 from copy import copy
 from typing import Any, Protocol
@@ -10,7 +10,7 @@ from shoal.execute.attention.transformers_hook import STEP_KEYWORD, AttentionSte
 
 
 class Forward(Protocol):
-    """Runs a model over the packed tokens of one step."""
+    """Runs a model over the packed tokens of one step; see ``TransformersForward`` and ``FusedForward``."""
 
     def __call__(
         self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, step: AttentionStep
@@ -20,17 +20,18 @@ class Forward(Protocol):
     def hidden(
         self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, step: AttentionStep
     ) -> torch.Tensor:
-        """What the output head would get for these tokens: [len(rows), hidden size], after the last norm."""
+        """Inputs of the output head for the tokens at ``rows``: [len(rows), hidden size], after the last
+        norm."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [n, vocab] of what ``hidden`` returned, or of some of its rows."""
+        """Logits [n, vocab] of rows of what ``hidden`` returned."""
 
 
 class TransformersForward:
     """Runs a `transformers` model by its own ``forward``.
 
-    The two halves of that, ``hidden`` and ``logits``, are run apart for tokens whose logits together would
-    take too much memory.
+    ``hidden`` and ``logits`` run its two halves separately, for tokens whose logits would take too much
+    memory at once.
     """
 
     def __init__(self, model: Any) -> None:
@@ -39,7 +40,6 @@ class TransformersForward:
     def __call__(
         self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, step: AttentionStep
     ) -> torch.Tensor:
-        """See Forward."""
         output = self._model(
             input_ids=input_ids,
             position_ids=positions,
@@ -53,7 +53,6 @@ class TransformersForward:
     def hidden(
         self, input_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, step: AttentionStep
     ) -> torch.Tensor:
-        """See Forward."""
         output = self._model.base_model(
             input_ids=input_ids, position_ids=positions, use_cache=False, **{STEP_KEYWORD: step}
         )
@@ -61,39 +60,37 @@ class TransformersForward:
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See Forward: the model's own ``forward`` around a base model that has its answer already.
+        """Run the model's own ``forward`` around a base model whose output is given.
 
-        So whatever it does to the logits of its head, such as a softcap, is done here too.
+        So everything that it does to the logits, such as a softcap, is done here, too.
         """
         model = copy(self._model)
-        model._modules = {**model._modules, model.base_model_prefix: _Answered(hidden)}
+        model._modules = {**model._modules, model.base_model_prefix: _ComputedBaseModel(hidden)}
         ids = torch.zeros((1, len(hidden)), dtype=torch.int64, device=hidden.device)
         logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0]
         return logits
 
 
-class _Answer(BaseModelOutput):  # type: ignore[misc]  # without types
-    """The output of a base model. What else a model passes on of it, such as attentions, is None."""
+class _ComputedOutput(BaseModelOutput):  # type: ignore[misc]  # without types
+    """The output of a base model. Its other attributes, such as ``attentions``, are None."""
 
     def __getattr__(self, name: str) -> None:
-        """Nothing."""
         if name.startswith("__"):
             raise AttributeError(name)
 
 
-class _Answered(torch.nn.Module):
-    """Stands for a base model that has computed its hidden states [tokens, hidden size]."""
+class _ComputedBaseModel(torch.nn.Module):
+    """A base model whose output, hidden states [tokens, hidden size], is already computed."""
 
     def __init__(self, hidden: torch.Tensor) -> None:
         super().__init__()
-        self._output = _Answer(last_hidden_state=hidden.unsqueeze(0))
+        self._output = _ComputedOutput(last_hidden_state=hidden.unsqueeze(0))
 
-    def forward(self, *arguments: Any, **keywords: Any) -> "_Answer":
-        """The hidden states, whatever is asked."""
+    def forward(self, *arguments: Any, **keywords: Any) -> "_ComputedOutput":
         del arguments, keywords
         return self._output
 
     @property
-    def decoder(self) -> "_Answered":
-        """Itself: some models ask this part of their base model."""
+    def decoder(self) -> "_ComputedBaseModel":
+        """Itself: some models call this part of their base model."""
         return self

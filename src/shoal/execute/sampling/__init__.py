@@ -1,1 +1,1 @@
-"""From logits to tokens: penalties, biases, sampling, and what is asked of prompts."""
+"""From logits to tokens: penalties, logit biases, sampling, log-probabilities, and prompt outputs."""

@@ -1,4 +1,4 @@
-"""What earlier tokens, biases and ``min_tokens`` do to logits: of all rows that ask for it at once."""
+"""Adjusting logits before sampling: penalties, logit biases, and no early end before ``min_tokens``."""
 
 from collections.abc import Collection, Sequence
 
@@ -6,36 +6,35 @@ import numpy as np
 import torch
 
 from shoal.execute.grammar.masks import RowMasks
-from shoal.execute.sampling.logit_bias import bias
+from shoal.execute.sampling.logit_bias import apply_bias
 from shoal.execute.sequences import RunningSequence, TokenCounts
 
 
-def is_adjusted(row: RunningSequence) -> bool:
-    """Whether ``adjust`` changes the logits of this row."""
+def needs_adjustment(row: RunningSequence) -> bool:
+    """Whether ``adjust_logits`` changes the logits of this row."""
     params = row.sampling
     return params.has_penalties or params.has_bias or row.output_tokens < params.min_tokens
 
 
-def adjust(
+def adjust_logits(
     logits: torch.Tensor,
     rows: Sequence[RunningSequence],
     eos_token_ids: Sequence[int],
     masked: Collection[int] = (),
 ) -> None:
-    """Apply biases, penalties and the ban on early ends, in this order, to logits [rows, vocab] of float32,
-    in place.
+    """Apply biases, penalties and the ban on early ends, in this order, in place; logits [rows, vocab].
 
-    masked: rows whose masks say which ends are banned (``ban_early_ends``).
+    masked: rows whose early ends are banned in their masks instead (``ban_early_ends``).
     """
-    bias(logits, rows)
-    penalised = [i for i, row in enumerate(rows) if row.sampling.has_penalties]
+    apply_bias(logits, rows)
+    penalised = [i for i, row in enumerate(rows) if row.sampling.penalised]
     if penalised:
         _penalise(logits, rows, penalised)
     banned = [
         (i, token)
         for i, row in enumerate(rows)
         if i not in masked
-        for token in _early_ends(row, eos_token_ids)
+        for token in _banned_ends(row, eos_token_ids)
         if token < logits.shape[1]
     ]
     if banned:
@@ -44,9 +43,9 @@ def adjust(
 
 
 def ban_early_ends(masks: RowMasks, rows: Sequence[RunningSequence], eos_token_ids: Sequence[int]) -> None:
-    """Take early ends out of the masks of rows that allow something else, too; in place."""
+    """Remove early ends from masks that also allow other tokens; in place."""
     for row, mask in zip(masks.rows, masks.bits, strict=True):
-        tokens = [token for token in _early_ends(rows[row], eos_token_ids) if token < 32 * len(mask)]
+        tokens = [token for token in _banned_ends(rows[row], eos_token_ids) if token < 32 * len(mask)]
         if tokens:
             later = mask.copy()
             for token in tokens:
@@ -55,8 +54,8 @@ def ban_early_ends(masks: RowMasks, rows: Sequence[RunningSequence], eos_token_i
                 mask[:] = later
 
 
-def _early_ends(row: RunningSequence, eos_token_ids: Sequence[int]) -> tuple[int, ...]:
-    """Tokens that would end the output before it has ``min_tokens``."""
+def _banned_ends(row: RunningSequence, eos_token_ids: Sequence[int]) -> tuple[int, ...]:
+    """Tokens that are banned because they would end the output before ``min_tokens``."""
     params = row.sampling
     if row.output_tokens >= params.min_tokens:
         return ()
@@ -64,8 +63,8 @@ def _early_ends(row: RunningSequence, eos_token_ids: Sequence[int]) -> tuple[int
 
 
 def _penalise(logits: torch.Tensor, rows: Sequence[RunningSequence], penalised: Sequence[int]) -> None:
-    """Only tokens that a row has are looked at, each once."""
-    all_counts = [_counts(rows[i]) for i in penalised]
+    """Apply penalties to the distinct tokens of each penalised row, in place."""
+    all_counts = [_token_counts(rows[i]) for i in penalised]
     sizes = [len(counts.tokens) for counts in all_counts]
     tokens = np.concatenate([np.frombuffer(counts.tokens, dtype=np.int64) for counts in all_counts])
     times = np.concatenate([np.frombuffer(counts.times, dtype=np.int64) for counts in all_counts])
@@ -83,7 +82,7 @@ def _penalise(logits: torch.Tensor, rows: Sequence[RunningSequence], penalised: 
     logits[at_row, at_token] = new - frequency * output - presence * (output > 0)
 
 
-def _counts(row: RunningSequence) -> TokenCounts:
+def _token_counts(row: RunningSequence) -> TokenCounts:
     if row.penalty is None:
         row.penalty = TokenCounts(row.tokens, row.prompt_tokens)
     return row.penalty

@@ -1,4 +1,4 @@
-"""What a request's own limits do to its logits: biases, tokens allowed alone, and banned sequences."""
+"""Logit biases, allowed tokens and banned sequences (``bad_words``) of requests."""
 
 from collections.abc import Sequence
 
@@ -7,23 +7,23 @@ import torch
 from shoal.execute.sequences import RunningSequence, TokenBias
 
 
-def bias(logits: torch.Tensor, rows: Sequence[RunningSequence]) -> None:
-    """Apply biases, then bans, to logits [rows, vocab] of float32, in place; only to rows that are biased."""
+def apply_bias(logits: torch.Tensor, rows: Sequence[RunningSequence]) -> None:
+    """Apply biases, then bans, to logits [rows, vocab] in float32, in place."""
     for at, row in enumerate(rows):
         if row.sampling.has_bias:
             if row.bias is None:
                 row.bias = TokenBias(row.sampling, logits.device)
             row.bias.apply(logits[at])
-            if banned := _banned(row):
+            if banned := _banned_tokens(row):
                 logits[at, banned] = float("-inf")
 
 
-def _banned(row: RunningSequence) -> list[int]:
+def _banned_tokens(row: RunningSequence) -> list[int]:
     """Tokens that would complete a banned sequence."""
     return [sequence[-1] for sequence in row.sampling.banned_sequences if _ends_with(row, sequence[:-1])]
 
 
 def _ends_with(row: RunningSequence, tokens: Sequence[int]) -> bool:
-    """Whether these are the newest output tokens."""
+    """Whether the output ends with these tokens."""
     count = len(tokens)
     return not count or (count <= row.output_tokens and row.tokens[-count:] == list(tokens))

@@ -1,4 +1,4 @@
-"""Sampling with native kernels: one call for all rows, whatever each of them asks for."""
+"""NativeSampler: sampling, grammar masks and log-probabilities by native CPU kernels."""
 
 from collections.abc import Sequence
 from ctypes import c_int64, c_void_p
@@ -16,11 +16,11 @@ _CHOICE = np.dtype(
 )
 """``struct choice`` of csrc/kernels/sampling.c."""
 _REPORT = np.dtype([("row", "i8"), ("token", "i4"), ("count", "i4")])
-"""``struct report`` there."""
+"""``struct report`` of csrc/kernels/logprobs.c."""
 
 
 class NativeSampler:
-    """Chooses tokens and reports log-probabilities of logits [rows, vocab] on the CPU, in any float dtype."""
+    """Samples and reports log-probabilities from logits [rows, vocab] on the CPU, in any float dtype."""
 
     def __init__(self, library: NativeLibrary) -> None:
         self._sample = library.kernel(
@@ -35,7 +35,8 @@ class NativeSampler:
         )
 
     def mask(self, logits: torch.Tensor, masks: RowMasks) -> torch.Tensor:
-        """The logits, with minus infinity for what masks do not allow; in place where they can be read."""
+        """The logits with minus infinity for tokens that masks do not allow; in place if the dtype is
+        supported."""
         logits = _readable(logits)
         rows = np.array(masks.rows, dtype=np.int64)
         bits = np.ascontiguousarray(masks.bits)
@@ -64,20 +65,20 @@ class NativeSampler:
         chosen: list[int] = tokens.tolist()
         return chosen
 
-    def report(self, logits: torch.Tensor, asked: Sequence[tuple[int, int, int]]) -> list[TokenLogprobs]:
+    def report(self, logits: torch.Tensor, queries: Sequence[tuple[int, int, int]]) -> list[TokenLogprobs]:
         """For each (row, token, n) the log-probability of the token, and the n likeliest tokens."""
         logits = _readable(logits)
         vocab = logits.shape[1]
-        reports = np.array([(row, token, min(count, vocab)) for row, token, count in asked], dtype=_REPORT)
+        reports = np.array([(row, token, min(count, vocab)) for row, token, count in queries], dtype=_REPORT)
         most = int(reports["count"].max())
-        logprobs = np.empty((len(asked), 1 + most), dtype=np.float32)
-        ids = np.empty((len(asked), most), dtype=np.int32)
+        logprobs = np.empty((len(queries), 1 + most), dtype=np.float32)
+        ids = np.empty((len(queries), most), dtype=np.int32)
         self._report(
             logits.data_ptr(),
             logits.stride(0) * logits.element_size(),
             vocab,
             logits.dtype == torch.bfloat16,
-            len(asked),
+            len(queries),
             reports.ctypes.data,
             most,
             logprobs.ctypes.data,
@@ -86,13 +87,13 @@ class NativeSampler:
         return [
             TokenLogprobs(token, own, tuple(zip(likeliest[:count], others[:count], strict=True)))
             for (_, token, _), count, likeliest, (own, *others) in zip(
-                asked, reports["count"].tolist(), ids.tolist(), logprobs.tolist(), strict=True
+                queries, reports["count"].tolist(), ids.tolist(), logprobs.tolist(), strict=True
             )
         ]
 
 
 def _readable(logits: torch.Tensor) -> torch.Tensor:
-    """The logits as the kernels read them: rows of float32 or bfloat16 without holes."""
+    """The logits in float32 or bfloat16, with contiguous rows, as the kernels read them."""
     if logits.dtype not in (torch.float32, torch.bfloat16):
         logits = logits.float()
     return logits if logits.stride(1) == 1 else logits.contiguous()

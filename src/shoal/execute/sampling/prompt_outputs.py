@@ -1,4 +1,4 @@
-"""What requests ask of their prompts: log-probabilities of the tokens, and embeddings."""
+"""Prompt outputs: log-probabilities of prompt tokens (``prompt_logprobs``), and embeddings."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,59 +10,55 @@ from shoal.core import PromptLogprobs, StepPlan, TokenLogprobs
 from shoal.execute.model.transformers_forward import Forward
 from shoal.execute.sequences import RunningSequence
 
-Report = Callable[[torch.Tensor, Sequence[tuple[int, int, int]]], list[TokenLogprobs]]
-"""For logits and each (row, token, n): the log-probability of the token, and the n likeliest tokens."""
+ReportLogprobs = Callable[[torch.Tensor, Sequence[tuple[int, int, int]]], list[TokenLogprobs]]
+"""From logits and (row, token, n): the log-probability of each token, and the n likeliest tokens."""
 
-_PIECE_LOGITS = 2**24
-"""Logits that are computed at once: 64 MiB in float32."""
+_MAX_LOGITS = 2**24
+"""Most logits that are computed at once: 64 MiB in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptOutputs:
-    """What one step tells of prompts, by row of the plan."""
+    """Prompt outputs of one step, by row of the plan; as in ``StepResult``."""
 
     logprobs: dict[int, PromptLogprobs] = field(default_factory=dict)
-    """As in ``StepResult``."""
     embeddings: dict[int, bytes] = field(default_factory=dict)
-    """As in ``StepResult``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredRow:
-    """A row of a step that computes prompt tokens before others whose log-probabilities are wanted."""
+    """A row of a step whose prompt tokens are scored."""
 
     row: int
-    """Its place in the plan."""
+    """Index in the plan."""
     sequence: RunningSequence
-    """Whose prompt it is."""
     first: int
-    """Place in the prompt of the first token to be scored."""
-    places: np.ndarray
-    """Places in the step of the tokens before those to be scored, int64."""
+    """Position in the prompt of the first scored token."""
+    token_indices: np.ndarray
+    """Indices in the batch of the tokens before the scored ones, int64."""
 
-    def asked(self) -> Iterator[tuple[int, int]]:
-        """(token, how many of the likeliest) for each of ``places``."""
+    def queries(self) -> Iterator[tuple[int, int]]:
+        """(token, number of likeliest tokens) for each scored token."""
         count = self.sequence.sampling.prompt_logprobs or 0
-        for token in self.sequence.tokens[self.first : self.first + len(self.places)]:
+        for token in self.sequence.tokens[self.first : self.first + len(self.token_indices)]:
             yield token, count
 
 
 @dataclass(frozen=True, slots=True)
 class PromptOutputRequest:
-    """What the rows of one step ask."""
+    """The prompt outputs that the rows of one step request."""
 
     scored: Sequence[ScoredRow]
-    """Rows that score prompt tokens."""
     embedded: Sequence[tuple[int, int]]
-    """(which of the rows that sample, its place in the plan) of those that want an embedding."""
+    """(index among the sampling rows, index in the plan) of rows that request an embedding."""
 
     @classmethod
     def of(
         cls, plan: StepPlan, rows: Sequence[RunningSequence], last: np.ndarray, computed: np.ndarray
     ) -> "PromptOutputRequest":
-        """What ``rows`` ask in a step of ``plan``.
+        """The prompt outputs that ``rows`` request in a step of ``plan``.
 
-        last: places of each row's last token in the step. computed: tokens with KV so far, by slot.
+        last: index in the batch of each row's last token. computed: tokens with KV so far, by slot.
         """
         embedded = [
             (which, row)
@@ -72,28 +68,29 @@ class PromptOutputRequest:
         return cls(_scored_rows(rows, plan.new_tokens, last, computed), embedded)
 
     @property
-    def nothing(self) -> bool:
-        """Whether nobody asks anything."""
+    def empty(self) -> bool:
+        """Whether no row requests prompt outputs."""
         return not self.scored and not self.embedded
 
-    def places(self, last: np.ndarray) -> np.ndarray:
-        """Places in the step of all hidden states needed; last: those of the rows that sample."""
-        return np.concatenate([last, *[row.places for row in self.scored]])
+    def token_indices(self, last: np.ndarray) -> np.ndarray:
+        """Indices in the batch of all hidden states needed; last: those of the sampling rows."""
+        return np.concatenate([last, *[row.token_indices for row in self.scored]])
 
-    def answer(
-        self, hidden: torch.Tensor, sampled: int, forward: Forward, vocab_size: int, report: Report
+    def compute(
+        self, hidden: torch.Tensor, sampled: int, forward: Forward, vocab_size: int, report: ReportLogprobs
     ) -> PromptOutputs:
-        """The answers. hidden: states at ``places``, the first ``sampled`` of them of rows that sample."""
+        """Compute the outputs. hidden: states at ``token_indices``, the first ``sampled`` of them of
+        sampling rows."""
         embeddings = {row: _embedding(hidden[which]) for which, row in self.embedded}
-        asked = [one for row in self.scored for one in row.asked()]
-        size = max(1, _PIECE_LOGITS // vocab_size)
+        queries = [query for row in self.scored for query in row.queries()]
+        size = max(1, _MAX_LOGITS // vocab_size)
         entries: list[TokenLogprobs] = []
-        for start in range(0, len(asked), size):
+        for start in range(0, len(queries), size):
             logits = forward.logits(hidden[sampled:][start : start + size])
-            entries += _score(logits, asked[start : start + size], report)
+            entries += _score(logits, queries[start : start + size], report)
         logprobs = {}
         for row in self.scored:
-            count = len(row.places)
+            count = len(row.token_indices)
             logprobs[row.row] = PromptLogprobs(row.first, entries[:count])
             del entries[:count]
         return PromptOutputs(logprobs, embeddings)
@@ -102,7 +99,7 @@ class PromptOutputRequest:
 def _scored_rows(
     rows: Sequence[RunningSequence], new_tokens: Sequence[int], last: np.ndarray, computed: np.ndarray
 ) -> list[ScoredRow]:
-    """They score behind all tokens that they compute but the last of the prompt."""
+    """Rows with scored tokens: all computed prompt tokens but the last score the token after them."""
     found = []
     for at, row in enumerate(rows):
         if row.sampling.prompt_logprobs is None:
@@ -115,10 +112,12 @@ def _scored_rows(
     return found
 
 
-def _score(logits: torch.Tensor, asked: Sequence[tuple[int, int]], report: Report) -> list[TokenLogprobs]:
-    tokens = torch.tensor([[token] for token, _ in asked], device=logits.device)
+def _score(
+    logits: torch.Tensor, queries: Sequence[tuple[int, int]], report: ReportLogprobs
+) -> list[TokenLogprobs]:
+    tokens = torch.tensor([[token] for token, _ in queries], device=logits.device)
     ranks = ((logits > logits.gather(1, tokens)).sum(-1) + 1).tolist()
-    reported = report(logits, [(row, token, count) for row, (token, count) in enumerate(asked)])
+    reported = report(logits, [(row, token, count) for row, (token, count) in enumerate(queries)])
     return [
         TokenLogprobs(one.token, one.logprob, one.top, rank)
         for one, rank in zip(reported, ranks, strict=True)

@@ -1,4 +1,4 @@
-"""The chat templates in a model's files."""
+"""Reading chat templates from a model's files."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,14 +9,14 @@ from shoal.models.folder.json_files import read_json
 
 DEFAULT = "default"
 TOOL_USE = "tool_use"
-"""Name of the template for conversations with tools."""
+"""Template for conversations with tools."""
 
 
 def read_templates(folders: Sequence[Path]) -> dict[str, str]:
-    """Sources by name of the templates in ``folders``, which belong to one model.
+    """Jinja sources by template name in ``folders``, which belong to one model.
 
-    A template in a file of its own goes before one of the same name in a JSON file. Raises ModelUnavailable
-    where a file is no text.
+    A template in its own file has priority over one of the same name in a JSON file. Raises ModelUnavailable
+    if a file is not UTF-8 text.
     """
     templates: dict[str, str] = {}
     for find in (_of_files, _of_json):
@@ -32,7 +32,7 @@ def _of_json(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _named(template: Any) -> Iterator[tuple[str, str]]:
-    """Of one template, or of a list of objects with names."""
+    """(name, source) of one template, or of a list of objects with names."""
     if isinstance(template, str) and template:
         yield DEFAULT, template
     elif isinstance(template, list):

@@ -1,4 +1,4 @@
-"""Messages as chat templates can rely on them."""
+"""Validating and normalising messages before a chat template renders them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 from shoal.core import InvalidRequest
 
 Message = Mapping[str, Any]
-"""One message, as OpenAI's chat API has them; the arguments of calls are objects."""
+"""A message in the format of OpenAI's chat API, with arguments of tool calls as objects."""
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """``messages`` with their content as one text, and without keys that have no value.
+    """``messages`` with their content as one text, and without keys whose value is None.
 
-    A template that only asks whether a key is there would write None as text. Raises InvalidRequest where
-    messages are malformed, or there are none.
+    A template that only checks whether a key exists would write None as text. Raises InvalidRequest if
+    messages are malformed or empty.
     """
     if not messages:
         raise InvalidRequest("messages must not be empty", param="messages")

@@ -1,7 +1,7 @@
-"""Chat templates: Jinja sources that turn a conversation into one prompt.
+"""ChatTemplate: renders a conversation into one prompt with a model's Jinja template, in a sandbox.
 
-The names that templates may use (``raise_exception``, ``strftime_now``, ``tojson``, the
-``generation`` block) are those the Hugging Face ecosystem writes its templates for.
+Templates may use the names of the Hugging Face ecosystem: ``raise_exception``, ``strftime_now``, ``tojson``
+and the ``generation`` block.
 """
 
 import json
@@ -18,12 +18,12 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from shoal.core import InvalidRequest
-from shoal.models.chat_template.continuation import up_to_last_content
+from shoal.models.chat_template.continuation import cut_after_last_content
 from shoal.models.chat_template.messages import Message, plain_messages
 
 
 class _GenerationBlock(Extension):
-    """``{% generation %}`` marks the assistant's words for training; here only its content counts."""
+    """``{% generation %}`` marks the assistant's text for training; here it only renders its content."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
 
@@ -34,16 +34,15 @@ class _GenerationBlock(Extension):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How a conversation is laid out, beside its messages."""
+    """Inputs of a template beside the messages."""
 
     tools: Sequence[Mapping[str, Any]] = ()
-    """Tools that the assistant may call, as OpenAI's chat API has them."""
+    """Tools that the assistant may call, in the format of OpenAI's chat API."""
     documents: Sequence[Mapping[str, Any]] = ()
-    """Documents for the assistant."""
     variables: Mapping[str, Any] = field(default_factory=dict)
-    """More variables of the template."""
+    """Other template variables."""
     add_generation_prompt: bool = True
-    """End where the assistant's answer begins."""
+    """End with the beginning of the assistant's answer."""
     continue_final_message: bool = False
     """End with the content of the last message, so that the answer continues it."""
 
@@ -53,14 +52,13 @@ _PLAIN_LAYOUT = Layout()
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A model's template; a value that can be sent to another process."""
+    """A model's chat template; picklable."""
 
     source: str
-    """Jinja source."""
     special_tokens: Mapping[str, str]
-    """Names such as ``bos_token`` and their text, as the template may write them."""
+    """Texts of special tokens by template variable, such as ``bos_token``."""
     tool_use: str | None = None
-    """Jinja source for conversations with tools; None: the same."""
+    """Jinja source for conversations with tools; None for the same source."""
 
     def chosen(self, with_tools: bool) -> "ChatTemplate":
         """The template for conversations with tools or without them."""
@@ -68,17 +66,17 @@ class ChatTemplate:
         return ChatTemplate(source, self.special_tokens)
 
     def check_syntax(self) -> None:
-        """Raise InvalidRequest that names ``chat_template`` where the source is not valid Jinja.
+        """Raise InvalidRequest with the param ``chat_template`` if the source is not valid Jinja.
 
-        Nothing of it is computed, so this is safe for any source; but names of filters are not looked up.
+        This evaluates nothing, so it is safe for any source, but it does not check names of filters.
         """
         with _jinja_errors():
             _environment().parse(self.source)
 
     def check(self) -> None:
-        """The same of all that can be known without messages.
+        """Raise InvalidRequest if the template cannot be compiled.
 
-        Jinja computes constant expressions when it compiles, so this can take as long as rendering.
+        Jinja evaluates constant expressions when it compiles, so this can take as long as rendering.
         """
         with _jinja_errors():
             _compiled(self.source)
@@ -89,18 +87,18 @@ class ChatTemplate:
         max_characters: int | None = None,
         layout: Layout = _PLAIN_LAYOUT,
     ) -> str:
-        """The conversation as text that ends where the assistant's answer begins, or as ``layout`` says.
+        """The conversation as text that ends with the beginning of the answer, or as ``layout`` says.
 
-        messages: as OpenAI's chat API has them; content parts of type text are joined, keys without a value
-        left out. Raises InvalidRequest where they are malformed, where the template refuses them or writes
-        more than ``max_characters``.
+        messages: in the format of OpenAI's chat API; text parts of a content are joined, keys without a value
+        are omitted. Raises InvalidRequest if they are malformed, if the template rejects them or writes more
+        than ``max_characters``.
         """
 
         def write(messages: Sequence[Message]) -> str:
             try:
                 return self._write(messages, max_characters, layout)
             except InvalidRequest:
-                # Some templates need the text of a message that is nothing but calls.
+                # Some templates need a content even in messages that only have tool calls.
                 filled = [{"content": "", **message} for message in messages]
                 if filled == messages:
                     raise
@@ -108,7 +106,7 @@ class ChatTemplate:
 
         plain = plain_messages(messages)
         text = write(plain)
-        return up_to_last_content(text, plain, write) if layout.continue_final_message else text
+        return cut_after_last_content(text, plain, write) if layout.continue_final_message else text
 
     def _write(self, messages: Sequence[Message], max_characters: int | None, layout: Layout) -> str:
         names = {
@@ -123,7 +121,7 @@ class ChatTemplate:
             template = _compiled(self.source)
         try:
             text = _join(template.generate(names), max_characters)
-            text.encode()  # half a character is no text
+            text.encode()  # fails for lone surrogates
         except InvalidRequest:
             raise
         except Exception as error:  # a template may raise anything
@@ -136,7 +134,7 @@ class ChatTemplate:
 
 @contextmanager
 def _jinja_errors() -> Iterator[None]:
-    """What is wrong with a template's source, as InvalidRequest."""
+    """Turn errors of a template's source into InvalidRequest."""
     try:
         yield
     except TemplateSyntaxError as error:
@@ -144,7 +142,7 @@ def _jinja_errors() -> Iterator[None]:
             f"the chat template is not valid Jinja: line {error.lineno}: {error.message}",
             param="chat_template",
         ) from error
-    except Exception as error:  # Python cannot compile what Jinja makes of it
+    except Exception as error:  # Python cannot compile the code that Jinja generates
         raise InvalidRequest(
             f"the chat template cannot be compiled: {error or type(error).__name__}",
             param="chat_template",
@@ -177,7 +175,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
     )
     # Jinja's own tojson escapes for HTML, which would put \u003c where the model expects <.
     environment.filters["tojson"] = _to_json
-    del environment.globals["lipsum"]  # filler text, as much as one asks for
+    del environment.globals["lipsum"]  # generates filler text of any length
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment

@@ -2,9 +2,9 @@
 
 ``python -m shoal.models.conversion.convert gguf|tokenizer|added-tokens SOURCE FOLDER``
 
-This module and ``gguf.int8_groups`` are the only ones of ``shoal.models`` that import torch and transformers.
-It reports on standard output, one JSON object a line: ``{"what", "done", "total"}`` or
-``{"error", "broken"}``, where ``broken`` says that files of the model are.
+This module and ``gguf.int8_groups`` are the only ones of ``shoal.models`` that import torch and
+transformers. It reports on standard output, one JSON object per line: ``{"what", "done", "total"}`` or
+``{"error", "broken"}``, where ``broken`` says that the model's files are broken.
 """
 
 import contextlib
@@ -25,15 +25,15 @@ from shoal.models.tokenizer.added_tokens import write_complete
 
 _STEPS = 4
 _LOADED_AS = {"mistral": "llama"}
-"""Model types whose tensors transformers does not find in GGUF files, with a type of the same tensors."""
+"""Model types that transformers cannot load from GGUF files, and types with the same tensors."""
 _LOCAL = {"trust_remote_code": False, "local_files_only": True}
-"""Run no code from beside the file, and load nothing from a network."""
+"""Run no code from the folder, and load nothing from a network."""
 
 
 def main(arguments: list[str]) -> int:
-    """Convert as the arguments say; the exit status is 0 where that worked."""
+    """Convert as the arguments say; returns the exit status."""
     kind, source, folder = arguments[0], Path(arguments[1]), Path(arguments[2])
-    # Progress bars would fill a pipe that is not read before the end.
+    # Progress bars would fill the pipe of standard error, which is read only at the end.
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
         try:
             if kind == "gguf":
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
         except ShoalError as problem:
             _send({"error": str(problem)})
             return 1
-        except Exception as problem:  # whatever it is, the parent tells it to the user
+        except Exception as problem:  # the parent shows it to the user
             _send({"error": f"{type(problem).__name__}: {problem}"})
             return 1
     return 0
@@ -87,7 +87,7 @@ def _convert_gguf(source: Path, folder: Path) -> None:
 
 
 def _load_gguf(source: Path, config: Any) -> Any:
-    """The model of the file, dense and in bfloat16."""
+    """The model in the file, with dense bfloat16 weights."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -100,7 +100,7 @@ def _load_gguf(source: Path, config: Any) -> Any:
         gguf_file=source.name,
         dtype=torch.bfloat16,
         output_loading_info=True,
-        ignore_mismatched_sizes=True,  # so that they can be named
+        ignore_mismatched_sizes=True,  # so that all can be reported
         **_LOCAL,
         **_dequantize(),
     )
@@ -109,7 +109,7 @@ def _load_gguf(source: Path, config: Any) -> Any:
 
 
 def _save_config(config: Any, folder: Path) -> None:
-    """Write the config.json: the one that the model was loaded with may be of a like class."""
+    """Write config.json; the model may have been loaded with the config of a similar class (_LOADED_AS)."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -119,7 +119,7 @@ def _save_config(config: Any, folder: Path) -> None:
 
 
 def _keep_int8_groups(reader: Any, model: Any, folder: Path) -> None:
-    """Write what the file holds quantised to a file of its own, for ``dtype: int8``."""
+    """Store the quantised layers of the file in int8 in GROUPS_FILE, for ``dtype: int8``."""
     from safetensors.numpy import save_file
 
     from shoal.models.gguf.int8_groups import int8_groups
@@ -130,7 +130,7 @@ def _keep_int8_groups(reader: Any, model: Any, folder: Path) -> None:
 
 
 def _dequantize() -> dict[str, Any]:
-    """Ask for dense weights; transformers without GgufConfig gives nothing else."""
+    """Options for dense weights; transformers versions without GgufConfig always give dense weights."""
     try:
         from transformers import GgufConfig
     except ImportError:
@@ -139,17 +139,17 @@ def _dequantize() -> dict[str, Any]:
 
 
 def _refuse_too_many_layers(reader: Any) -> None:
-    """Refuse a wrong layer count early: the model is built before its weights are read, and would not end."""
+    """Reject a wrong layer count early, since the model is built before its weights are read."""
     for name, field in reader.fields.items():
         if name.endswith(".block_count") and field.contents() > len(reader.tensors):
             raise ValueError(f"{name} is {field.contents()}, but the file has {len(reader.tensors)} tensors")
 
 
 def _restore_pre_tokenizer(reader: Any, tokenizer_file: Path) -> None:
-    """Split text before BPE as the model was trained, where transformers' conversion does not.
+    """Restore a pre-tokenizer that transformers' conversion gets wrong.
 
-    SmolLM's tokenizer takes every digit alone before it looks for words, so the blanks before a
-    number stay together; the converted tokenizer would give one of them to the number.
+    SmolLM's tokenizer splits digits before words, so blanks before a number stay together; the converted
+    tokenizer would attach one of them to the number.
     """
     from tokenizers import Tokenizer, pre_tokenizers
 

@@ -24,28 +24,27 @@ from shoal.models.tokenizer.added_tokens import (
 )
 
 REVISION = 6
-"""Counts up when a conversion's result changes, or what it refuses; part of every cache key."""
+"""Version of conversions and of what they reject; part of every cache key."""
 
 SOURCE_FILE = "shoal-source.json"
-"""Says, inside a converted folder, what it was converted from."""
+"""File in a converted folder that names its source."""
 
-_DESCRIBING = (TOKENIZER_FILE, *CONFIG_FILES, ADDED_TOKENS_FILE)
-_OF_TOKENIZERS = ("tokenizer*", "vocab*", "merges*", "*.model", "*.tiktoken", "tekken.json")
-_NOT_TOKENIZER = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".md")
+_TOKENIZER_CONFIGS = (TOKENIZER_FILE, *CONFIG_FILES, ADDED_TOKENS_FILE)
+_TOKENIZER_PATTERNS = ("tokenizer*", "vocab*", "merges*", "*.model", "*.tiktoken", "tekken.json")
+_OTHER_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".md")
 
 
 def convert_gguf(gguf_file: Path, folder: Path, progress: Progress) -> None:
-    """Write a Hugging Face folder with the GGUF file's model, dense and in bfloat16, to ``folder``.
+    """Convert a GGUF file into a Hugging Face folder with dense bfloat16 weights.
 
-    What the file has quantised lies beside the dense weights, in int8: see ``weights.GROUPS_FILE``.
-
-    Raises ModelUnsupported where transformers cannot read this GGUF file.
+    Quantised layers are also stored in int8, in ``weights.GROUPS_FILE``. Raises ModelUnsupported if
+    transformers cannot read this GGUF file.
     """
     _run("gguf", gguf_file, folder, progress)
 
 
 def converted_gguf(gguf_file: Path, progress: Progress) -> Path:
-    """Cached Hugging Face folder for a user's GGUF file; converted anew when the file changes."""
+    """Cached Hugging Face folder of a user's GGUF file; converted again when the file changes."""
     file = gguf_file.resolve()
 
     def build(folder: Path) -> None:
@@ -57,12 +56,12 @@ def converted_gguf(gguf_file: Path, progress: Progress) -> Path:
 
 
 def tokenizer_folder(folder: Path, progress: Progress) -> Path:
-    """Folder of the tokenizer of the model in ``folder``; its ``tokenizer.json`` has all tokens.
+    """Folder with a complete ``tokenizer.json`` for the model in ``folder``.
 
-    That is ``folder`` where its own file is complete. Else a tokenizer is made in the cache, and the weights
-    stay where they are: of ``vocab.json``, ``tokenizer.model`` or the like, or of a tokenizer.json that lacks
-    tokens which other files name. Raises ModelUnsupported where transformers finds no tokenizer in the
-    folder, ModelUnavailable where its files are broken.
+    That is ``folder`` itself if its file is complete. Otherwise a tokenizer is converted into the cache,
+    from ``vocab.json``, ``tokenizer.model`` and so on, or from a tokenizer.json that lacks tokens of other
+    files. Raises ModelUnsupported if transformers finds no tokenizer in the folder, ModelUnavailable if its
+    files are broken.
     """
     if not (folder / TOKENIZER_FILE).is_file():
         source = folder.resolve()
@@ -78,24 +77,24 @@ def tokenizer_folder(folder: Path, progress: Progress) -> Path:
                 shutil.copyfile(folder / name, built / name)
         _run("added-tokens", folder.resolve(), built, progress)
 
-    files = [file for name in _DESCRIBING if (file := folder / name).is_file()]
+    files = [file for name in _TOKENIZER_CONFIGS if (file := folder / name).is_file()]
     return build_once(_in_cache(folder, files), complete, progress)
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether ``folder`` has files that tokenizers are made of."""
-    return any(True for pattern in _OF_TOKENIZERS for _ in folder.glob(pattern))
+    """Whether ``folder`` has files of a tokenizer."""
+    return any(True for pattern in _TOKENIZER_PATTERNS for _ in folder.glob(pattern))
 
 
 def ready_tokenizer_folder(folder: Path) -> Path | None:
-    """The same without transformers: None where the tokenizer would have to be converted first."""
+    """``tokenizer_folder`` without a conversion: None if the tokenizer would have to be converted first."""
     if (folder / TOKENIZER_FILE).is_file() or _converted(folder).is_dir():
         return tokenizer_folder(folder, silent)
     return None
 
 
 def _converted(folder: Path) -> Path:
-    files = (file for file in folder.iterdir() if file.is_file() and file.suffix not in _NOT_TOKENIZER)
+    files = (file for file in folder.iterdir() if file.is_file() and file.suffix not in _OTHER_SUFFIXES)
     return _in_cache(folder, sorted(files))
 
 
@@ -105,7 +104,7 @@ def _in_cache(folder: Path, files: Iterable[Path]) -> Path:
 
 
 def _run(kind: str, source: Path, folder: Path, progress: Progress) -> None:
-    # A local conversion has no business with the network.
+    # A local conversion must not use the network.
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     arguments = [kind, str(source), str(folder)]
     child = start_child(
@@ -123,7 +122,7 @@ def _run(kind: str, source: Path, folder: Path, progress: Progress) -> None:
         for line in child.stdout:
             try:
                 report = json.loads(line)
-            except ValueError:  # a library printed something
+            except ValueError:  # output of a library
                 continue
             error = report.get("error", error)
             broken = report.get("broken", broken)

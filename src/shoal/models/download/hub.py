@@ -1,4 +1,4 @@
-"""Models from a Hugging Face hub, through huggingface_hub and its own cache and settings."""
+"""Downloading models from a Hugging Face hub, with huggingface_hub and its cache and settings."""
 
 import io
 from pathlib import Path
@@ -10,16 +10,16 @@ from shoal.models.progress import Progress
 
 _WEIGHTS = "*.safetensors"
 _WANTED = ["*.json", _WEIGHTS, "*.model", "*.tiktoken", "*.txt", "*.jinja"]
-# Other formats and training leftovers live in subfolders. No pattern says: all but additional_chat_templates.
+# Subfolders have other formats and training leftovers. Patterns that exclude all but
+# additional_chat_templates.
 _UNWANTED = ["[!a]*/*", "a[!d]*/*", "ad[!d]*/*"]
 
 
 def snapshot(hub_id: str, progress: Progress, hint: str, *, weights: bool = True) -> Path:
     """Folder with the files of ``hub_id`` that serving needs, downloaded on first use.
 
-    weights: whether those with weights are wanted. Without a network, a complete earlier download is used.
-    Raises ModelUnavailable, ending in ``hint``, where there is none either, or the hub does not know or give
-    the model.
+    weights: whether to download weights. Without a network, a complete earlier download is used. Raises
+    ModelUnavailable, ending in ``hint``, if there is none or the hub does not have or give the model.
     """
     import huggingface_hub
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
@@ -35,7 +35,7 @@ def snapshot(hub_id: str, progress: Progress, hint: str, *, weights: bool = True
         problem = "the hub asks you to accept its terms first; do so there and set HF_TOKEN"
     except RepositoryNotFoundError:
         problem = "the hub has no such model, or it is private (then set HF_TOKEN)"
-    except Exception as error:  # connection, offline mode, malformed id: all end the same way
+    except Exception as error:  # connection, offline mode, malformed id
         if is_disk_full(error):
             store = Path(huggingface_hub.constants.HF_HUB_CACHE)
             raise disk_full(f"cannot store {hub_id!r}", store, "set HF_HOME to a folder elsewhere") from error

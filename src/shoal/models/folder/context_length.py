@@ -1,4 +1,4 @@
-"""How long a sequence can be, from a model's configuration with its scaling of rotary embeddings."""
+"""Context length of a model, from its configuration and its scaling of rotary embeddings."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -12,21 +12,20 @@ _BY_LENGTH = ("dynamic", "longrope", "su")
 
 
 def context_tokens(config: Mapping[str, Any]) -> int:
-    """Length of the longest sequence: vLLM's, where one encoding of positions is right for all lengths.
+    """Length of the longest sequence, as in vLLM, for which one encoding of positions is correct.
 
-    YaRN and linear scaling extend the length that the model was trained with by their factor, and never
-    shorten the stated one; Llama 3's is in that already, and so are those of Gemma 3's layers. Dynamic and
-    longrope scaling change all positions with the length of the sequence, and a batch has many lengths, so
-    the length before scaling counts. Raises KeyError where the configuration says no length.
+    YaRN and linear scaling extend the trained length by their factor, and never shorten the stated length.
+    Llama 3's and Gemma 3's scaling is already included in it. Dynamic and longrope scaling change all
+    positions with the length of the sequence, and a batch has sequences of many lengths, so the length
+    before scaling counts. Raises KeyError if the configuration has no length.
     """
     longest = size_of(config, *_CONTEXT)
     return min((_scaled(config, rope, longest) for rope in _rope_parameters(config)), default=longest)
 
 
 def _rope_parameters(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The parameters of all layers, or of each kind of layer that bounds the length; those with a window see
-    short distances only. Where both names are there, transformers takes the first.
-    """
+    """Rope parameters of all layers, or of each kind of layer that limits the length; layers with a window
+    only attend short distances. If both names are present, transformers uses the first."""
     rope = config.get("rope_scaling") or config.get("rope_parameters")
     if not isinstance(rope, Mapping):
         return

@@ -1,4 +1,4 @@
-"""What people are told of a model: its family, its sizes, and how its weights are stored."""
+"""ModelDescription for users: family, sizes, format and quantisation of a model."""
 
 import hashlib
 import json
@@ -15,8 +15,8 @@ from shoal.models.folder.json_files import read_json, text_config
 from shoal.models.folder.weights import groups_file, read_weight_headers, weight_files
 from shoal.models.gguf.header import gguf_quantisation
 
-# What GGUF's world calls weights that were loaded in these types. int8 has a scale for each 32 numbers, as
-# Q8_0 has, or for each row.
+# GGUF's names for weights that are loaded in these dtypes. int8 has a scale for each 32 elements, as Q8_0
+# does, or for each row.
 _LOADED = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "Q8_0"}
 
 
@@ -25,36 +25,36 @@ class ModelDescription:
     """One model."""
 
     family: str
-    """Its kind of architecture, as config.json calls it: ``llama``, ``qwen3``."""
+    """Architecture family in config.json: ``llama``, ``qwen3``."""
     format: str
-    """Of the file that it came from: ``gguf`` or ``safetensors``; ``random`` where its weights are that."""
+    """Format of its source: ``gguf``, ``safetensors``, or ``random`` for random weights."""
     parameters: int
-    """Numbers in its weights."""
+    """Number of parameters."""
     quantisation: str
-    """How its weights are stored, in the words of GGUF: ``Q4_K_M``, ``BF16``."""
+    """Type of its weights, as GGUF names it: ``Q4_K_M``, ``BF16``."""
     size_bytes: int
     """Size of its weights on disk."""
     digest: str
-    """64 hexadecimal digits, which change when a file of its weights does."""
+    """64 hexadecimal digits, which change with the weight files."""
     modified_s: float
-    """When its weights were stored, in seconds since 1970."""
+    """Modification time of its weights, in seconds since 1970."""
     layers: int
     hidden: int | None
-    """Width of the residual stream, where config.json says it."""
+    """Hidden size; None if config.json does not have it."""
     heads: int
     kv_heads: int
     vocab_size: int
 
 
 def describe_model(name: str, folder: Path, dtype: str) -> ModelDescription:
-    """Describe the model ``name``, whose files are in ``folder`` and whose weights were loaded as ``dtype``.
+    """Describe the model ``name`` in ``folder``, whose weights were loaded as ``dtype``.
 
-    Raises as reading the files does: ModelUnavailable or ModelUnsupported.
+    Raises ModelUnavailable or ModelUnsupported if its files cannot be read.
     """
     groups = groups_file(folder)
     files = [*weight_files(folder), *([] if groups is None else [groups])]
     stats = [file.stat() for file in files]
-    # Hashing the content would take minutes for large models, and a file is not changed without its time.
+    # Not a hash of the contents, which would take minutes for large models.
     identity = [(file.name, s.st_size, s.st_mtime_ns) for file, s in zip(files, stats, strict=True)]
     stored = _gguf(name, folder)
     return ModelDescription(
@@ -71,9 +71,9 @@ def describe_model(name: str, folder: Path, dtype: str) -> ModelDescription:
 def describe_random_model(
     name: str, folder: Path, dtype: str, *, parameters: int, weights: str
 ) -> ModelDescription:
-    """Describe the model ``name`` of the config.json in ``folder``, whose weights are random.
+    """Describe the model ``name`` with the config.json in ``folder`` and random weights.
 
-    weights: names them, among all that have this config.json. Raises as ``describe_model``.
+    weights: identifies them among all with this config.json. Raises as ``describe_model``.
     """
     config = (folder / "config.json").stat()
     return ModelDescription(
@@ -92,7 +92,7 @@ def _digest(name: str, identity: Sequence[Any]) -> str:
 
 
 def _sizes(folder: Path) -> dict[str, Any]:
-    """What config.json says, by field."""
+    """Fields from config.json."""
     facts, config = read_facts(folder), text_config(read_json(folder / "config.json"))
     return {
         "family": str(config.get("model_type", "unknown")).removesuffix("_text"),
@@ -105,10 +105,7 @@ def _sizes(folder: Path) -> dict[str, Any]:
 
 
 def _gguf(name: str, folder: Path) -> str | None:
-    """How the GGUF file is quantised that a model was converted from, "" where it does not say.
-
-    None: the model was not converted.
-    """
+    """Quantisation of the GGUF file that a model was converted from: "" if unknown, None if not converted."""
     if name in BUNDLED:
         return BUNDLED[name].quantisation
     source = read_json(folder / SOURCE_FILE).get("gguf")

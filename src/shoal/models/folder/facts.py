@@ -1,4 +1,4 @@
-"""What the files of a folder say about a model that others need without loading it."""
+"""ModelFacts from config.json without loading the model: context length, vocabulary, KV shape, end tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,14 +18,11 @@ _HIDDEN = ("hidden_size", "n_embd", "d_model")
 
 @dataclass(frozen=True, slots=True)
 class LayerFacts:
-    """What one layer stores per token."""
+    """KV of one token in one layer."""
 
     kv_heads: int
-    """Heads whose keys and values are stored."""
     key_dim: int
-    """Elements of one key."""
     value_dim: int
-    """Elements of one value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,24 +32,22 @@ class ModelFacts:
     architecture: str
     """Class name in config.json."""
     context_tokens: int
-    """Length of the longest sequence, see ``context_length``."""
+    """Length of the longest sequence; see ``context_length``."""
     vocab_size: int
-    """Entries of the vocabulary."""
     eos_token_ids: tuple[int, ...]
-    """Tokens that end the output."""
     layers: tuple[LayerFacts, ...]
     """KV shape of each layer, in order."""
     heads: int
-    """Query heads of a layer."""
+    """Query heads."""
     hidden: int | None
-    """Width between layers; None where it is not said."""
+    """Hidden size; None if config.json does not have it."""
 
 
 def read_facts(folder: Path) -> ModelFacts:
     """Facts of the model in ``folder``.
 
-    Raises ModelUnavailable where it has no config.json, ModelUnsupported where a size in it is missing
-    (then only the model's code knows the default) or is not a positive number.
+    Raises ModelUnavailable if it has no config.json, ModelUnsupported if a size in it is missing (its
+    default is only in the model's code) or is not a positive number.
     """
     config = read_json(folder / "config.json")
     if not config:
@@ -76,7 +71,7 @@ def read_facts(folder: Path) -> ModelFacts:
 
 def _layer(config: Mapping[str, Any]) -> LayerFacts:
     heads = size_of(config, *_HEADS)
-    if is_size(config.get("kv_lora_rank")):  # latent attention, stored expanded
+    if is_size(config.get("kv_lora_rank")):  # latent attention, whose KV is stored expanded
         key_dim = size_of(config, "qk_nope_head_dim") + size_of(config, "qk_rope_head_dim")
         return LayerFacts(heads, key_dim, size_of(config, "v_head_dim"))
     head_dim = config["head_dim"] if is_size(config.get("head_dim")) else size_of(config, *_HIDDEN) // heads
@@ -84,7 +79,7 @@ def _layer(config: Mapping[str, Any]) -> LayerFacts:
 
 
 def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
-    # Falcon and GPTBigCode say with a flag that all query heads share one KV head.
+    # Falcon and GPTBigCode have a flag for multi-query attention.
     if config.get("multi_query") is True and not config.get("new_decoder_architecture"):
         return 1
     for name in ("num_key_value_heads", "num_kv_heads"):

@@ -1,4 +1,4 @@
-"""Sampling defaults that a model's makers advise, from generation_config.json."""
+"""A model's recommended sampling defaults, from generation_config.json or the catalog."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,20 +8,20 @@ from shoal.models.download.catalog import BUNDLED
 from shoal.models.folder.json_files import read_json
 
 _CHOICE = ("temperature", "top_p", "top_k", "min_p")
-_SAMPLING = (*_CHOICE, "repetition_penalty")  # what SamplingParams has under the same name
+_SAMPLING = (*_CHOICE, "repetition_penalty")  # same names as in SamplingParams
 
 
 def advised_sampling(name: str, folder: Path) -> Mapping[str, float | int]:
-    """Advised sampling values of the model ``name`` in ``folder``, from its folder or the catalog."""
+    """Recommended sampling values of the model ``name``, from ``folder`` or the catalog."""
     bundled = BUNDLED.get(name)
     return read_sampling_defaults(folder) or (bundled.sampling if bundled else {})
 
 
 def read_sampling_defaults(folder: Path) -> dict[str, float | int]:
-    """The parameters of SamplingParams that the model's generation_config.json sets; {} without that file.
+    """Values of SamplingParams from the model's generation_config.json; {} without that file.
 
-    ``do_sample: false`` is temperature 0, whatever else the file says of choosing among tokens. Raises
-    ModelUnavailable, naming the file and the field, where a value has no meaning.
+    ``do_sample: false`` becomes temperature 0, and other values for choosing among tokens are ignored. Raises
+    ModelUnavailable, with the file and the field, if a value is invalid.
     """
     file = folder / "generation_config.json"
     config = read_json(file)

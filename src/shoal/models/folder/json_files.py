@@ -1,4 +1,4 @@
-"""Reading the small JSON files of a Hugging Face folder."""
+"""Reading config.json and the other small JSON files of a Hugging Face folder."""
 
 import json
 from collections.abc import Mapping
@@ -9,10 +9,10 @@ from shoal.core import ModelUnavailable
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in ``file``, {} where there is no such file; raises ModelUnavailable where it is broken."""
+    """The JSON object in ``file``, {} if the file does not exist; raises ModelUnavailable if it is broken."""
     if not file.exists():
         return {}
-    if not file.is_file():  # reading a pipe would take for ever
+    if not file.is_file():  # reading a pipe would block
         raise ModelUnavailable(f"{file} is no file")
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -32,7 +32,8 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def size_of(config: Mapping[str, Any], *names: str) -> int:
-    """The first of the values with these names that is a positive whole number; KeyError if none is."""
+    """The first value with one of these names that is a positive integer; raises KeyError if there is
+    none."""
     for name in names:
         if is_size(config.get(name)):
             return int(config[name])
@@ -40,5 +41,5 @@ def size_of(config: Mapping[str, Any], *names: str) -> int:
 
 
 def is_size(value: Any) -> bool:
-    """Whether this is a positive whole number."""
+    """Whether ``value`` is a positive integer."""
     return type(value) is int and value > 0

@@ -1,4 +1,4 @@
-"""The safetensors files of a model folder: which ones are read, and what their headers say."""
+"""The safetensors files of a model folder: which are read, their headers, and folders derived from them."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,29 +16,28 @@ from shoal.models.progress import silent
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 GROUPS_FILE = "int8_groups.st"
-"""Linear layers as a GGUF file had them quantised, in a folder converted from it; see ``gguf_int8``. A file
-of safetensors, but not called so: other programs take all files of that name for weights of the model."""
+"""Linear layers in int8, in a folder converted from a GGUF file; see ``gguf.int8_groups``. A safetensors file
+with another suffix, since other programs load all *.safetensors as weights of the model."""
 COMPLETE = "complete"
-"""In that file's metadata: whether it has all linear layers of the model, "True" or "False"."""
-_NAMED = 4
+"""Metadata key of GROUPS_FILE: whether it has all linear layers of the model, "True" or "False"."""
+_MAX_NAMES = 4
 _DENSE = ("F64", "F32", "F16", "BF16")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor, as its file's header describes it."""
+    """A tensor in a file's header."""
 
     shape: tuple[int, ...]
-    """Its dimensions."""
     dtype: str
     """Element type as safetensors names it, such as ``BF16``."""
 
 
 def read_weight_headers(folder: Path) -> Mapping[str, StoredTensor]:
-    """Every tensor in the weight files of the model in ``folder``, by name; reads headers only.
+    """All tensors in the weight files of the model in ``folder``, by name; reads headers only.
 
-    Raises ModelUnavailable where a file is absent, damaged or outside the folder, ModelUnsupported where a
-    weight is no dense floating-point matrix.
+    Raises ModelUnavailable if a file is absent, damaged or outside the folder, ModelUnsupported if a weight
+    is not a dense floating-point tensor.
     """
     tensors = {name: tensor for file in weight_files(folder) for name, tensor in _tensors(file)}
     for name, tensor in tensors.items():
@@ -51,9 +50,9 @@ def read_weight_headers(folder: Path) -> Mapping[str, StoredTensor]:
 
 
 def derived_folder(kind: str, folder: Path, revision: str, build: Callable[[Path], None]) -> Path:
-    """Cached folder with what ``build`` made of the weights in ``folder``; made anew when these change.
+    """Cached folder that ``build`` made from the weights in ``folder``; built again when they change.
 
-    kind: of what is made, a name for a part of the cache. revision: changes when the result does.
+    kind: subfolder of the cache. revision: part of the cache key.
     """
     source = folder.resolve()
     groups = groups_file(source)
@@ -63,44 +62,46 @@ def derived_folder(kind: str, folder: Path, revision: str, build: Callable[[Path
 
 
 def groups_file(folder: Path) -> Path | None:
-    """The file in ``folder`` with the linear layers that a GGUF file had quantised; None without one."""
+    """Path of GROUPS_FILE in ``folder``; None if it does not exist."""
     file = folder / GROUPS_FILE
     return file if file.is_file() else None
 
 
 def is_quantised(folder: Path) -> bool:
-    """Whether the model in ``folder`` comes from a GGUF file that had all its linear layers quantised.
+    """Whether the model in ``folder`` comes from a GGUF file in which all linear layers were quantised.
 
-    Raises ModelUnavailable where the file with them is damaged.
+    Raises ModelUnavailable if GROUPS_FILE is damaged.
     """
     file = groups_file(folder)
     if file is None:
         return False
-    with opened_weights(file) as opened:
+    with open_weights(file) as opened:
         return (opened.metadata() or {}).get(COMPLETE) == "True"
 
 
 def refuse_incomplete(info: Mapping[str, Any], name: str) -> None:
-    """Raise ModelUnsupported where weights were missing at loading; info: ``output_loading_info``."""
+    """Raise ModelUnsupported if weights are missing or have wrong shapes; info: ``output_loading_info``."""
     if info["missing_keys"]:
-        raise ModelUnsupported(f"{name}: its files have no weights for {some_of(info['missing_keys'])}")
+        raise ModelUnsupported(
+            f"{name}: its files have no weights for {summarize_names(info['missing_keys'])}"
+        )
     if info["mismatched_keys"]:
         mismatched = info["mismatched_keys"]
         shapes = (f"{key} is {list(stored)}, not {list(wanted)}" for key, stored, wanted in mismatched)
-        raise ModelUnsupported(f"{name}: its files have weights of other shapes: {some_of(shapes)}")
+        raise ModelUnsupported(f"{name}: its files have weights of other shapes: {summarize_names(shapes)}")
 
 
-def some_of(names: Iterable[str]) -> str:
-    """The first few of ``names``, and how many more there are."""
+def summarize_names(names: Iterable[str]) -> str:
+    """The first few of ``names``, and the number of others."""
     ordered = sorted(names)
-    more = f" and {len(ordered) - _NAMED} more" if len(ordered) > _NAMED else ""
-    return ", ".join(ordered[:_NAMED]) + more
+    more = f" and {len(ordered) - _MAX_NAMES} more" if len(ordered) > _MAX_NAMES else ""
+    return ", ".join(ordered[:_MAX_NAMES]) + more
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
-    """The files that transformers reads the weights from; all of them safetensors in the folder itself.
+    """The safetensors files that transformers reads the weights from.
 
-    Raises ModelUnavailable where there are none, or config.json or an index names other files.
+    Raises ModelUnavailable if there are none, or config.json or an index names other files.
     """
     if any(folder.glob("shard-[0-9]*.safetensors")):
         raise ModelUnavailable(
@@ -132,7 +133,8 @@ def _indexed(folder: Path, index: Path) -> tuple[Path, ...]:
 
 
 def _inside(folder: Path, name: Any, named_by: Path) -> Path:
-    """The file in ``folder`` with that plain name; transformers would follow any path and unpickle files."""
+    """The file ``name`` in ``folder``. Only plain names are allowed: transformers would follow paths and
+    unpickle."""
     known = (".safetensors", ".safetensors.index.json")
     if isinstance(name, str) and name.endswith(known) and not set(name) & set("/\\\0"):
         return folder / name
@@ -142,17 +144,17 @@ def _inside(folder: Path, name: Any, named_by: Path) -> Path:
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, StoredTensor]]:
-    if not file.is_file():  # reading a pipe would take for ever
+    if not file.is_file():  # reading a pipe would block
         raise ModelUnavailable(f"{file} is no file")
-    with opened_weights(file) as opened:
+    with open_weights(file) as opened:
         for name in opened.keys():  # noqa: SIM118 (no mapping)
             tensor = opened.get_slice(name)
             yield name, StoredTensor(tuple(tensor.get_shape()), tensor.get_dtype())
 
 
 @contextmanager
-def opened_weights(file: Path, framework: str = "numpy") -> Iterator[Any]:
-    """The safetensors ``file``; raises ModelUnavailable where it is damaged."""
+def open_weights(file: Path, framework: str = "numpy") -> Iterator[Any]:
+    """Open a safetensors file; raises ModelUnavailable if it is damaged."""
     try:
         with safe_open(file, framework=framework) as opened:
             yield opened

@@ -1,7 +1,7 @@
-"""The configuration of transformers for a GGUF file's model, from all keys that change what is computed.
+"""transformers' config for a GGUF file's model, from all keys that affect what is computed, by architecture.
 
-What a file cannot say (such as activations) is fixed by its architecture, in llama.cpp as in the classes of
-transformers.
+Properties that are not in the file, such as activations, are fixed by the architecture, in llama.cpp as well
+as in transformers.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,9 +19,9 @@ _SOFTMAX, _SIGMOID = 1, 2
 
 
 def transformers_config(file: GgufFile) -> dict[str, Any]:
-    """The values of a config.json, ``model_type`` among them.
+    """The values of a config.json, including ``model_type``.
 
-    Raises ModelUnsupported, by name, for an architecture or a key that is not read here.
+    Raises ModelUnsupported for an unknown architecture or key.
     """
     build = ARCHITECTURES.get(file.architecture)
     if build is None:
@@ -55,7 +55,7 @@ def _sizes(file: GgufFile) -> dict[str, Any]:
 
 
 def _head_dim(file: GgufFile, *, free: bool = True) -> int:
-    """Elements of a head; free: in this architecture that need not be what its heads share out."""
+    """Head size; free: the architecture allows it to differ from hidden size / heads."""
     shared = int(file.require("embedding_length")) // int(file.require("attention.head_count"))
     found = int(file.get("attention.key_length", shared))
     if file.get("attention.value_length", found) != found:
@@ -66,7 +66,7 @@ def _head_dim(file: GgufFile, *, free: bool = True) -> int:
 
 
 def _decoder(file: GgufFile, *, free: bool = True, partial: bool = False, eps: str = _RMS) -> dict[str, Any]:
-    """What most architectures have, but for the epsilon of their norms by its name in the configuration."""
+    """Values that most architectures have; free, partial: see ``_head_dim`` and ``rope_parameters``."""
     head_dim = _head_dim(file, free=free)
     found = _sizes(file) | {"rope_parameters": rope_parameters(file, head_dim, partial=partial)}
     if eps == _RMS:
@@ -105,7 +105,7 @@ def _qwen3moe(file: GgufFile) -> dict[str, Any]:
 
 
 def _qwen_experts(file: GgufFile, *, normed: bool) -> dict[str, Any]:
-    """normed: whether the weights of a token's experts are divided by their sum, unless a key says so."""
+    """normed: whether the weights of a token's experts are divided by their sum, if no key says so."""
     used = file.require("expert_used_count")
     _gate(file, _SOFTMAX)
     inner = file.require("feed_forward_length")
@@ -203,15 +203,15 @@ def _gemma3(file: GgufFile) -> dict[str, Any]:
 
 
 def _gemma_scalar(file: GgufFile, *, largest: int) -> int:
-    """Scores are divided by its root. Files do not say it: it is 256 in all published sizes but that of 27
-    billion parameters, which has ``largest`` layers and takes what the heads would share out."""
+    """Attention scores are divided by its square root. It is not in GGUF files: 256 in all published sizes
+    except 27B, which has ``largest`` layers and uses hidden size / heads."""
     if file.require("block_count") == largest:
         return int(file.require("embedding_length")) // int(file.require("attention.head_count"))
     return _GEMMA_SCALAR
 
 
 def _window_of_all(file: GgufFile) -> int | None:
-    """The sliding window of an architecture whose layers all have it or none."""
+    """The sliding window of an architecture in which all layers or none have it."""
     windows = _windows(file, period=0)
     kinds = set(windows["layer_types"])
     if len(kinds) > 1:
@@ -220,7 +220,7 @@ def _window_of_all(file: GgufFile) -> int | None:
 
 
 def _window_of_some(file: GgufFile) -> dict[str, Any]:
-    """The sliding windows of an architecture that has no rule which layers have one."""
+    """The sliding windows of an architecture without a fixed pattern of layers."""
     if file.get(_WINDOW, 0) and file.listed(_PATTERN) is None:
         file.refuse(_WINDOW, f"is of layers that no {_PATTERN} names")
     windows = _windows(file, period=0)
@@ -230,7 +230,7 @@ def _window_of_some(file: GgufFile) -> dict[str, Any]:
 def _windows(file: GgufFile, *, period: int) -> dict[str, Any]:
     """The sliding window and the kind of each layer.
 
-    period: every so manyth layer attends to everything, unless a key says otherwise; 0: none.
+    period: every period-th layer has full attention, if no key says otherwise; 0 for no such layers.
     """
     layers = int(file.require("block_count"))
     window, pattern = file.get(_WINDOW, 0), file.listed(_PATTERN)
@@ -259,4 +259,4 @@ ARCHITECTURES: Mapping[str, Callable[[GgufFile], dict[str, Any]]] = {
     "stablelm": _stablelm,
     "starcoder2": _starcoder2,
 }
-"""By their names in GGUF files."""
+"""Builders of configs by architecture name in GGUF files."""

@@ -1,23 +1,23 @@
-"""What a GGUF file says about its model: keys of the architecture, which are all to be read, and tensors."""
+"""GgufFile: keys and tensors of a GGUF file; keys that were not read and may matter are rejected."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, NoReturn
 
 from shoal.core import ModelUnsupported
 
-_WITHOUT_EFFECT = frozenset(
+_IGNORED_KEYS = frozenset(
     {
-        "attention.layer_norm_epsilon",  # of the other kind of norm: each architecture reads its own
+        "attention.layer_norm_epsilon",  # may be of the unused kind of norm; each architecture reads its own
         "attention.layer_norm_rms_epsilon",
         "rope.scaling.finetuned",
         "tensor_data_layout",
-        "use_parallel_residual",  # StableLM's; what counts is whether it has the norm before the MLP
-        "vocab_size",  # that of the embedding counts
+        "use_parallel_residual",  # StableLM; whether it has a norm before the MLP is decisive
+        "vocab_size",  # the embedding's shape is decisive
     }
 )
-"""Keys that say nothing about what is computed."""
+"""Keys that do not affect what is computed."""
 
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+_INERT_VALUES: Mapping[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
     "attention.max_alibi_bias": (0,),
@@ -40,19 +40,19 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "logit_scale": (0, 1),
     "moe_every_n_layers": (0, 1),
     "nextn_predict_layers": (0,),
-    "pooling_type": (0, 3),  # none, or of the last token, as ours is
+    "pooling_type": (0, 3),  # none or last token, as here
     "residual_scale": (0, 1),
     "rope.scaling.alpha": (0,),
     "rope.scaling.yarn_log_multiplier": (0,),
     "router_logit_softcapping": (0,),
 }
-"""Values with which keys that an architecture does not read say nothing, either."""
+"""Values with which keys have no effect, if an architecture does not read them."""
 
 
 class GgufFile:
-    """The keys and tensors of a file, some of which are then read; the others can be refused.
+    """Keys and tensors of a file; remembers which keys were read.
 
-    reader: a ``gguf.GGUFReader``. Raises ModelUnsupported where the file names no architecture, or is a part.
+    reader: a ``gguf.GGUFReader``. Raises ModelUnsupported if the file names no architecture, or is a part.
     """
 
     def __init__(self, reader: Any) -> None:
@@ -65,7 +65,7 @@ class GgufFile:
                 f"it is one of {parts.contents()} parts; join them (llama.cpp's llama-gguf-split --merge)"
             )
         self.architecture: str = named.contents()
-        """As llama.cpp calls it."""
+        """llama.cpp's name of it."""
         prefix = f"{self.architecture}."
         self._fields = reader.fields
         self._values: dict[str, Any] = {
@@ -77,9 +77,9 @@ class GgufFile:
         self._read: set[str] = set()
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of the architecture's ``key``; a list of one value for each layer if they all are equal.
+        """The value of the architecture's ``key``; for a list, the value that all layers have.
 
-        Raises ModelUnsupported where layers have different values.
+        Raises ModelUnsupported if layers have different values.
         """
         value = self.listed(key)
         if isinstance(value, list):
@@ -89,12 +89,12 @@ class GgufFile:
         return default if value is None else value
 
     def listed(self, key: str) -> Any:
-        """The value of ``key`` as it is, None where it is absent."""
+        """The value of ``key``, which may be a list; None if it is absent."""
         self._read.add(key)
         return self._values.get(key)
 
     def require(self, key: str) -> Any:
-        """The value of ``key``; raises ModelUnsupported where it is absent."""
+        """The value of ``key``; raises ModelUnsupported if it is absent."""
         value = self.get(key)
         if value is None:
             raise ModelUnsupported(f"it lacks the key {self.architecture}.{key}")
@@ -106,17 +106,16 @@ class GgufFile:
         return None if field is None else int(field.contents())
 
     def has(self, tensor: str) -> bool:
-        """Whether there is a tensor of that name."""
         return tensor in self._tensors
 
     def shape(self, tensor: str) -> tuple[int, ...]:
-        """Its dimensions in the order of torch; raises ModelUnsupported where there is no such tensor."""
+        """Dimensions of a tensor in torch's order; raises ModelUnsupported if it does not exist."""
         if tensor not in self._tensors:
             raise ModelUnsupported(f"it has no tensor {tensor}")
         return tuple(int(size) for size in reversed(self._tensors[tensor].shape))
 
     def numbers(self, tensor: str, count: int) -> list[float] | None:
-        """The elements of a tensor of that many, None where there is no such tensor."""
+        """The ``count`` elements of a float32 tensor; None if it does not exist."""
         if tensor not in self._tensors:
             return None
         found: list[float] = self._tensors[tensor].data.ravel().tolist()
@@ -125,23 +124,23 @@ class GgufFile:
         return found
 
     def refuse(self, key: str, why: str) -> NoReturn:
-        """Raise a ModelUnsupported that names ``key`` with its value."""
+        """Raise ModelUnsupported with ``key`` and its value."""
         value = self._values.get(key)
         shown = "" if value is None else f" = {value!r:.60}"
         raise ModelUnsupported(f"its key {self.architecture}.{key}{shown} {why}; {INSTEAD}")
 
     def refuse_unread(self) -> None:
-        """Raise ModelUnsupported where a key was not read that may change what the model computes."""
-        for key in sorted(self._values.keys() - self._read - _WITHOUT_EFFECT):
-            if self._values[key] not in _NEUTRAL.get(key, ()):
+        """Raise ModelUnsupported if a key was not read that may affect what the model computes."""
+        for key in sorted(self._values.keys() - self._read - _IGNORED_KEYS):
+            if self._values[key] not in _INERT_VALUES.get(key, ()):
                 self.refuse(key, "may change what the model computes, and is not read here")
 
     def refuse_unused(self, used: Collection[str]) -> None:
-        """Raise ModelUnsupported where there is a tensor whose name is not among these."""
+        """Raise ModelUnsupported if there is a tensor whose name is not in ``used``."""
         for name in self._tensors:
             if name not in used:
                 raise ModelUnsupported(f"its tensor {name} has no place in this model; {INSTEAD}")
 
 
 INSTEAD = "take the model's original folder (config.json with *.safetensors)"
-"""What to do about a file that cannot be converted."""
+"""Remedy for a file that cannot be converted."""

@@ -1,19 +1,19 @@
-"""How a GGUF file says it is quantised; read without its arrays, some of which are whole vocabularies."""
+"""Quantisation of a GGUF file from its header, skipping arrays such as the vocabulary."""
 
 import struct
 from pathlib import Path
 from typing import BinaryIO
 
-# Of metadata, by the numbers that the format gives their types (ggml's gguf.md): struct's letters.
+# struct's letters by the type numbers of GGUF metadata (ggml's gguf.md).
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _KEY = b"general.file_type"
-# Metadata has tens of keys; a file that claims more is damaged.
-_MOST_KEYS = 4096
+# A file with more keys is damaged.
+_MAX_KEYS = 4096
 
 
 def gguf_quantisation(file: Path) -> str | None:
-    """The kind of most weights in ``file``, such as ``Q4_K_M`` or ``F16``; None where it does not say."""
+    """Type of most weights in ``file``, such as ``Q4_K_M`` or ``F16``; None if unknown."""
     try:
         with file.open("rb") as opened:
             number = _file_type(opened)
@@ -29,11 +29,11 @@ def gguf_quantisation(file: Path) -> str | None:
 
 
 def _file_type(file: BinaryIO) -> int | None:
-    """The number behind ``general.file_type``, which stands before the vocabulary; None without one."""
+    """The value of ``general.file_type``, which precedes the vocabulary; None if it is absent."""
     magic, _, _, keys = struct.unpack("<4sIQQ", file.read(24))
     if magic != b"GGUF":
         raise ValueError("no GGUF file")
-    for _ in range(min(keys, _MOST_KEYS)):
+    for _ in range(min(keys, _MAX_KEYS)):
         length = _number(file, "Q")
         key = file.read(length) if length == len(_KEY) else file.seek(length, 1)
         kind = _number(file, "I")
@@ -49,7 +49,7 @@ def _number(file: BinaryIO, letter: str) -> int:
 
 
 def _skip(file: BinaryIO, kind: int) -> None:
-    """Skip a value; raises ValueError for a kind that there is not."""
+    """Skip a value; raises ValueError for an unknown type."""
     if kind in _SCALARS:
         file.seek(struct.calcsize(f"<{_SCALARS[kind]}"), 1)
     elif kind == _STRING:

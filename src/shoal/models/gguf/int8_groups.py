@@ -1,6 +1,6 @@
-"""The quantised matrices of a GGUF file in int8, with a scale for every 32 inputs of an output.
+"""Quantised matrices of a GGUF file in int8, with a scale for every 32 inputs of an output channel.
 
-Part of the conversion's subprocess, as ``convert`` is: it needs torch and transformers.
+Used only in the conversion's subprocess, since it imports torch and transformers.
 """
 
 from collections.abc import Iterator
@@ -15,21 +15,21 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 GROUP = 32
-"""Inputs that share a scale."""
+"""Number of inputs that share a scale."""
 
 _DENSE = frozenset(GGMLQuantizationType[name] for name in ("F16", "BF16", "F32", "F64"))
 _SYMMETRIC = frozenset(GGMLQuantizationType[name] for name in ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL"))
-"""Types of blocks of 32 values that begin with a float16, by which the integers after it are multiplied."""
+"""Types whose blocks are a float16 scale and 32 integers."""
 _ROWS = 1024
-"""Rows that are held in float32 at a time."""
+"""Rows that are converted to float32 at a time."""
 
 
 def int8_groups(file: gguf.GGUFReader, model: PreTrainedModel) -> tuple[dict[str, np.ndarray], bool]:
-    """What to keep of ``file``, which ``model`` was converted from, and whether it is all linear layers.
+    """The quantised layers of ``file``, from which ``model`` was converted, and whether that is all.
 
-    By the names of modules, ``NAME.values`` int8 [outputs, inputs] and ``NAME.scales`` float32
-    [outputs, inputs / 32]. A layer is left out where its matrix is dense in the file, or where the integers
-    do not give the matrix that transformers made, whose order of rows may be its own.
+    By module name, ``NAME.values`` int8 [outputs, inputs] and ``NAME.scales`` float32 [outputs, inputs /
+    32]. A layer is omitted if its matrix is dense in the file, or if the integers do not give transformers'
+    matrix, whose rows may be permuted.
     """
     matrices = _matrices(file, model)
     config = model.config.get_text_config()
@@ -42,17 +42,17 @@ def int8_groups(file: gguf.GGUFReader, model: PreTrainedModel) -> tuple[dict[str
         if matrix is None:
             continue
         weight = layer.weight.detach() if isinstance(layer, nn.Linear) else layer.weight.detach().T
-        found = _as_in(weight, *quantise(matrix.data, matrix.tensor_type), head_dim)
+        found = _in_order_of(weight, *quantise(matrix.data, matrix.tensor_type), head_dim)
         if found is not None:
             kept[f"{name}.values"], kept[f"{name}.scales"] = found
     return kept, 0 < 2 * len(layers) == len(kept)
 
 
 def quantise(data: np.ndarray, kind: GGMLQuantizationType) -> tuple[np.ndarray, np.ndarray]:
-    """A matrix, uint8 [outputs, bytes] as in the file, to values and scales as of ``int8_groups``.
+    """Values and scales (see ``int8_groups``) of a matrix, uint8 [outputs, bytes] as in the file.
 
-    Exact where the type is a scale times integers in blocks of 32. Other types are dequantised and rounded
-    to 255 steps, from minus to plus the largest magnitude of a group.
+    Exact if the type is a scale times integers in blocks of 32. Other types are dequantised and rounded to
+    255 steps, from minus to plus the largest magnitude of a group.
     """
     parts = [_quantise_rows(data[at : at + _ROWS], kind) for at in range(0, len(data), _ROWS)]
     return np.concatenate([values for values, _ in parts]), np.concatenate([scales for _, scales in parts])
@@ -66,14 +66,16 @@ def _quantise_rows(data: np.ndarray, kind: GGMLQuantizationType) -> tuple[np.nda
         scales = firsts.view(np.float16)[..., 0].astype(np.float32)
     else:
         scales = np.abs(weights).max(axis=2) / np.float32(127)
-    with np.errstate(invalid="ignore", divide="ignore"):  # what is not finite is found out when compared
+    with np.errstate(
+        invalid="ignore", divide="ignore"
+    ):  # values that are not finite fail the comparison later
         values = np.where(scales[..., None] == 0, 0, weights / scales[..., None])
         values = np.rint(values).clip(-128, 127).astype(np.int8)
     return values.reshape(len(data), -1), scales
 
 
 def _matrices(file: gguf.GGUFReader, model: nn.Module) -> dict[int, Any]:
-    """The quantised matrices of ``file`` by the id of the model's parameter that each became."""
+    """The quantised matrices of ``file``, by id of the model's parameter."""
     architecture = file.fields["general.architecture"].contents()
     numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
     blocks = file.fields.get(f"{architecture}.block_count")
@@ -89,10 +91,10 @@ def _matrices(file: gguf.GGUFReader, model: nn.Module) -> dict[int, Any]:
     return found
 
 
-def _as_in(
+def _in_order_of(
     weight: torch.Tensor, values: np.ndarray, scales: np.ndarray, head_dim: int
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """values and scales with their rows in the order of ``weight``; None where no known order gives it."""
+    """values and scales with rows in the order of ``weight``; None if no known order gives it."""
     if values.shape != tuple(weight.shape):
         return None
     for order in _orders(len(values), head_dim):
@@ -102,8 +104,8 @@ def _as_in(
 
 
 def _orders(rows: int, head_dim: int) -> Iterator[np.ndarray]:
-    """Orders in which to take a file's rows: as they are, or, as llama's queries and keys need it, of each
-    head first those with even and then those with odd numbers."""
+    """Known permutations of a file's rows: none, or, for llama's queries and keys, the even before the odd
+    rows of each head."""
     plain = np.arange(rows)
     yield plain
     if rows % head_dim == 0 and head_dim % 2 == 0:
@@ -111,7 +113,7 @@ def _orders(rows: int, head_dim: int) -> Iterator[np.ndarray]:
 
 
 def _same(weight: torch.Tensor, values: np.ndarray, scales: np.ndarray, order: np.ndarray) -> bool:
-    """Whether values * scales is ``weight``, up to bfloat16's rounding and half a step."""
+    """Whether values * scales equals ``weight``, up to bfloat16 rounding and half a step."""
     for at in range(0, len(order), _ROWS):
         rows = order[at : at + _ROWS]
         steps = np.abs(scales[rows, :, None])

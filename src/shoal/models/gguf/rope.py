@@ -1,6 +1,6 @@
-"""How a GGUF file's model encodes positions, in the words of transformers.
+"""transformers' ``rope_parameters`` for a GGUF file's model.
 
-A key that is absent has the value that llama.cpp then takes.
+Absent keys have llama.cpp's defaults.
 """
 
 import math
@@ -10,7 +10,7 @@ from shoal.core import ModelUnsupported
 from shoal.models.gguf.file import INSTEAD, GgufFile
 
 TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-"""Factors for each frequency. They become part of the configuration."""
+"""Tensors with a factor for each frequency, which become part of the configuration."""
 
 _BASE = 10000.0
 
@@ -18,8 +18,8 @@ _BASE = 10000.0
 def rope_parameters(file: GgufFile, head_dim: int, *, partial: bool = False) -> dict[str, Any]:
     """The ``rope_parameters`` of a configuration.
 
-    partial: of an architecture that may rotate a part of each head only. Raises ModelUnsupported where
-    transformers has no such encoding.
+    partial: the architecture may rotate a part of each head only. Raises ModelUnsupported if transformers
+    has no such encoding.
     """
     rotated = int(file.get("rope.dimension_count", head_dim))
     found: dict[str, Any] = {"rope_type": "default", "rope_theta": float(file.get("rope.freq_base", _BASE))}
@@ -51,7 +51,7 @@ def rope_parameters(file: GgufFile, head_dim: int, *, partial: bool = False) -> 
 
 
 def _yarn(file: GgufFile) -> dict[str, Any]:
-    """What else YaRN takes; the keys are read in any case, since without YaRN they say nothing."""
+    """Parameters of YaRN; the keys are always read, since they have no effect without YaRN."""
     found: dict[str, Any] = {"rope_type": "yarn"}
     for name in ("beta_fast", "beta_slow"):
         value = file.get(f"rope.scaling.yarn_{name}")
@@ -69,8 +69,8 @@ def _yarn(file: GgufFile) -> dict[str, Any]:
 
 
 def _by_factors(long: list[float], short: list[float], original: int, attention: float) -> dict[str, Any]:
-    """An encoding with a factor for each frequency; with the same ones in long contexts it is exact for
-    whatever formula gave them, such as Llama 3's."""
+    """Longrope with a factor for each frequency. With the same factors for long and short contexts it is
+    exact for any formula of factors, such as Llama 3's."""
     return {
         "rope_type": "longrope",
         "long_factor": long,
@@ -82,6 +82,6 @@ def _by_factors(long: list[float], short: list[float], original: int, attention:
 
 
 def _share(rotated: int, head_dim: int) -> float:
-    """The part of a head that is rotated, such that its product with ``head_dim`` is not rounded down."""
+    """The rotated share of a head, such that its product with ``head_dim`` is not rounded down."""
     share = rotated / head_dim
     return share if int(head_dim * share) == rotated else math.nextafter(share, 1.0)

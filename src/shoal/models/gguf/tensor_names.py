@@ -1,4 +1,4 @@
-"""Which tensors of a GGUF file the parameters of a model are."""
+"""Names of GGUF tensors for the parameters of a `transformers` model."""
 
 import re
 from collections.abc import Iterator
@@ -9,12 +9,12 @@ _EXPERT_TENSORS = {
     "experts.down_proj": ("ffn_down_exps.weight",),
     "e_score_correction_bias": ("exp_probs_b.bias",),
 }
-"""Parameters that are several tensors, or that gguf has no name for."""
+"""Parameters that consist of several tensors, or that the gguf package has no names for."""
 _EXPERTS = re.compile(rf"(?:.*\.)?layers\.(\d+)\.mlp\.({'|'.join(map(re.escape, _EXPERT_TENSORS))})")
 
 
 def gguf_names(model: Any, architecture: str) -> Iterator[str]:
-    """Names of the tensors, as llama.cpp calls them in files of ``architecture``, for all parameters."""
+    """llama.cpp's names of the tensors for all parameters of ``model``."""
     import gguf
 
     numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}

@@ -1,4 +1,4 @@
-"""What a GGUF file says about text and transformers' conversion of its tokenizer leaves out."""
+"""End tokens and chat templates of a GGUF file that transformers' tokenizer conversion omits."""
 
 import json
 import re
@@ -7,13 +7,13 @@ from typing import Any
 
 from shoal.models.folder.json_files import read_json
 
-# Ends of a text, of a message, and of a message that waits for a tool.
+# End of text, of a message, and of a message with a tool call.
 _ENDS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 _TEMPLATE = re.compile(r"tokenizer\.chat_template\.([\w-]+)")
 
 
 def keep_text_metadata(reader: Any, folder: Path) -> None:
-    """Write all end tokens and all named chat templates of the file that ``reader`` reads to ``folder``."""
+    """Write all end tokens and named chat templates of the reader's file to ``folder``."""
     ends = [int(field.contents()) for name in _ENDS if (field := reader.fields.get(name)) is not None]
     if ends:
         file = folder / "generation_config.json"

@@ -1,8 +1,8 @@
-"""Tokens that a tokenizer's files name beside its vocabulary, such as those that begin and end a message.
+"""Added and special tokens from a tokenizer's files, and completing a tokenizer.json that lacks some.
 
-``tokenizer.json`` lists those that it splits from a text. Folders of fine-tuned models name more in
-``tokenizer_config.json``, ``special_tokens_map.json`` or ``added_tokens.json``; transformers adds them in the
-order that is followed here, so that they get the same ids.
+``tokenizer.json`` lists the tokens that it splits from a text. Folders of fine-tuned models list more in
+``tokenizer_config.json``, ``special_tokens_map.json`` or ``added_tokens.json``. They are added in the order
+of transformers, so that they get the same ids.
 """
 
 import json
@@ -20,11 +20,11 @@ from shoal.models.folder.json_files import read_json
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILES = ("tokenizer_config.json", "special_tokens_map.json")
-"""Say which token has which role."""
+"""Files that assign roles to tokens."""
 ADDED_TOKENS_FILE = "added_tokens.json"
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-# A name in the vocabulary has a number behind it, and quotes inside of strings have a backslash before them.
+# In the vocabulary, a name is followed by a number; inside of strings, quotes are escaped.
 _LIST = re.compile(rb'(?<!\\)"added_tokens"\s*:\s*(?=\[)')
 _LIST_BYTES = 2**16
 _DECODER = json.JSONDecoder()
@@ -32,35 +32,35 @@ _DECODER = json.JSONDecoder()
 
 @dataclass(frozen=True, slots=True)
 class NamedToken:
-    """A token that is never split."""
+    """An added token, which is never split."""
 
     text: str
     special: bool
-    """Left out of texts that are shown."""
+    """Omitted from decoded text."""
     normalized: bool
-    """Found in the text as its normalizer leaves it."""
+    """Matched in normalized text."""
     lstrip: bool = False
-    """Takes the blanks before it."""
+    """Includes blanks before it."""
     rstrip: bool = False
-    """Takes the blanks behind it."""
+    """Includes blanks after it."""
     single_word: bool = False
-    """Not found inside a word."""
+    """Not matched inside a word."""
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
-    """The tokens with a role, such as ``eos_token``, that the tokenizer's files in ``folder`` name."""
+    """Texts of tokens with a role, such as ``eos_token``, in the tokenizer's files in ``folder``."""
     roles = _roles(*(read_json(folder / name) for name in CONFIG_FILES))
     return {role: token.text for role, token in roles.items()}
 
 
 def stored_tokens(file: Path) -> dict[str, Mapping[str, Any]]:
-    """What ``file``, a tokenizer.json, lists as added tokens, by their text; {} where it is broken."""
+    """The added tokens that ``file``, a tokenizer.json, lists, by text; {} if it is broken."""
     entries = (entry for entry in _listed(file) if isinstance(entry, Mapping))
     return {entry["content"]: entry for entry in entries if isinstance(entry.get("content"), str)}
 
 
 def _listed(file: Path) -> list[Any]:
-    """The list alone: it stands near the beginning, and parsing all of a large file would take a second."""
+    """Parse only the list, which is near the beginning: parsing all of a large file takes a second."""
     if not file.stat().st_size:
         return []
     with file.open("rb") as opened, mmap(opened.fileno(), 0, access=ACCESS_READ) as data:
@@ -81,20 +81,20 @@ def _listed(file: Path) -> list[Any]:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether tokenizer.json lists all tokens that the other files in ``folder`` name, and as these do."""
+    """Whether tokenizer.json lists all tokens of the other files in ``folder``, with the same properties."""
     stored = _stored(folder)
     return all(stored.get(token.text) == token for token in _named_tokens(folder, stored))
 
 
 def write_complete(folder: Path, target: Path) -> None:
-    """Write tokenizer.json with all tokens that the files in ``folder`` name to the folder ``target``."""
+    """Write a tokenizer.json with all tokens of the files in ``folder`` to the folder ``target``."""
     backend = read_backend(folder / TOKENIZER_FILE)
     backend.add_tokens([tokenizers.AddedToken(**_fields(t)) for t in _named_tokens(folder, _stored(folder))])
     backend.save(str(target / TOKENIZER_FILE))
 
 
 def read_backend(file: Path) -> tokenizers.Tokenizer:
-    """The tokenizer that ``file`` describes; raises ModelUnavailable where it is broken."""
+    """The tokenizer in ``file``; raises ModelUnavailable if it is broken."""
     try:
         return tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises plain Exception
@@ -108,19 +108,19 @@ def _fields(token: NamedToken) -> dict[str, Any]:
 
 def _stored(folder: Path) -> dict[str, NamedToken]:
     stored = stored_tokens(folder / TOKENIZER_FILE)
-    return {text: _of_object(entry, bool(entry.get("special"))) for text, entry in stored.items()}
+    return {text: _parse_token(entry, bool(entry.get("special"))) for text, entry in stored.items()}
 
 
 def _named_tokens(folder: Path, stored: Mapping[str, NamedToken]) -> list[NamedToken]:
-    """What transformers adds to the tokens that are ``stored``, in its order.
+    """The tokens that transformers adds to the ``stored`` ones, in its order.
 
-    These come again where the files describe them, since their descriptions may differ.
+    Stored tokens are included if the files describe them, since the descriptions may differ.
     """
     config, special_map = (read_json(folder / name) for name in CONFIG_FILES)
     lists_all = "added_tokens_decoder" in config
     special_map = {} if lists_all else special_map
     roles = _roles(config, special_map)
-    further = list(_further(config, special_map))
+    further = list(_extra_tokens(config, special_map))
     if lists_all:
         listed = _by_id(config["added_tokens_decoder"], folder / CONFIG_FILES[0])
     else:
@@ -136,8 +136,8 @@ def _named_tokens(folder: Path, stored: Mapping[str, NamedToken]) -> list[NamedT
 
 
 def _roles(config: Mapping[str, Any], special_map: Mapping[str, Any]) -> dict[str, NamedToken]:
-    """By role: the usual ones first, then those of this model, such as ``image_token``."""
-    # Since it lists its tokens, tokenizer_config.json is newer than the map.
+    """Tokens by role: the usual roles first, then those of this model, such as ``image_token``."""
+    # If tokenizer_config.json lists its tokens, it is newer than the map and has priority.
     first, second = (config, special_map) if "added_tokens_decoder" in config else (special_map, config)
     entries = {**second, **{name: value for name, value in first.items() if value is not None}}
     own = entries.get("extra_special_tokens")
@@ -151,7 +151,7 @@ def _is_own_role(name: str, own: Any) -> bool:
     return name not in _ROLES and (name.endswith("_token") or (isinstance(own, Mapping) and name in own))
 
 
-def _further(config: Mapping[str, Any], special_map: Mapping[str, Any]) -> Iterator[NamedToken]:
+def _extra_tokens(config: Mapping[str, Any], special_map: Mapping[str, Any]) -> Iterator[NamedToken]:
     """Special tokens without a role."""
     for file in (config, special_map):
         for name in ("extra_special_tokens", "additional_special_tokens"):
@@ -162,15 +162,15 @@ def _further(config: Mapping[str, Any], special_map: Mapping[str, Any]) -> Itera
 
 
 def _token(value: Any) -> NamedToken | None:
-    """A special token, which is written as its text or as an object."""
+    """A special token, given as its text or as an object."""
     if isinstance(value, str) and value:
         return NamedToken(value, special=True, normalized=False)
     if isinstance(value, Mapping) and isinstance(value.get("content"), str) and value["content"]:
-        return _of_object(value, special=True)
+        return _parse_token(value, special=True)
     return None
 
 
-def _of_object(value: Mapping[str, Any], special: bool) -> NamedToken:
+def _parse_token(value: Mapping[str, Any], special: bool) -> NamedToken:
     return NamedToken(
         value["content"],
         special=special,
@@ -184,7 +184,7 @@ def _of_object(value: Mapping[str, Any], special: bool) -> NamedToken:
 def _by_id(entries: Any, file: Path) -> list[NamedToken]:
     try:
         ordered = [entries[number] for number in sorted(entries, key=int)]
-        tokens = [_of_object(entry, bool(entry.get("special"))) for entry in ordered]
+        tokens = [_parse_token(entry, bool(entry.get("special"))) for entry in ordered]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ModelUnavailable(
             f"{file}: added_tokens_decoder must be an object of tokens by their ids: {error!r:.80}"

@@ -1,4 +1,4 @@
-"""Encoding what clients send: texts that may be far too long, and answers of megabytes."""
+"""Encoding clients' texts with a limit on tokens, and tokenize responses as JSON."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -7,12 +7,12 @@ import msgspec
 
 from shoal.models.tokenizer.messages import Encoded, Tokenized
 
-# Characters of the pieces in which the tokens of a long text are counted.
+# Characters of a piece when the tokens of a long text are counted.
 _PIECE_CHARACTERS = 2**15
 
 
 class Encoder(Protocol):
-    """A tokenizer, for texts."""
+    """A tokenizer that encodes texts; see ``Tokenizer``."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``."""
@@ -27,7 +27,7 @@ class Encoder(Protocol):
 def encode_texts(
     tokenizer: Encoder, texts: Sequence[str], add_special_tokens: bool, most_tokens: int | None
 ) -> Encoded:
-    """Token ids of ``texts``, up to the first that is found to have more than ``most_tokens`` (None: all)."""
+    """Token ids of ``texts``, up to the first text with more than ``most_tokens`` (None: no limit)."""
     tokens: list[list[int]] = []
     for text in texts:
         if most_tokens is not None:
@@ -39,19 +39,20 @@ def encode_texts(
 
 
 def _bounds(tokenizer: Encoder, text: str) -> Iterator[int]:
-    """Ever better lower bounds on the tokens of ``text``: encoding needs a hundred bytes for each token."""
+    """Increasing lower bounds on the tokens of ``text``; encoding all of it takes a hundred bytes per
+    token."""
     yield tokenizer.least_tokens(text)
     if len(text) <= _PIECE_CHARACTERS:
         return
     count = 0
     for start in range(0, len(text), _PIECE_CHARACTERS):
         count += len(tokenizer.encode(text[start : start + _PIECE_CHARACTERS], add_special_tokens=False))
-        # The cuts between pieces add tokens, but fewer than the text itself has.
+        # Splitting into pieces adds tokens, but fewer than the text itself has.
         yield count // 2
 
 
 def tokenize(tokenizer: Encoder, text: str, add_special_tokens: bool, with_strings: bool) -> Tokenized:
-    """Token ids of ``text``, and the text of each where that is wanted, as JSON."""
+    """Token ids of ``text`` as JSON, and the text of each token if with_strings."""
     tokens = tokenizer.encode(text, add_special_tokens)
     strings = None
     if with_strings:

@@ -1,4 +1,4 @@
-"""Tokens that end a model's output."""
+"""End-of-sequence token ids of a model, from its configuration files and its tokenizer."""
 
 from pathlib import Path
 
@@ -8,11 +8,11 @@ from shoal.models.tokenizer.added_tokens import TOKENIZER_FILE, special_tokens, 
 
 
 def end_token_ids(folder: Path, tokenizer: Path | None) -> tuple[int, ...]:
-    """Ids from generation_config.json, else from config.json, and that of the tokenizer's ``eos_token``.
+    """Ids from generation_config.json, else from config.json, and of the tokenizer's ``eos_token``.
 
-    The files often name different ones: that of the base model and that of the chat format. tokenizer: folder
-    of the tokenizer, as ``tokenizer_folder`` returns it; None: there is none. Raises ModelUnavailable where
-    files have no token ids.
+    The files often differ: one has the token of the base model, another that of the chat format. tokenizer:
+    folder from ``tokenizer_folder``; None if the model has no tokenizer. Raises ModelUnavailable if a file
+    has values that are no token ids.
     """
     own = None if tokenizer is None else _of_tokenizer(folder, tokenizer)
     return tuple(dict.fromkeys([*_from_configs(folder), *([] if own is None else [own])]))
@@ -37,5 +37,5 @@ def _of_tokenizer(folder: Path, tokenizer: Path) -> int | None:
         return None
     id = stored_tokens(tokenizer / TOKENIZER_FILE).get(text, {}).get("id")
     rows = text_config(read_json(folder / "config.json")).get("vocab_size")
-    # A token that was added to the tokenizer alone is none that the model can write.
+    # The model cannot generate a token that is outside of its embedding.
     return None if type(id) is not int or (type(rows) is int and id >= rows) else id

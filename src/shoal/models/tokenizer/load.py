@@ -1,4 +1,4 @@
-"""Reading ``tokenizer.json``: seconds of work for a large vocabulary, in which no other thread runs."""
+"""Loading ``tokenizer.json``, which takes seconds for a large vocabulary and blocks all other threads."""
 
 import hashlib
 import json
@@ -9,14 +9,14 @@ import tokenizers
 
 from shoal.core import ModelUnavailable
 from shoal.models.tokenizer.added_tokens import read_backend
-from shoal.models.tokenizer.token_bytes import growth
+from shoal.models.tokenizer.token_bytes import max_growth
 
-# Real normalizers replace one character by a few at most.
-_MOST_GROWTH = 64
+# Real normalizers replace a character by a few at most.
+_MAX_GROWTH = 64
 
 
 def digest_of(file: Path) -> str:
-    """What files with the same content have in common; raises ModelUnavailable where it cannot be read."""
+    """SHA-256 of a file; raises ModelUnavailable if it cannot be read."""
     try:
         with file.open("rb") as content:
             return hashlib.file_digest(content, "sha256").hexdigest()
@@ -25,9 +25,9 @@ def digest_of(file: Path) -> str:
 
 
 def load_backend(file: Path) -> tokenizers.Tokenizer:
-    """The tokenizer that ``file`` describes; raises ModelUnavailable where there is no usable one."""
+    """The tokenizer in ``file``; raises ModelUnavailable if it is broken or unusable."""
     backend = read_backend(file)
-    if growth(state_of(backend.normalizer)) > _MOST_GROWTH:
+    if max_growth(state_of(backend.normalizer)) > _MAX_GROWTH:
         raise ModelUnavailable(f"{file} cannot be used: its normalizer makes short texts enormous")
     _check_usable(backend, file)
     # Padding and truncation are settings of the training run that saved the file.
@@ -37,13 +37,13 @@ def load_backend(file: Path) -> tokenizers.Tokenizer:
 
 
 def state_of(part: Any) -> dict[str, Any] | None:
-    """The JSON of one part of a tokenizer, None where it has no such part."""
+    """The JSON of a part of a tokenizer; None if there is no such part."""
     # The pickled state is that JSON; writing or parsing the whole file would take a second.
     return json.loads(part.__getstate__()) if part is not None else None
 
 
 def _check_usable(backend: tokenizers.Tokenizer, file: Path) -> None:
-    """Raise ModelUnavailable where every text, or one with a new word, would be an error."""
+    """Raise ModelUnavailable if ordinary texts cannot be encoded."""
     try:
         backend.encode_batch_fast(["A word, 2 numbers: 17\n", "\u00e9\U0001f600"])
     except (KeyboardInterrupt, SystemExit):

@@ -1,7 +1,7 @@
-"""What a server and the process of a tokenizer tell each other, and how that is framed.
+"""Messages between a server and a tokenizer process, and their framing.
 
-A frame is a header, with the number of the question and the length of what follows, and a message as msgpack.
-An answer has the number of its question; short questions may be answered before long ones.
+A frame is a header (request number, message length) and a message in msgpack. A reply has the number of its
+request; short requests may be answered before long ones.
 """
 
 import struct
@@ -11,93 +11,92 @@ import msgspec
 from msgspec import Struct
 
 HEADER = struct.Struct("<QI")
-"""Number of the question, and length of the message in bytes."""
+"""Request number, and length of the message in bytes."""
 SHORT_BYTES = 16 * 2**10
-"""Questions up to this size are answered at once, between the others."""
+"""Requests up to this size are answered immediately, before longer ones."""
 
 
 class Load(Struct, tag=True, array_like=True, frozen=True):
-    """The first question: read a tokenizer."""
+    """The first request: load a tokenizer."""
 
     file: str
-    """Its tokenizer.json."""
+    """Path of tokenizer.json."""
     digest: str
-    """Of that file, which may have been replaced since."""
+    """Expected digest of the file, which may have been replaced."""
     bos_token: str | None
-    """Begins texts, unless the tokenizer itself puts it there; None: nothing."""
+    """Prepended to texts unless the tokenizer itself does so; None for nothing."""
 
 
 class Loaded(Struct, tag=True, array_like=True, frozen=True):
-    """It was read."""
+    """The reply to ``Load``."""
 
     vocabulary: bytes
     """A pickled ``Vocabulary``."""
 
 
 class Encode(Struct, tag=True, array_like=True, frozen=True):
-    """Which tokens are these texts?"""
+    """Encode texts."""
 
     texts: list[str]
     add_special_tokens: bool
-    """Begin (or end) as the model was trained to."""
+    """See ``Tokenizer.encode``."""
     most_tokens: int | None
-    """Give up at a text that surely has more; None: never."""
+    """Stop at a text that has more; None for no limit."""
 
 
 class Encoded(Struct, tag=True, array_like=True, frozen=True):
-    """The tokens of texts."""
+    """The reply to ``Encode``."""
 
     tokens: list[list[int]]
-    """Of each text, up to one that is too long."""
+    """Token ids of each text, up to one that is too long."""
     at_least: int | None = None
-    """A lower bound of the tokens of the next text, if these are more than ``most_tokens``."""
+    """Lower bound on the tokens of the text that is too long; None if there is none."""
 
 
 class Tokenize(Struct, tag=True, array_like=True, frozen=True):
-    """Which tokens is this text? As JSON, for somebody else."""
+    """Tokenize a text for a client, with the result as JSON."""
 
     text: str
     add_special_tokens: bool
     with_strings: bool
-    """Tell the text of each token, too."""
+    """Also return the text of each token."""
 
 
 class Tokenized(Struct, tag=True, array_like=True, frozen=True):
-    """The tokens of a text, as JSON."""
+    """The reply to ``Tokenize``."""
 
     count: int
-    """How many."""
+    """Number of tokens."""
     tokens: bytes
-    """A list of their ids."""
+    """JSON list of token ids."""
     strings: bytes | None
-    """A list of their texts."""
+    """JSON list of token texts."""
 
 
 class Decode(Struct, tag=True, array_like=True, frozen=True):
-    """Which text are these tokens, special ones included?"""
+    """Decode tokens, including special tokens."""
 
     tokens: list[int]
 
 
 class Decoded(Struct, tag=True, array_like=True, frozen=True):
-    """The text of tokens."""
+    """The reply to ``Decode``."""
 
     text: str
 
 
 class Failed(Struct, tag=True, array_like=True, frozen=True):
-    """A question has no answer."""
+    """The reply to a request that failed."""
 
     reason: str
-    """Why."""
 
 
-Question = Load | Encode | Tokenize | Decode
-Answer = Loaded | Encoded | Tokenized | Decoded | Failed
+TokenizerRequest = Load | Encode | Tokenize | Decode
+TokenizerReply = Loaded | Encoded | Tokenized | Decoded | Failed
 
 encode = msgspec.msgpack.Encoder().encode
-"""A message without its header."""
-decode_question = msgspec.msgpack.Decoder(Question).decode
-"""A question from its message."""
-decode_answer: Any = msgspec.msgpack.Decoder(Answer).decode
-"""An answer from its message."""
+"""Encodes a message, without its header."""
+decode_request = msgspec.msgpack.Decoder(TokenizerRequest).decode
+"""Decodes a request."""
+decode_reply: Any = msgspec.msgpack.Decoder(TokenizerReply).decode
+"""Decodes a reply."""

@@ -1,4 +1,4 @@
-"""What stands in for the tokenizer of a model that has none."""
+"""NoTokenizer: replaces the tokenizer of a model without tokenizer files."""
 
 from pathlib import Path
 
@@ -10,10 +10,9 @@ from shoal.models.tokenizer.tokenizer import Tokenizer
 
 
 class NoTokenizer(Tokenizer):
-    """The tokenizer of the model in ``folder``, which has no files of one: tokens have no text.
+    """For a model ``folder`` without tokenizer files: tokens have no text, prompts must be token ids.
 
-    Prompts must be token ids. There is no chat template. Raises ModelUnavailable where the folder's files
-    name ends of the output that are no token ids.
+    Raises ModelUnavailable if the folder's files have invalid end tokens.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,8 +1,7 @@
-"""The process that encodes with one tokenizer; ``python -m shoal.models.tokenizer.process DESCRIPTOR``.
+"""The tokenizer process, which encodes for a server; ``python -m shoal.models.tokenizer.process DESCRIPTOR``.
 
-Reading a tokenizer holds the interpreter's lock for seconds, and encoding and writing down megabytes of
-tokens holds it again and again. So a server leaves that to a process of its own for each tokenizer, and keeps
-what it needs for the way back, the ``Vocabulary``.
+Loading a tokenizer holds the GIL for seconds, and so do encoding and serialising megabytes of tokens. So a
+server runs a process for each tokenizer, and only keeps the ``Vocabulary`` for detokenization.
 """
 
 import ctypes
@@ -22,16 +21,16 @@ from shoal.models.tokenizer.load import digest_of, load_backend
 from shoal.models.tokenizer.messages import (
     HEADER,
     SHORT_BYTES,
-    Answer,
     Decode,
     Decoded,
     Encode,
     Failed,
     Load,
     Loaded,
-    Question,
     Tokenize,
-    decode_question,
+    TokenizerReply,
+    TokenizerRequest,
+    decode_request,
     encode,
 )
 from shoal.models.tokenizer.tokenizer import Tokenizer
@@ -41,7 +40,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _Process:
-    """Answers the questions that come over ``channel``: short ones as they come, others each in a thread."""
+    """Serves requests from ``channel``: short ones immediately, long ones each in a thread."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
@@ -49,43 +48,41 @@ class _Process:
         self._tokenizer: Tokenizer | None = None
 
     def run(self) -> None:
-        """Answer until the other end is closed."""
+        """Serve until the other end is closed."""
         with self._channel.makefile("rb") as source:
             while (frame := _read(source)) is not None:
                 number, message = frame
                 if len(message) <= SHORT_BYTES:
-                    self._answer(number, message)
+                    self._serve_request(number, message)
                 else:
-                    threading.Thread(target=self._answer, args=frame, daemon=True).start()
+                    threading.Thread(target=self._serve_request, args=frame, daemon=True).start()
 
-    def _answer(self, number: int, message: bytes) -> None:
+    def _serve_request(self, number: int, message: bytes) -> None:
         try:
-            answer = encode(self._find(decode_question(message)))
-        except BaseException as error:  # the library panics, which is no Exception
+            answer = encode(self._handle(decode_request(message)))
+        except BaseException as error:  # the library may panic, which is not an Exception
             kind = "" if isinstance(error, ShoalError) else f"{type(error).__name__}: "
             answer = encode(Failed(f"{kind}{error!s:.1000}"))
-        with self._sending, suppress(ConnectionError):  # then the server is gone, and so is this soon
+        with self._sending, suppress(ConnectionError):  # the server has ended, and this process will end, too
             self._channel.sendall(HEADER.pack(number, len(answer)))
             self._channel.sendall(answer)
         if len(message) > SHORT_BYTES:
             _free_memory()
 
-    def _find(self, question: Question) -> Answer:
-        if isinstance(question, Load):
-            return self._load(question)
+    def _handle(self, request: TokenizerRequest) -> TokenizerReply:
+        if isinstance(request, Load):
+            return self._load(request)
         tokenizer = self._tokenizer
-        assert tokenizer is not None, "the first question is Load"
-        match question:
+        assert tokenizer is not None, "the first request is Load"
+        match request:
             case Encode():
-                return encode_texts(
-                    tokenizer, question.texts, question.add_special_tokens, question.most_tokens
-                )
+                return encode_texts(tokenizer, request.texts, request.add_special_tokens, request.most_tokens)
             case Tokenize():
-                return tokenize(tokenizer, question.text, question.add_special_tokens, question.with_strings)
+                return tokenize(tokenizer, request.text, request.add_special_tokens, request.with_strings)
             case Decode():
-                return Decoded(tokenizer.decode(question.tokens, skip_special_tokens=False))
+                return Decoded(tokenizer.decode(request.tokens, skip_special_tokens=False))
 
-    def _load(self, load: Load) -> Answer:
+    def _load(self, load: Load) -> TokenizerReply:
         file = Path(load.file)
         if digest_of(file) != load.digest:
             return Failed(f"{file} has been replaced since it was first read")
@@ -96,20 +93,20 @@ class _Process:
             eos_token_ids=(),
             prepend_bos=load.bos_token is not None,
         )
-        self._tokenizer.least_tokens("")  # reads the vocabulary once, so that no text waits for it
+        self._tokenizer.least_tokens("")  # reads the vocabulary now, not with the first text
         vocabulary = pickle.dumps(Vocabulary.of(backend))
         _free_memory()
         return Loaded(vocabulary)
 
 
 def _free_memory() -> None:
-    """Give back what is not used: of what reading a tokenizer takes, more than half is left over."""
-    with suppress(AttributeError):  # only glibc keeps it
+    """Return free memory to the system: more than half of what loading a tokenizer takes is temporary."""
+    with suppress(AttributeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def _read(source: IO[bytes]) -> tuple[int, bytes] | None:
-    """The next question's number and message; None at the end."""
+    """Number and message of the next request; None at the end."""
     header = source.read(HEADER.size)
     if len(header) < HEADER.size:
         return None
@@ -119,12 +116,12 @@ def _read(source: IO[bytes]) -> tuple[int, bytes] | None:
 
 
 def main() -> None:
-    """Serve the socket with the inherited descriptor that the argument names."""
-    for number in _SIGNALS:  # the end of the server is the end of this
+    """Serve the inherited socket whose descriptor is the argument."""
+    for number in _SIGNALS:  # the process ends with its server instead
         signal.signal(number, signal.SIG_IGN)
     with suppress(ConnectionError):
         _Process(socket.socket(fileno=int(sys.argv[1]))).run()
-    os._exit(0)  # whatever its threads do
+    os._exit(0)  # without waiting for threads
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The bytes that one token stands for.
+"""The bytes of a token, from a vocabulary's alphabet; and how normalizers change the length of texts.
 
-Two alphabets are in use. Byte-level BPE (Radford et al., GPT-2, 2019) writes every byte as one
-printable character. SentencePiece-style vocabularies (Kudo and Richardson, 2018) write text with
-``▁`` for a blank, and bytes that no piece covers as ``<0xE2>``.
+Byte-level BPE (Radford et al., GPT-2, 2019) writes every byte as one printable character.
+SentencePiece-style vocabularies (Kudo and Richardson, 2018) write ``▁`` for a blank, and bytes that no piece
+covers as ``<0xE2>``.
 """
 
 import re
@@ -23,7 +23,7 @@ class TokenAlphabet(Enum):
 
 
 def alphabet_of(decoder: Mapping[str, Any] | None) -> TokenAlphabet:
-    """The alphabet, told from the ``decoder`` entry of a tokenizer.json."""
+    """The alphabet, from the ``decoder`` entry of a tokenizer.json."""
     kinds = set(_kinds(decoder or {}))
     if "ByteLevel" in kinds:
         return TokenAlphabet.BYTE_LEVEL
@@ -32,17 +32,17 @@ def alphabet_of(decoder: Mapping[str, Any] | None) -> TokenAlphabet:
     return TokenAlphabet.PLAIN
 
 
-def keeps_text(normalizer: Mapping[str, Any] | None) -> bool:
+def never_shortens(normalizer: Mapping[str, Any] | None) -> bool:
     """Whether the ``normalizer`` entry of a tokenizer.json never makes a text shorter."""
     steps = normalizer.get("normalizers", [normalizer]) if normalizer else []
     return all(step.get("type") == "Prepend" or _only_lengthens(step) for step in steps)
 
 
-def growth(normalizer: Mapping[str, Any] | None) -> float:
-    """By what factor, at most, the ``normalizer`` entry of a tokenizer.json lengthens a text."""
+def max_growth(normalizer: Mapping[str, Any] | None) -> float:
+    """The largest factor by which the ``normalizer`` entry of a tokenizer.json lengthens a text."""
     step = normalizer or {}
     if step.get("type") == "Sequence":
-        return prod(growth(inner) for inner in step.get("normalizers", []))
+        return prod(max_growth(inner) for inner in step.get("normalizers", []))
     if step.get("type") == "Prepend":
         return 1 + len(step.get("prepend", ""))
     if step.get("type") == "Replace":
@@ -61,7 +61,7 @@ def _kinds(decoder: Mapping[str, Any]) -> list[str]:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    # Printable Latin-1 stands for itself; the other bytes take the characters from U+0100 on.
+    # Printable Latin-1 bytes are themselves; the others are the characters from U+0100 on.
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -73,7 +73,7 @@ _BYTE_OF = _byte_level_alphabet()
 def _byte_level(piece: str) -> bytes:
     if all(character in _BYTE_OF for character in piece):
         return bytes(_BYTE_OF[character] for character in piece)
-    return piece.encode()  # an added token, which is written as it is
+    return piece.encode()  # an added token, which is plain text
 
 
 def _pieces(piece: str) -> bytes:

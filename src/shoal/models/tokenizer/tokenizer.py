@@ -1,4 +1,4 @@
-"""Text to tokens and back, and conversations to prompts, without torch or transformers."""
+"""Tokenizer: text to tokens and back, and conversations to prompts, without torch or transformers."""
 
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -17,30 +17,28 @@ from shoal.models.progress import silent
 from shoal.models.tokenizer.added_tokens import TOKENIZER_FILE, special_tokens
 from shoal.models.tokenizer.end_tokens import end_token_ids
 from shoal.models.tokenizer.load import digest_of, load_backend, state_of
-from shoal.models.tokenizer.token_bytes import BYTES_OF_PIECE, TokenAlphabet, alphabet_of, keeps_text
+from shoal.models.tokenizer.token_bytes import BYTES_OF_PIECE, TokenAlphabet, alphabet_of, never_shortens
 
 NO_CHAT_TEMPLATE = "no_chat_template"
-"""Code of the InvalidRequest that a conversation with a model without chat template raises."""
+"""Error code for conversations with a model that has no chat template."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerDescription:
-    """What a model's files say of its tokenizer beside the vocabulary, which takes longer to read."""
+    """Facts about a model's tokenizer that can be read quickly, without the vocabulary."""
 
     file: Path
-    """Its tokenizer.json."""
     special_tokens: Mapping[str, str]
-    """Texts of special tokens, by their role."""
+    """Texts of special tokens by role."""
     eos_token_ids: tuple[int, ...]
-    """Tokens that end the model's output."""
     prepend_bos: bool
-    """Texts begin with the ``bos_token``, also where the tokenizer does not put it there."""
+    """Texts begin with the ``bos_token``, even if the tokenizer itself does not prepend it."""
     template: ChatTemplate | None
-    """The chat template."""
 
     @classmethod
     def read(cls, folder: Path, chat_template: str | None = None) -> Self:
-        """That of the model in ``folder``; arguments and errors are those of ``Tokenizer.from_folder``."""
+        """Read it for the model in ``folder``; arguments and errors are those of
+        ``Tokenizer.from_folder``."""
         files = tokenizer_folder(folder, silent)
         special = special_tokens(files)
         return cls(
@@ -53,19 +51,18 @@ class TokenizerDescription:
 
 
 class WithChatTemplate:
-    """What has a chat template, or not."""
+    """Base class of objects with an optional chat template."""
 
     def __init__(self, template: ChatTemplate | None) -> None:
         self._template = template
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether there is a chat template."""
         return self._template is not None
 
     @property
     def chat_template(self) -> ChatTemplate:
-        """The chat template; raises InvalidRequest where there is none."""
+        """The chat template; raises InvalidRequest if there is none."""
         if self._template is None:
             raise InvalidRequest(
                 "this model has no chat template, so it cannot chat: use completions, or set"
@@ -93,13 +90,12 @@ class Tokenizer(WithChatTemplate):
         self._alphabet = alphabet_of(state_of(backend.decoder))
         self._bytes_of = BYTES_OF_PIECE[self._alphabet]
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
-        """Entries of the vocabulary, added tokens included; a model's embedding may have more rows."""
+        """Size of the vocabulary with added tokens; a model's embedding may have more rows."""
         self.eos_token_ids = eos_token_ids
-        """Tokens that end the model's output."""
         bos = special_tokens.get("bos_token")
         self.bos_token_id: int | None = None if bos is None else backend.token_to_id(bos)
-        """Token that begins a text; None where the model has none."""
-        # What the tokenizer puts in front counts, also where the configuration names another token.
+        """Token that begins a text; None if the model has none."""
+        # If the tokenizer itself prepends a token, that is used, even if the configuration names another.
         first, plain = (backend.encode("a", add_special_tokens=special).ids[:1] for special in (True, False))
         self._prepend_bos = prepend_bos and self.bos_token_id is not None and first == plain
 
@@ -112,9 +108,9 @@ class Tokenizer(WithChatTemplate):
     ) -> "Tokenizer":
         """The tokenizer of the model in ``folder`` (as ``resolve_model`` returns it).
 
-        chat_template: Jinja source that replaces the model's own. loaded: what was read before, by the
-        digest of its file; models with the same file share it. Raises ConfigError where the template is not
-        valid Jinja, ModelUnavailable or ModelUnsupported where the folder has no usable tokenizer.
+        chat_template: Jinja source that replaces the model's own. loaded: loaded tokenizers by the digest of
+        their file, which models share. Raises ConfigError if the template is not valid Jinja,
+        ModelUnavailable or ModelUnsupported if the folder has no usable tokenizer.
         """
         described = TokenizerDescription.read(folder, chat_template)
         loaded = {} if loaded is None else loaded
@@ -130,19 +126,19 @@ class Tokenizer(WithChatTemplate):
         )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of ``text``; add_special_tokens: begin (or end) as the model was trained to.
+        """Token ids of ``text``; add_special_tokens: add tokens at the beginning and end as in training.
 
-        Raises InvalidRequest for a text with lone surrogates, which has no UTF-8.
+        Raises InvalidRequest for a text with lone surrogates, which cannot be encoded in UTF-8.
         """
         check_utf8(text)
-        # Unlike ``encode``, the batch call lets other threads run meanwhile.
+        # Unlike the library's ``encode``, the batch call releases the GIL.
         ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         if add_special_tokens and self._prepend_bos and self.bos_token_id is not None:
             return [self.bos_token_id, *ids]
         return ids
 
     def least_tokens(self, text: str) -> int:
-        """A lower bound on the number of tokens of ``text``, cheap to compute; 0 where none is known."""
+        """A lower bound on the number of tokens of ``text``, cheap to compute; 0 if none is known."""
         return len(text.encode(errors="replace")) // self._longest_token_bytes if self._keeps_text else 0
 
     @cached_property
@@ -153,8 +149,8 @@ class Tokenizer(WithChatTemplate):
     def _keeps_text(self) -> bool:
         """Whether every byte of a text is in one of its tokens.
 
-        Normalizers may drop text, special tokens may swallow the blanks beside them, and a vocabulary
-        that does not know all bytes makes one unknown token of many characters.
+        Normalizers may drop text, special tokens may include blanks around them, and a vocabulary without all
+        bytes encodes many characters as one unknown token.
         """
         added = self._backend.get_added_tokens_decoder().values()
         knows_all_bytes = self._alphabet is TokenAlphabet.BYTE_LEVEL or (
@@ -162,13 +158,13 @@ class Tokenizer(WithChatTemplate):
         )
         return (
             knows_all_bytes
-            and keeps_text(state_of(self._backend.normalizer))
+            and never_shortens(state_of(self._backend.normalizer))
             and not any(token.lstrip or token.rstrip for token in added)
         )
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of ``tokens``; bytes that are not valid UTF-8 (yet) become U+FFFD, unknown ids nothing."""
-        # As in ``encode``.
+        # A batch call, as in ``encode``.
         texts: list[str] = self._backend.decode_batch([list(tokens)], skip_special_tokens=skip_special_tokens)
         return texts[0]
 
@@ -178,7 +174,7 @@ class Tokenizer(WithChatTemplate):
         return self._bytes_of(piece) if piece is not None else b""
 
     def special_token(self, text: str) -> int | None:
-        """The special token with this text; None where there is none."""
+        """The id of the special token ``text``; None if there is none."""
         token: int | None = self._backend.token_to_id(text)
         added = None if token is None else self._backend.get_added_tokens_decoder().get(token)
         return token if added is not None and added.special else None
@@ -188,17 +184,17 @@ class Tokenizer(WithChatTemplate):
         return self.token_bytes(token).decode(errors="replace")
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Token ids of a conversation, ending where the assistant is to speak.
+        """Token ids of a conversation, up to the beginning of the assistant's answer.
 
-        Raises InvalidRequest where the messages are malformed, the template refuses them, or there
-        is no template (naming ``chat_template``).
+        Raises InvalidRequest if the messages are malformed, the template rejects them, or there is no
+        template.
         """
-        # The template writes every special token itself.
+        # The template itself writes all special tokens.
         return self.encode(self.chat_template.render(messages), add_special_tokens=False)
 
 
 def check_utf8(text: str) -> None:
-    """Raise InvalidRequest for a text that the library would refuse with a TypeError."""
+    """Raise InvalidRequest for a text with lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -210,7 +206,7 @@ def check_utf8(text: str) -> None:
 def _template(
     folders: Sequence[Path], special_tokens: Mapping[str, str], given: str | None
 ) -> ChatTemplate | None:
-    """The template that was ``given`` or, without one, the model's own; None where it has none."""
+    """The ``given`` template, else the model's own; None if there is none."""
     if given:
         template = ChatTemplate(given, special_tokens)
         try:

@@ -1,7 +1,7 @@
-"""What the tokens of a vocabulary stand for: all that it takes to turn tokens into text.
+"""Vocabulary: the text of each token, which is all that detokenization needs.
 
-That is a few bytes for each, where a tokenizer, which also encodes, takes fifty times as much and seconds to
-read.
+It takes a few bytes per token; a tokenizer, which also encodes, takes fifty times as much and seconds to
+load.
 """
 
 from array import array
@@ -17,34 +17,34 @@ from shoal.core import ModelUnavailable
 from shoal.models.tokenizer.load import state_of
 from shoal.models.tokenizer.token_bytes import BYTES_OF_PIECE, TokenAlphabet, alphabet_of
 
-_MOST_TOKENS = 1 << 22
+_MAX_TOKENS = 1 << 22
 _NO_TOKEN, _PLAIN, _SPECIAL = range(3)
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The text of each token, as the tokenizer library has it; immutable, picklable."""
+    """The text of each token; immutable, picklable."""
 
     pieces: bytes
-    """Of all tokens, one behind the other, in UTF-8."""
+    """Pieces of all tokens, concatenated, in UTF-8."""
     bounds: "array[int]"
-    """Where the piece of each token begins; where it ends, that of the next does."""
+    """Offset of each token's piece, and the length of ``pieces`` at the end."""
     kinds: bytes
-    """Of each id: no token, a token, or one that texts do not show."""
+    """Kind of each id: no token, plain or special."""
     special_ids: Mapping[str, int]
-    """Special tokens by their text."""
+    """Ids of special tokens by text."""
     decoder: Decoder | None
-    """The library's, from pieces to text; None: they are joined with blanks."""
+    """The library's decoder of pieces; None if pieces are joined with blanks."""
     alphabet: TokenAlphabet
-    """How pieces write bytes."""
+    """Alphabet of the pieces."""
 
     @classmethod
     def of(cls, backend: tokenizers.Tokenizer) -> Self:
-        """That of a tokenizer; raises ModelUnavailable where its ids are no numbers of a table."""
+        """The vocabulary of a tokenizer; raises ModelUnavailable if its ids are too large."""
         count = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
-        if count > _MOST_TOKENS:
+        if count > _MAX_TOKENS:
             raise ModelUnavailable(
-                f"the tokenizer has a token {count - 1}; ids up to {_MOST_TOKENS - 1} are possible"
+                f"the tokenizer has a token {count - 1}; ids up to {_MAX_TOKENS - 1} are possible"
             )
         known = [backend.id_to_token(token) for token in range(count)]
         added = backend.get_added_tokens_decoder()

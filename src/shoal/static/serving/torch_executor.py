@@ -19,7 +19,7 @@ from shoal.core import ConfigError, ModelUnsupported, Service
 from shoal.execute.free_memory import free_memory_bytes
 from shoal.execute.kv_pool_size import CUDA_MEMORY_SHARE
 from shoal.execute.malloc import keep_freed_memory
-from shoal.execute.model.checkpoint import load_module, read_model_config, refused_if_it_fails
+from shoal.execute.model.checkpoint import load_module, read_model_config, unsupported_on_error
 from shoal.execute.model.choose_dtype import resolve_dtype
 from shoal.execute.model.loading import DEFAULT_CPU_KV_BYTES, resolve_device
 from shoal.execute.model.probe import TOLERANCE
@@ -99,7 +99,7 @@ def load_static_model(service: Service, folder: Path, *, device: str = "cpu") ->
     module.eval().requires_grad_(False).to(target)
     # What the folder recommends (temperature, penalties, lengths) is not what a request asked for.
     module.generation_config = GenerationConfig()
-    with refused_if_it_fails("run", name):
+    with unsupported_on_error("run", name):
         _refuse_if_padding_shows(module, name)
     if target.type == "cpu":
         keep_freed_memory()
