@@ -176,7 +176,7 @@ def run_batch(engine: Engine, batch: OfflineBatch) -> list[RequestOutput]:
     batch.submit()
     while batch.unfinished or engine.busy:
         for event in engine.step():
-            batch.take(event)
+            batch.add_event(event)
     return batch.outputs()
 
 

@@ -11,7 +11,7 @@ TEXT = st.text(st.sampled_from("ab é€😀\ufffd\n") | st.characters(codec="ut
 
 
 class CountingDecoder:
-    """Tokens are given by their bytes; a text loses the space it begins with, as in SentencePiece."""
+    """Decodes tokens given as bytes; strip: a text loses its leading space, as in SentencePiece."""
 
     def __init__(self, vocabulary: list[bytes | None], strip: bool = False) -> None:
         self.vocabulary = vocabulary
@@ -36,7 +36,7 @@ CUTS = st.lists(st.integers(0, 200), max_size=60)
 
 
 @given(TEXT, CUTS, st.booleans())
-def test_pieces_add_up_to_the_whole_decode(text, cuts, strip):
+def test_pieces_add_up_to_the_decoded_text(text, cuts, strip):
     pieces = split_bytes(text.encode(), cuts)
     decoder = CountingDecoder(pieces, strip)
     whole = decoder.decode(range(len(pieces)))
@@ -46,7 +46,7 @@ def test_pieces_add_up_to_the_whole_decode(text, cuts, strip):
 
 
 @given(st.lists(st.sampled_from([b"a", b"\xff", b"\xe2", b"\x82", b"\xac", b"\xf0\x9f", None]), max_size=80))
-def test_wrong_bytes_add_up_too(pieces):
+def test_pieces_of_invalid_bytes_add_up(pieces):
     decoder = CountingDecoder(pieces)
     whole = decoder.decode(range(len(pieces)))
     reader = IncrementalDecoder(decoder)
@@ -54,14 +54,14 @@ def test_wrong_bytes_add_up_too(pieces):
 
 
 @given(TEXT, CUTS)
-def test_no_piece_holds_half_a_character(text, cuts):
+def test_no_piece_has_part_of_a_character(text, cuts):
     text = text.replace("\ufffd", "?")
     pieces = split_bytes(text.encode(), cuts)
     reader = IncrementalDecoder(CountingDecoder(pieces))
     assert not any("\ufffd" in reader.push(token) for token in range(len(pieces)))
 
 
-def test_window_stays_short_whatever_comes():
+def test_the_window_is_bounded():
     for vocabulary in ([b"ab"], [b"\xff"], [b"\xe2"], [None], [None, b"\xff", b"a"]):
         decoder = CountingDecoder(vocabulary)
         reader = IncrementalDecoder(decoder)
@@ -95,7 +95,7 @@ def test_context_that_ends_within_a_character_is_not_used():
 
 
 def naive_cut(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """Read character by character; the first stop string to be complete cuts, the longest if several."""
+    """Cut a text at the first complete stop string, the longest if several; character by character."""
     for end in range(len(text) + 1):
         done = [stop for stop in stops if text[:end].endswith(stop)]
         if done:
@@ -126,7 +126,7 @@ def test_stop_strings_cut_where_a_naive_search_does(text, stops, cuts):
 
 
 @given(st.text("abc", max_size=20), st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3))
-def test_only_a_possible_beginning_of_a_stop_string_is_held_back(text, stops):
+def test_only_a_possible_start_of_a_stop_string_is_withheld(text, stops):
     checker = StopStrings(stops)
     shown = "".join(checker.push(character) for character in text)
     cut, found = naive_cut(text, stops)
@@ -146,7 +146,7 @@ def test_stop_string_over_several_tokens():
     assert detokenizer.push(ord("x")) + detokenizer.finish() == ""
 
 
-def test_held_text_is_shown_at_the_end():
+def test_withheld_text_is_released_at_the_end():
     detokenizer = IncrementalDetokenizer(ByteTokenizer(), stop=["END"])
     assert [detokenizer.push(token) for token in b"oEN"] == ["o", "", ""]
     assert detokenizer.finish() == "EN"
@@ -171,7 +171,7 @@ def test_stop_strings_can_be_shown(text, stops):
     assert (shown + checker.release(), checker.found) == (cut + (found or ""), found)
 
 
-def test_special_tokens_are_decoded_where_they_are_asked_for():
+def test_special_tokens_are_decoded_on_request():
     class Special(ByteTokenizer):
         def decode(self, tokens, skip_special_tokens=True):
             return "".join(chr(t) if t < 256 else "" if skip_special_tokens else f"<{t}>" for t in tokens)

@@ -47,7 +47,7 @@ def test_one_prompt_by_model_name():
     assert completion.record.output_tokens == len(completion.tokens) == 8
 
 
-def test_what_is_left_out_is_the_services_then_the_models(monkeypatch, tmp_path):
+def test_sampling_defaults_of_the_service_precede_those_of_the_model(monkeypatch, tmp_path):
     (tmp_path / "generation_config.json").write_text(
         json.dumps({"do_sample": False, "repetition_penalty": 2})
     )
@@ -133,7 +133,7 @@ def test_stop_strings_cut_the_text():
         ([SLO(e2e_s=2), SLO(tpot_s=0.1)], [SLO(e2e_s=2), SLO(tpot_s=0.1)]),
     ],
 )
-def test_goals_go_with_the_prompts(slo, expected):
+def test_slos_are_passed_with_the_prompts(slo, expected):
     with two_services() as shoal:
         submit, seen = shoal._engine.submit, []
         shoal._engine.submit = lambda request: (seen.append(request.slo), submit(request))
@@ -150,7 +150,7 @@ def test_goals_go_with_the_prompts(slo, expected):
         ([SLO()] * 3, "slo has 3 values for 2 prompts"),
     ],
 )
-def test_goals_that_mean_nothing_are_refused(slo, words):
+def test_invalid_slos_are_rejected(slo, words):
     with two_services() as shoal, pytest.raises(InvalidRequest, match=words):
         shoal.generate(["x", "y"], greedy(), service="a", slo=slo)
 
@@ -165,7 +165,7 @@ def test_goals_that_mean_nothing_are_refused(slo, words):
         ({"quota": 0}, "quota of service a must be at least 1"),
     ],
 )
-def test_services_whose_goals_mean_nothing_are_refused(fields, words):
+def test_services_with_invalid_slos_are_rejected(fields, words):
     with pytest.raises(ConfigError, match=words):
         Shoal(Service(name="a", model="fake", **fields))
 
@@ -182,7 +182,7 @@ def test_services_whose_goals_mean_nothing_are_refused(fields, words):
         (["fine", 7], greedy(), "a", "mixture"),
     ],
 )
-def test_one_bad_prompt_stops_all_before_anything_runs(prompts, sampling, service, words):
+def test_an_invalid_prompt_fails_the_call_before_anything_runs(prompts, sampling, service, words):
     with two_services() as shoal:
         with pytest.raises(InvalidRequest, match=words):
             shoal.generate(prompts, sampling, service=service)
@@ -190,7 +190,7 @@ def test_one_bad_prompt_stops_all_before_anything_runs(prompts, sampling, servic
         assert all(s.waiting == 0 for s in shoal.stats().services.values())
 
 
-def test_interrupt_cancels_everything_and_the_engine_goes_on():
+def test_an_interrupt_cancels_the_call_and_the_engine_stays_usable():
     with Shoal("fake", kv_cache=SMALL) as shoal:
         executor = shoal._engine.fake_executor
         collect = executor.collect
@@ -212,7 +212,7 @@ def test_interrupt_cancels_everything_and_the_engine_goes_on():
         assert output.text == expected_text("hello")
 
 
-def test_a_prompt_that_the_engine_refuses_takes_the_others_with_it(monkeypatch):
+def test_a_prompt_rejected_by_the_engine_fails_the_call(monkeypatch):
     with Shoal("fake", kv_cache=SMALL) as shoal:
         submit = shoal._engine.submit
 
@@ -229,7 +229,7 @@ def test_a_prompt_that_the_engine_refuses_takes_the_others_with_it(monkeypatch):
         assert stats.steps.count == 0
 
 
-def test_a_closed_shoal_says_so():
+def test_a_closed_shoal_raises_config_error():
     shoal = Shoal("fake", kv_cache=SMALL)
     shoal.close()
     shoal.close()
@@ -244,7 +244,7 @@ def test_services_must_have_different_names():
         Shoal([])
 
 
-def test_nothing_is_printed_where_there_is_no_terminal(capfd):
+def test_nothing_is_printed_without_a_terminal(capfd):
     with Shoal("fake", kv_cache=SMALL) as shoal:
         shoal.generate(["a", "b"], greedy())
     captured = capfd.readouterr()
@@ -280,7 +280,7 @@ def test_sampling_parameters_may_be_given_by_name():
 @pytest.mark.parametrize(
     ("kv_memory", "size"), [("64MiB", 64 << 20), ("16 KiB", 1 << 14), (1 << 14, 1 << 14), (None, None)]
 )
-def test_the_memory_may_be_given_as_people_write_it(kv_memory, size):
+def test_kv_memory_may_have_a_unit(kv_memory, size):
     options = KVCacheOptions(block_size=8)
     with Shoal("fake", kv_memory=kv_memory, kv_cache=options) as shoal:
         assert shoal.options.kv_cache == replace(options, memory_bytes=size)
@@ -294,12 +294,12 @@ def test_the_memory_may_be_given_as_people_write_it(kv_memory, size):
         ({"kv_memory": "1MiB", "kv_cache": SMALL}, "kv_memory and kv_cache.memory_bytes both"),
     ],
 )
-def test_memory_that_means_nothing_is_refused(fields, words):
+def test_invalid_kv_memory_is_rejected(fields, words):
     with pytest.raises(ConfigError, match=words):
         Shoal("fake", **fields)
 
 
-def test_a_shoal_that_is_given_up_goes():
+def test_an_unreferenced_shoal_is_freed():
     shoal = Shoal("fake", kv_cache=SMALL)
     shoal.generate("hello", max_tokens=4)
     engine, thread = weakref.ref(shoal._engine), shoal._runner.thread._thread
@@ -310,7 +310,7 @@ def test_a_shoal_that_is_given_up_goes():
     assert engine() is None
 
 
-def test_the_package_shows_what_it_has_and_loads_no_torch():
+def test_the_package_lists_its_names_and_imports_no_torch():
     code = (
         "import sys, shoal; print(*dir(shoal)); shoal.SamplingParams; shoal.ShoalError\n"
         "assert 'torch' not in sys.modules\n"

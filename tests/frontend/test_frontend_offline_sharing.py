@@ -1,4 +1,4 @@
-"""One Shoal for many threads and coroutines: streams, cancellations, errors and ends while others run."""
+"""One Shoal for many threads and coroutines: concurrent streams, cancellations, errors and close."""
 
 import asyncio
 import gc
@@ -45,7 +45,7 @@ def greedy(limit: int, **fields) -> dict:
 
 
 class Gate:
-    """Holds up the steps of a Shoal from the first one that begins behind it, until it is opened."""
+    """Blocks the steps of a Shoal until it is opened."""
 
     def __init__(self, shoal: Shoal) -> None:
         executor = shoal._engine.fake_executor
@@ -60,7 +60,7 @@ class Gate:
         return self._collect()
 
     def wait(self) -> None:
-        """Until a step is under way."""
+        """Wait until a step is running."""
         assert self._reached.wait(60)
 
     def open(self) -> None:
@@ -86,7 +86,7 @@ def test_a_stream_is_the_text_in_pieces():
 
 
 def hold_until_a_message(shoal: Shoal, step: int) -> None:
-    """From the given step on, every one waits until somebody has asked for something."""
+    """From the given step on, every step waits for a message."""
     executor = shoal._engine.fake_executor
     collect = executor.collect
 
@@ -99,7 +99,7 @@ def hold_until_a_message(shoal: Shoal, step: int) -> None:
 
 
 @pytest.mark.parametrize("way", ["break", "close", "collect"])
-def test_a_stream_that_is_given_up_is_cancelled(way):
+def test_an_abandoned_stream_is_cancelled(way):
     with Shoal("fake", kv_cache=SMALL) as shoal:
         hold_until_a_message(shoal, 3)
         if way == "break":
@@ -116,7 +116,7 @@ def test_a_stream_that_is_given_up_is_cancelled(way):
         assert_nothing_is_left(shoal)
 
 
-def test_a_stream_that_nobody_asks_is_not_begun():
+def test_an_unread_stream_is_not_started():
     with Shoal("fake", kv_cache=SMALL) as shoal:
         shoal.stream("hello", **greedy(200)).close()
         shoal.stream("hello", **greedy(200))
@@ -129,7 +129,7 @@ def test_a_stream_that_nobody_asks_is_not_begun():
             shoal.stream("")
 
 
-def test_streams_and_calls_share_the_steps():
+def test_streams_and_calls_are_batched_together():
     with Shoal("fake", kv_cache=SMALL) as shoal:
         gate = Gate(shoal)
         with ThreadPoolExecutor(4) as pool:
@@ -147,7 +147,7 @@ def test_streams_and_calls_share_the_steps():
         assert shoal.stats().steps.count < 45
 
 
-def test_coroutines_get_what_threads_get():
+def test_coroutines_get_the_same_outputs_as_threads():
     async def ask(shoal: Shoal) -> list:
         async def text(stream) -> str:
             return "".join([piece async for piece in stream])
@@ -199,7 +199,7 @@ def test_requests_are_cancelled_with_their_task():
         assert stats.cancelled + stats.finished == 4
 
 
-def test_wrong_arguments_are_refused_in_coroutines_too():
+def test_invalid_arguments_are_rejected_in_coroutines():
     async def ask(shoal: Shoal) -> None:
         with pytest.raises(InvalidRequest, match="empty"):
             await shoal.agenerate("")
@@ -214,7 +214,7 @@ def test_wrong_arguments_are_refused_in_coroutines_too():
         asyncio.run(ask(shoal))
 
 
-def test_both_faces_take_the_same_arguments():
+def test_sync_and_async_methods_have_the_same_arguments():
     for name in ("generate", "chat", "stream", "stream_chat", "embed"):
         own = inspect.signature(getattr(Shoal, name)).parameters.keys() - {"progress"}
         assert own == inspect.signature(getattr(AsyncCalls, f"a{name}")).parameters.keys()
@@ -254,7 +254,7 @@ def test_texts_are_embedded():
         (FinishReason.ERROR, ShoalError),
     ],
 )
-def test_a_request_that_fails_raises_where_there_is_no_output_to_say_it(finish, expected):
+def test_a_failed_stream_or_embedding_raises(finish, expected):
     async def read(shoal: Shoal) -> None:
         async for _ in shoal.astream("hello"):
             pass
@@ -282,7 +282,7 @@ def test_a_request_that_fails_raises_where_there_is_no_output_to_say_it(finish, 
 
 
 @pytest.mark.failing_steps
-def test_an_error_of_the_engine_reaches_everybody():
+def test_an_engine_error_reaches_all_callers():
     async def ask(shoal: Shoal) -> list:
         async def read() -> None:
             async for _ in shoal.astream("stream", **greedy(100)):
@@ -313,7 +313,7 @@ def test_an_error_of_the_engine_reaches_everybody():
         assert shoal.stats().steps.count > 0
 
 
-def test_who_generates_while_a_shoal_closes_is_told():
+def test_calls_during_close_raise_config_error():
     shoal = Shoal("fake", kv_cache=SMALL)
     gate = Gate(shoal)
     with ThreadPoolExecutor(4) as pool:
@@ -343,7 +343,7 @@ def test_who_generates_while_a_shoal_closes_is_told():
             ask()
 
 
-def test_an_interrupt_ends_only_the_call_that_it_interrupts():
+def test_an_interrupt_ends_only_the_interrupted_call():
     with Shoal("fake", kv_cache=SMALL) as shoal:
         gate = Gate(shoal)
         with ThreadPoolExecutor(1) as pool:
@@ -367,7 +367,7 @@ def test_an_interrupt_ends_only_the_call_that_it_interrupts():
         assert_nothing_is_left(shoal)
 
 
-def test_what_a_reader_cannot_read_fails_alone():
+def test_a_tokenizer_error_fails_only_its_call():
     with Shoal("fake", kv_cache=SMALL) as shoal:
         tokenizer = shoal.tokenizers["fake"]
         decode = tokenizer.decode
@@ -421,7 +421,7 @@ async def act_async(shoal: Shoal, kind: str, prompt: str, limit: int, until: int
 
 
 def act(shoal: Shoal, kind: str, prompt: str, limit: int, until: int | None) -> str | None:
-    """The text, or None where it was given up."""
+    """The text, or None where the call was abandoned."""
     if kind in ("agenerate", "astream"):
         return asyncio.run(act_async(shoal, kind, prompt, limit, until))
     if kind == "generate":
@@ -436,7 +436,7 @@ def act(shoal: Shoal, kind: str, prompt: str, limit: int, until: int | None) -> 
 
 
 @given(actions=ACTIONS, depth=st.integers(1, 2), threads=st.integers(1, 8))
-def test_many_at_once_get_what_they_get_alone(actions, depth, threads):
+def test_concurrent_calls_have_the_same_outputs_as_single_ones(actions, depth, threads):
     with Shoal("fake", kv_cache=SMALL, scheduler=SchedulerOptions(depth=depth)) as shoal:
         with ThreadPoolExecutor(threads) as pool:
             texts = [

@@ -26,7 +26,7 @@ def test_end_of_sequence_is_a_token_without_text():
     assert (delta.finish, delta.stop_reason) == (FinishReason.STOP, None)
 
 
-def test_stop_token_is_named_and_its_text_left_out():
+def test_a_stop_token_is_the_stop_reason_and_has_no_text():
     reader = make_reader(stop_token_ids=(ord("!"),))
     delta = reader.read(event(b"a!", finish=FinishReason.STOP, stop_token=ord("!")), 2_000)
     assert (delta.text, delta.tokens, delta.stop_reason) == ("a", tuple(b"a!"), ord("!"))
@@ -42,7 +42,7 @@ def test_stop_string_ends_the_choice_and_drops_later_tokens_and_logprobs():
     assert reader.output_tokens == 4
 
 
-def test_text_held_back_is_shown_when_the_output_ends():
+def test_withheld_text_is_in_the_last_delta():
     reader = make_reader(stop=("cd",))
     assert reader.read(event(b"ac"), 2_000).text == "a"
     delta = reader.read(event(b"", finish=FinishReason.LENGTH), 3_000)
@@ -62,7 +62,7 @@ def test_record_has_the_times_of_a_finished_choice():
 
 
 @pytest.mark.parametrize("finish", [FinishReason.CANCELLED, FinishReason.ERROR])
-def test_no_record_of_a_choice_that_did_not_finish(finish):
+def test_an_unfinished_choice_has_no_record(finish):
     reader = make_reader()
     reader.read(event(b"a"), 2_000)
     delta = reader.read(event(finish=finish, error="why"), 3_000)
@@ -77,7 +77,7 @@ def test_choices_have_their_own_seeds_and_ids():
     assert [r.seed for r in again] == [r.seed for r in requests[:2]]
 
 
-def test_without_a_seed_each_call_draws_another():
+def test_without_a_seed_each_call_draws_one():
     def seed() -> int:
         return expand_choices("c", "a", [1], SamplingParams(), 0)[0].seed
 

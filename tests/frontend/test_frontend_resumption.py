@@ -1,4 +1,4 @@
-"""Requests that go on from output made before: readers, engines, engine processes, the offline interface."""
+"""Requests resumed from earlier output: readers, engines, engine processes, the offline API."""
 
 from dataclasses import replace
 
@@ -52,8 +52,8 @@ def read_all(
     st.sampled_from([(), (EOS,), (ord("!"),)]),
 )
 @settings(max_examples=examples(200), deadline=None)
-def test_a_reader_goes_on_from_every_cut(text, stops, min_tokens, end):
-    """Also within a character, and within a stop string."""
+def test_a_reader_resumes_after_any_token(text, stops, min_tokens, end):
+    """Also within a character or a stop string."""
     sampling = SamplingParams(stop=tuple(stops), min_tokens=min_tokens, stop_token_ids=(ord("!"),))
     tokens = (*text.encode(), *end)
     request = replace(make_request("r", [97], min_tokens=min_tokens, max_tokens=99), arrival_ns=50)
@@ -68,7 +68,7 @@ def test_a_reader_goes_on_from_every_cut(text, stops, min_tokens, end):
         shown += before.read(TokenEvent("r", tokens[cut : cut + 1]), 50).text
 
 
-def test_a_last_stop_token_of_before_has_no_text():
+def test_a_stop_token_in_the_earlier_output_has_no_text():
     sampling = SamplingParams(stop=("b!",), stop_token_ids=(ord("!"),))
     request = replace(make_request("r"), output_tokens=tuple(b"ab!"))
     reader = ChoiceReader(request, 0, sampling, ByteTokenizer())
@@ -77,7 +77,7 @@ def test_a_last_stop_token_of_before_has_no_text():
     assert (delta.text, delta.tokens, delta.stop_reason) == ("b", (), ord("!"))
 
 
-def test_a_record_goes_on_from_what_is_carried():
+def test_a_record_continues_from_the_resume_state():
     state = replace(CARRIED, age_ns=900, first_token_age_ns=700, num_cached_tokens=3)
     request = replace(make_request("r"), output_tokens=tuple(b"abc"), resume_state=state).on_clock(1_000)
     reader = ChoiceReader(request, 0, SamplingParams(), ByteTokenizer())
@@ -91,7 +91,7 @@ def test_a_record_goes_on_from_what_is_carried():
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_request_moves_from_one_engine_to_another_after_every_step(depth):
+def test_a_request_is_resumed_on_another_engine_after_any_step(depth):
     request = make_request("r", 9, max_tokens=12, temperature=1.0, seed=7)
     expected = expected_tokens(request, 12)
     for steps in range(12):
@@ -132,7 +132,7 @@ def shoal(fake_models):
 
 
 @pytest.mark.parametrize("stop", [(), 3, 5])
-def test_offline_output_goes_on_from_every_cut(shoal, stop):
+def test_offline_output_resumes_after_any_token(shoal, stop):
     sampling = SamplingParams(max_tokens=9, seed=5)
     [first] = shoal.generate("hello", sampling)[0].outputs
     if stop:
@@ -149,7 +149,7 @@ def test_offline_output_goes_on_from_every_cut(shoal, stop):
         assert completion.record.output_tokens == len(whole.tokens)
 
 
-def test_offline_output_to_go_on_from_is_checked(shoal):
+def test_invalid_offline_output_tokens_are_rejected(shoal):
     for output, sampling, message in (
         ([[1], [2]], greedy(), "2 lists for 1 prompts"),
         ([[1]], greedy(n=2), "n is 2; use n=1"),

@@ -1,4 +1,4 @@
-"""What waits for a slow reader takes no more memory than what is in it."""
+"""Streams: joined deltas and their memory for a slow reader."""
 
 import asyncio
 import tracemalloc
@@ -20,7 +20,7 @@ def test_unread_deltas_are_joined_within_bounds():
         return [delta async for delta in stream]
 
     deltas = asyncio.run(scenario())
-    # Few, and none that takes long to write down.
+    # Few deltas, and none that takes long to format.
     assert len(deltas) < 30
     assert max(len(delta.tokens) for delta in deltas) <= 100
     assert [delta.choice for delta in deltas] == sorted((delta.choice for delta in deltas), reverse=True)
@@ -36,7 +36,7 @@ def test_unread_deltas_are_joined_within_bounds():
     ]
 
 
-def test_what_waits_takes_little_more_memory_than_its_text():
+def test_unread_deltas_take_little_more_memory_than_their_text():
     async def scenario():
         stream = Stream("call-1", 3, lambda: None)
         tracemalloc.start()

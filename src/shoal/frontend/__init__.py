@@ -1,6 +1,5 @@
-"""The client's side of an engine: text, stop strings, limits of a request, and the offline interface.
+"""The client's side of an engine: validation, detokenization, stop strings, streams, and the offline API.
 
-Here belong checks before a request goes to an engine, the connection to an engine process, tokens into text,
-streams, and ``Shoal``, which runs models in this process. An engine process never imports this. HTTP is
-``serve``'s; several engines are ``cluster``'s.
+This package also has the connection to an engine process, and ``Shoal``, which runs models in this process.
+An engine process never imports it. HTTP is in ``serve``, the management of several engines in ``cluster``.
 """

@@ -1,4 +1,4 @@
-"""One call becomes one request for each of its ``n`` choices."""
+"""Expands a call into one request for each of its ``n`` choices, with derived seeds."""
 
 import secrets
 from collections.abc import Sequence
@@ -21,21 +21,20 @@ def expand_choices(
 ) -> list[Request]:
     """The requests of one call, in the order of its choices.
 
-    Their seeds derive from ``sampling.seed``, or from a random one if it is None, so that the choices
-    differ. Their sampling parameters are those that an engine needs: ``n`` is 1, and there are no stop
-    strings, which are found where text is made. Only the first is asked for log-probabilities of the prompt,
-    which are the same for all. slo: goals of each request. output_tokens: output that each
-    has already. priority, cache_salt: of each request.
+    Seeds derive from ``sampling.seed``, or from a random one if it is None, so that the choices differ. The
+    requests have ``n`` = 1 and no stop strings, which are found in the detokenized text. Only the first one
+    has ``prompt_logprobs``, which are the same for all. slo, priority, cache_salt: of each request.
+    output_tokens: earlier output of each request.
     """
     seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
-    single = replace(sampling, n=1, stop=(), seed=seed)
-    further = single if sampling.prompt_logprobs is None else replace(single, prompt_logprobs=None)
+    first = replace(sampling, n=1, stop=(), seed=seed)
+    rest = first if sampling.prompt_logprobs is None else replace(first, prompt_logprobs=None)
     return [
         Request(
             id=f"{call_id}-{choice}",
             service=service,
             prompt=prompt,
-            sampling=further if choice else single,
+            sampling=rest if choice else first,
             arrival_ns=arrival_ns,
             seed=derive_seed(seed, choice),
             slo=slo,

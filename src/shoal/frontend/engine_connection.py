@@ -1,4 +1,4 @@
-"""The client's end of the connection to an engine process."""
+"""EngineConnection: the client's end of the ZeroMQ connection to an engine process."""
 
 import asyncio
 import contextlib
@@ -16,16 +16,16 @@ _READABLE = int(zmq.POLLIN)
 class EngineConnection:
     """A DEALER socket that is connected to an engine.
 
-    It is watched here, and not by ``zmq.asyncio``, whose futures take as much time for one message as
-    everything else that is done for a token.
+    It does not use ``zmq.asyncio``, whose futures take as much time per message as all other work for a
+    token.
     """
 
     def __init__(self, endpoint: str, session: str, on_message: Callable[[wire.FromEngine], None]) -> None:
-        """Connect to an engine that listens, whose client this process is from now on.
+        """Connect to an engine, and become its client.
 
-        session: names the process. on_message: called from the event loop for each message, in order; with
-        ``Forgotten`` when a TCP connection is lost or cannot be made. Raises zmq.ZMQError if the address
-        means nothing; nothing is raised or told if nobody is at an address on this host.
+        session: name of this process. on_message: called from the event loop for each message, in order; with
+        ``Forgotten`` when a TCP connection is lost or cannot be made. Raises zmq.ZMQError for an invalid
+        address. Nothing is reported if no engine listens at an address on this host.
         """
         self._on_message = on_message
         self._loop = asyncio.get_running_loop()
@@ -33,41 +33,42 @@ class EngineConnection:
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.set_hwm(0)
         self._reading = False
-        self._watch: ConnectionMonitor | None = None
+        self._monitor: ConnectionMonitor | None = None
         if endpoint.startswith("tcp:"):
-            self._watch = ConnectionMonitor(self._socket, lambda: on_message(wire.Forgotten()))
+            self._monitor = ConnectionMonitor(self._socket, lambda: on_message(wire.Forgotten()))
         try:
             self._socket.connect(endpoint)
         except zmq.ZMQError:
-            if self._watch is not None:
-                self._watch.close()
+            if self._monitor is not None:
+                self._monitor.close()
             self._context.destroy(linger=0)
             raise
         self._loop.add_reader(self._socket.fileno(), self._receive)
         self.send(wire.Hello(wire.PROTOCOL, session, time.monotonic_ns()))
 
     def send(self, message: wire.ToEngine) -> None:
-        """Send a message without waiting; it is lost if nobody is there any more, or after ``close``."""
+        """Send a message without waiting; it is lost without a receiver, or after ``close``."""
         if self._socket.closed:
             return
         with contextlib.suppress(zmq.Again):
             self._socket.send(wire.encode(message), zmq.NOBLOCK)
-        # Sending looks, too, and then the descriptor tells of nothing that has come.
+        # Sending also reads the socket's state, and the descriptor then does not signal frames that have
+        # arrived.
         if not self._reading and self._has_frames():
             self._loop.call_soon(self._receive)
 
     def close(self) -> None:
-        """Release the socket, and drop what was not sent; closing twice does nothing."""
+        """Close the socket, and drop unsent messages; closing twice does nothing."""
         if self._socket.closed:
             return
-        if self._watch is not None:
-            self._watch.close()
+        if self._monitor is not None:
+            self._monitor.close()
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close(linger=0)
         self._context.term()
 
     def _receive(self) -> None:
-        """Take all frames: the descriptor tells of one only until somebody looks."""
+        """Read all frames: the descriptor signals only once for all of them."""
         if self._reading:
             return
         self._reading = True

@@ -1,4 +1,4 @@
-"""The offline interface: models in this process."""
+"""``Shoal``: the offline API, which runs models in this process (generate, chat, stream, embed)."""
 
 import weakref
 from collections.abc import Generator, Sequence
@@ -15,9 +15,9 @@ from shoal.engine.build import build_engine
 from shoal.engine.options import EngineOptions
 from shoal.engine.stats import EngineStats
 from shoal.frontend.offline_arguments import (
-    Asked,
     Call,
-    CallMaker,
+    CallArguments,
+    CallBuilder,
     Message,
     PromptInput,
     SamplingInput,
@@ -26,7 +26,7 @@ from shoal.frontend.offline_arguments import (
 )
 from shoal.frontend.offline_async_api import AsyncCalls
 from shoal.frontend.offline_batch import RequestOutput
-from shoal.frontend.offline_runner import Runner, require_success
+from shoal.frontend.offline_runner import OfflineRunner, require_success
 from shoal.frontend.progress import LoadProgress, TokenProgress
 from shoal.frontend.sampling_defaults import with_sampling_defaults
 from shoal.kvcache.options import KVCacheOptions
@@ -35,17 +35,17 @@ from shoal.schedule.options import SchedulerOptions
 
 
 class Shoal(AsyncCalls):
-    """Several models in this process, sharing one KV pool and one stream of iterations.
+    """One or more models in this process, which share one KV pool and one engine.
 
     >>> with Shoal("smollm2", kv_memory="64MiB") as shoal:
     ...     [output] = shoal.generate("The capital of France is", max_tokens=8)
     ...     print(output.text)
 
-    Any number of threads and coroutines may use one Shoal at once; their requests share its steps.
+    Any number of threads and coroutines may use one Shoal at once; their requests are batched together.
 
-    services: Service values, or models by name, path or hub id, which then are services of that name.
-    kv_memory: size of the KV pool, in bytes or as in ``64MiB``, in place of ``kv_cache.memory_bytes``.
-    threads: CPU threads; None takes every core. progress: show loading on the terminal.
+    services: Service values, or models by name, path or hub id, which is then also the service's name.
+    kv_memory: size of the KV pool, in bytes or as in ``64MiB``, instead of ``kv_cache.memory_bytes``.
+    threads: CPU threads; None: every core. progress: show loading on the terminal.
     Raises ConfigError, ModelUnavailable or ModelUnsupported.
     """
 
@@ -64,7 +64,7 @@ class Shoal(AsyncCalls):
         named = [services] if isinstance(services, str | Service) else services
         self.options = EngineOptions(
             services=tuple(Service(name=s, model=s) if isinstance(s, str) else s for s in named),
-            kv_cache=_sized(kv_cache or KVCacheOptions(), kv_memory),
+            kv_cache=_with_size(kv_cache or KVCacheOptions(), kv_memory),
             scheduler=scheduler or SchedulerOptions(),
             device=device,
             threads=threads,
@@ -78,8 +78,8 @@ class Shoal(AsyncCalls):
             self.tokenizers = {s.name: _tokenizer(s, folders[s.name], loaded) for s in self.options.services}
             self._engine, self.info = build_engine(self.options, folders, progress=loading.doing)
         defaults = {service.name: service.sampling for service in self.options.services}
-        self._calls = CallMaker(self.info, self.tokenizers, defaults)
-        self._runner = Runner(self._engine, self.info, self.tokenizers)
+        self._calls = CallBuilder(self.info, self.tokenizers, defaults)
+        self._runner = OfflineRunner(self._engine, self.info, self.tokenizers)
         weakref.finalize(self, self._runner.thread.abandon)
 
     def generate(
@@ -92,24 +92,24 @@ class Shoal(AsyncCalls):
         output_tokens: Sequence[Sequence[int]] | None = None,
         **parameters: Any,
     ) -> list[RequestOutput]:
-        """Complete prompts; one output each, in their order, with ``n`` completions inside.
+        """Complete prompts; returns one output for each, in their order, with ``n`` completions.
 
         prompts: one text or token-id list, or many. sampling, service, slo: one for all, or one for each;
-        service may be left out where there is only one, and goals left out of slo are the service's. A
-        mapping of sampling parameters is completed by the service's defaults; SamplingParams are used as they
-        are. parameters: sampling parameters by name, for all, in place of sampling. progress: a bar on
-        standard error, if that is a terminal. output_tokens: output to go on from, of each prompt: with the
-        same seed it goes on as if it had not been interrupted, and is part of what is returned (without
-        log-probabilities).
+        service is optional if there is only one, and goals missing in slo are the service's. A mapping of
+        sampling parameters is completed by the service's defaults; SamplingParams are used as they are.
+        parameters: sampling parameters by name, for all prompts, instead of sampling. progress: show a bar on
+        standard error, if that is a terminal. output_tokens: earlier output of each prompt, to continue: with
+        the same seed the output is as if it had not been interrupted. It is part of the returned output
+        (without log-probabilities).
 
         Raises InvalidRequest before anything runs if one of the prompts cannot be served, QueueFull if too
         many grammars are in use, EngineDied after an error of the engine, and ConfigError if the Shoal is
-        closed, also meanwhile. Ctrl-C cancels the call and raises KeyboardInterrupt.
+        closed before or during the call. Ctrl-C cancels the call and raises KeyboardInterrupt.
         """
-        asked = Asked(
+        arguments = CallArguments(
             service=service, sampling=sampling, parameters=parameters, slo=slo, output_tokens=output_tokens
         )
-        return self._run(self._calls.complete(prompts, asked), progress)
+        return self._run(self._calls.complete(prompts, arguments), progress)
 
     def chat(
         self,
@@ -122,10 +122,10 @@ class Shoal(AsyncCalls):
     ) -> list[RequestOutput]:
         """Continue conversations: one list of ``{"role": ..., "content": ...}``, or many.
 
-        Everything else is as in ``generate``. Raises InvalidRequest for a model without chat template.
+        Other arguments are as in ``generate``. Raises InvalidRequest for a model without chat template.
         """
-        asked = Asked(service=service, sampling=sampling, parameters=parameters, slo=slo)
-        return self._run(self._calls.chat(messages, asked), progress)
+        arguments = CallArguments(service=service, sampling=sampling, parameters=parameters, slo=slo)
+        return self._run(self._calls.chat(messages, arguments), progress)
 
     def stream(
         self,
@@ -135,14 +135,14 @@ class Shoal(AsyncCalls):
         slo: SLO | None = None,
         **parameters: Any,
     ) -> Generator[str, None, None]:
-        """Complete one prompt; its text, piece by piece, as it is made.
+        """Complete one prompt; yields its text in pieces, as it is generated.
 
-        Arguments are as in ``generate``. The request begins with the first piece that is asked for, and is
-        cancelled when the iterator is closed or given up. Raises as ``generate``, and InvalidRequest,
-        SLOExpired or another ShoalError for a request that fails on its way.
+        Arguments are as in ``generate``. The request starts with the first ``next``, and is cancelled when
+        the iterator is closed or deleted. Raises as ``generate``, and InvalidRequest, GoalsOutOfReach or
+        another ShoalError if the request fails while it runs.
         """
-        asked = Asked(service=service, sampling=sampling, parameters=parameters, slo=slo)
-        return self._runner.stream(only_call(self._calls.complete(prompt, asked)))
+        arguments = CallArguments(service=service, sampling=sampling, parameters=parameters, slo=slo)
+        return self._runner.stream(only_call(self._calls.complete(prompt, arguments)))
 
     def stream_chat(
         self,
@@ -152,9 +152,9 @@ class Shoal(AsyncCalls):
         slo: SLO | None = None,
         **parameters: Any,
     ) -> Generator[str, None, None]:
-        """Continue one conversation; its text as in ``stream``."""
-        asked = Asked(service=service, sampling=sampling, parameters=parameters, slo=slo)
-        return self._runner.stream(only_call(self._calls.chat(messages, asked)))
+        """Continue one conversation; yields its text as ``stream`` does."""
+        arguments = CallArguments(service=service, sampling=sampling, parameters=parameters, slo=slo)
+        return self._runner.stream(only_call(self._calls.chat(messages, arguments)))
 
     def embed(
         self,
@@ -162,23 +162,23 @@ class Shoal(AsyncCalls):
         service: str | Sequence[str] | None = None,
         truncate_prompt_tokens: int | None = None,
     ) -> list[tuple[float, ...]]:
-        """The embeddings of texts or token-id lists, one or many, as vectors of length 1.
+        """The embeddings of texts or token-id lists, one or many, normalized to length 1.
 
-        They are those of /v1/embeddings.
+        They are the same as those of /v1/embeddings.
 
-        truncate_prompt_tokens: keep the last so many tokens of each; -1: as many as the model takes; None: a
-        longer one is an InvalidRequest. Raises as ``stream``.
+        truncate_prompt_tokens: maximum tokens, of which the last are kept; -1: as many as the model accepts;
+        None: longer texts are an InvalidRequest. Raises as ``stream``.
         """
         outputs = self._run(self._calls.embed(texts, service, truncate_prompt_tokens), progress=False)
         require_success(outputs)
         return embeddings_of(outputs)
 
     def stats(self) -> EngineStats:
-        """Counters since the start, and the present state of the memory."""
-        return self._runner.thread.ask(self._engine.stats)
+        """Counters since the start, and present memory usage."""
+        return self._runner.thread.call(self._engine.stats)
 
     def close(self) -> None:
-        """Release the models; calls that run end with a ConfigError. Closing twice does nothing."""
+        """Release the models; running calls end with a ConfigError. Closing twice does nothing."""
         self._runner.thread.close()
 
     def __enter__(self) -> Self:
@@ -200,14 +200,14 @@ class Shoal(AsyncCalls):
 
 
 def _tokenizer(service: Service, folder: Path, loaded: dict[str, tokenizers.Tokenizer]) -> Tokenizer:
-    """A model of files has one; one with random weights may have none, to be measured with token ids."""
+    """The model's tokenizer; a model with random weights may have none, and is then used with token ids."""
     if service.random_seed is not None and not has_tokenizer(folder):
         return NoTokenizer(folder)
     return Tokenizer.from_folder(folder, service.chat_template, loaded)
 
 
-def _sized(kv_cache: KVCacheOptions, kv_memory: int | str | None) -> KVCacheOptions:
-    """Options with the size that was given beside them; raises ConfigError."""
+def _with_size(kv_cache: KVCacheOptions, kv_memory: int | str | None) -> KVCacheOptions:
+    """Options with the pool size of ``kv_memory``; raises ConfigError."""
     if kv_memory is None:
         return kv_cache
     if kv_cache.memory_bytes is not None:

@@ -1,4 +1,4 @@
-"""From the arguments of the offline interface to calls that an engine can run."""
+"""Converts arguments of the offline API into validated calls: prompts, services, sampling, SLOs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,40 +21,36 @@ T = TypeVar("T", str, SamplingInput, SLO)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One prompt that has passed ``check_request``."""
+    """One validated prompt."""
 
     prompt: PromptInput
-    """As it was given."""
+    """As it was passed."""
     service: str
-    """Who is to answer it."""
     tokens: Sequence[int]
-    """Its token ids."""
     sampling: SamplingParams
-    """With the service's defaults."""
+    """Completed by the service's defaults."""
     slo: SLO = NO_GOALS
-    """Goals of its own."""
     output: Sequence[int] = ()
-    """Output to go on from."""
+    """Earlier output to continue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What goes with prompts, as it was given: one value for all of them, or one for each."""
+class CallArguments:
+    """Arguments beside the prompts, as they were passed: one value for all prompts, or one for each."""
 
     service: str | Sequence[str] | None = None
-    """May be left out where there is only one."""
+    """None: the only service."""
     sampling: SamplingInput | Sequence[SamplingInput] | None = None
-    """Sampling parameters, or ..."""
+    """Sampling parameters; excludes ``parameters``."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    """... single ones by name."""
+    """Single sampling parameters by name, for all prompts."""
     slo: SLO | Sequence[SLO] | None = None
-    """Goals of their own."""
     output_tokens: Sequence[Sequence[int]] | None = None
-    """Output to go on from, of each."""
+    """Earlier output of each prompt, to continue."""
 
 
-class CallMaker:
-    """Makes calls for the services of an engine; raises InvalidRequest if one cannot be served."""
+class CallBuilder:
+    """Builds calls for the services of an engine; raises InvalidRequest if one cannot be served."""
 
     def __init__(
         self, info: EngineInfo, tokenizers: Mapping[str, Tokenizer], defaults: Mapping[str, SamplingDefaults]
@@ -63,22 +59,24 @@ class CallMaker:
         self._tokenizers = tokenizers
         self._defaults = defaults
 
-    def complete(self, prompts: PromptInput | Sequence[PromptInput], asked: Asked) -> list[Call]:
-        """Calls that go on with one text or token-id list, or many."""
-        many = _as_many(prompts)
-        names = self._services_of(asked.service, len(many))
+    def complete(self, prompts: PromptInput | Sequence[PromptInput], arguments: CallArguments) -> list[Call]:
+        """Calls that complete one text or token-id list, or many."""
+        many = _as_list(prompts)
+        names = self._services_of(arguments.service, len(many))
         encoded = [self._encode(prompt, name) for prompt, name in zip(many, names, strict=True)]
-        return self._calls(many, encoded, names, asked)
+        return self._calls(many, encoded, names, arguments)
 
-    def chat(self, messages: Sequence[Message] | Sequence[Sequence[Message]], asked: Asked) -> list[Call]:
-        """Calls that answer one conversation, or many."""
+    def chat(
+        self, messages: Sequence[Message] | Sequence[Sequence[Message]], arguments: CallArguments
+    ) -> list[Call]:
+        """Calls that continue one conversation, or many."""
         conversations = _as_conversations(messages)
-        names = self._services_of(asked.service, len(conversations))
+        names = self._services_of(arguments.service, len(conversations))
         encoded = [
             self._tokenizers[name].apply_chat_template(conversation)
             for name, conversation in zip(names, conversations, strict=True)
         ]
-        return self._calls(encoded, encoded, names, asked)
+        return self._calls(encoded, encoded, names, arguments)
 
     def embed(
         self,
@@ -90,14 +88,14 @@ class CallMaker:
 
         truncate_prompt_tokens: as in ``most_prompt_tokens``.
         """
-        many = _as_many(texts)
+        many = _as_list(texts)
         names = self._services_of(service, len(many))
         encoded = []
         for text, name in zip(many, names, strict=True):
             most = most_prompt_tokens(self._info.services[name], truncate_prompt_tokens, 1)
             tokens = self._encode(text, name)
             encoded.append(tokens if most is None else tokens[-most:])
-        return self._calls(many, encoded, names, Asked(sampling=EMBEDDING_SAMPLING))
+        return self._calls(many, encoded, names, CallArguments(sampling=EMBEDDING_SAMPLING))
 
     def _encode(self, prompt: PromptInput, service: str) -> list[int]:
         return self._tokenizers[service].encode(prompt) if isinstance(prompt, str) else list(prompt)
@@ -107,30 +105,30 @@ class CallMaker:
         prompts: Sequence[PromptInput],
         encoded: Sequence[Sequence[int]],
         names: Sequence[str],
-        asked: Asked,
+        arguments: CallArguments,
     ) -> list[Call]:
-        wanted = self._sampling_of(names, asked)
-        goals = _one_each(asked.slo or NO_GOALS, len(encoded), "slo")
-        outputs = _outputs_of(asked.output_tokens, wanted)
+        sampling = self._sampling_of(names, arguments)
+        goals = _one_each(arguments.slo or NO_GOALS, len(encoded), "slo")
+        outputs = _output_of_each(arguments.output_tokens, sampling)
         calls = [
             Call(prompt=prompt, service=name, tokens=tokens, sampling=params, slo=slo, output=output)
             for prompt, name, tokens, params, slo, output in zip(
-                prompts, names, encoded, wanted, goals, outputs, strict=True
+                prompts, names, encoded, sampling, goals, outputs, strict=True
             )
         ]
         for call in calls:
             check_request(self._info, call.service, call.tokens, call.sampling, call.slo, call.output)
         return calls
 
-    def _sampling_of(self, names: Sequence[str], asked: Asked) -> list[SamplingParams]:
-        """Parameters of each prompt, those left out being its service's."""
-        if asked.sampling is not None and asked.parameters:
+    def _sampling_of(self, names: Sequence[str], arguments: CallArguments) -> list[SamplingParams]:
+        """Sampling parameters of each prompt, completed by its service's defaults."""
+        if arguments.sampling is not None and arguments.parameters:
             raise InvalidRequest(
-                f"sampling= and parameters by name ({', '.join(asked.parameters)}) were both given; "
+                f"sampling= and parameters by name ({', '.join(arguments.parameters)}) were both given; "
                 "give all of them in one of the two ways",
                 "sampling",
             )
-        each = _one_each(asked.sampling or asked.parameters, len(names), "sampling")
+        each = _one_each(arguments.sampling or arguments.parameters, len(names), "sampling")
         return [
             own if isinstance(own, SamplingParams) else self._defaults[name].params(own)
             for name, own in zip(names, each, strict=True)
@@ -149,7 +147,7 @@ class CallMaker:
 
 
 def only_call(calls: Sequence[Call]) -> Call:
-    """The call of a stream, which has the text of one completion; raises InvalidRequest."""
+    """The only call, for a stream; raises InvalidRequest for several prompts or completions."""
     if len(calls) != 1:
         raise InvalidRequest(f"a stream is of one prompt, but {len(calls)} were given", "prompts")
     if calls[0].sampling.n > 1:
@@ -158,11 +156,11 @@ def only_call(calls: Sequence[Call]) -> Call:
 
 
 def embeddings_of(outputs: Sequence[RequestOutput]) -> list[tuple[float, ...]]:
-    """The embeddings in the outputs of ``CallMaker.embed``."""
+    """The embeddings in the outputs of calls of ``CallBuilder.embed``."""
     return [output.outputs[0].embedding or () for output in outputs]
 
 
-def _as_many(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
+def _as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
     """A list of prompts, from one or many."""
     if isinstance(prompts, str):
         return [prompts]
@@ -190,18 +188,18 @@ def _as_conversations(
     return many
 
 
-def _outputs_of(
-    output_tokens: Sequence[Sequence[int]] | None, wanted: Sequence[SamplingParams]
+def _output_of_each(
+    output_tokens: Sequence[Sequence[int]] | None, sampling: Sequence[SamplingParams]
 ) -> Sequence[Sequence[int]]:
-    """Output to go on from, of each prompt."""
+    """Earlier output of each prompt; raises InvalidRequest."""
     if output_tokens is None:
-        return [()] * len(wanted)
-    if len(output_tokens) != len(wanted):
+        return [()] * len(sampling)
+    if len(output_tokens) != len(sampling):
         raise InvalidRequest(
-            f"output_tokens has {len(output_tokens)} lists for {len(wanted)} prompts; pass one for each",
+            f"output_tokens has {len(output_tokens)} lists for {len(sampling)} prompts; pass one for each",
             "output_tokens",
         )
-    for output, params in zip(output_tokens, wanted, strict=True):
+    for output, params in zip(output_tokens, sampling, strict=True):
         if output and params.n > 1:
             raise InvalidRequest(
                 f"output to go on from is that of one completion, but n is {params.n}; use n=1", "n"
@@ -210,7 +208,7 @@ def _outputs_of(
 
 
 def _one_each(value: T | Sequence[T], count: int, name: str) -> Sequence[T]:
-    """``value`` repeated, or its values if there is one for each of ``count`` prompts."""
+    """One value for each of ``count`` prompts: ``value`` repeated, or its elements."""
     if isinstance(value, str | SamplingParams | Mapping | SLO):
         return [value] * count
     if len(value) != count:

@@ -1,4 +1,4 @@
-"""The offline interface for coroutines."""
+"""The async methods of ``Shoal``: agenerate, achat, astream, aembed."""
 
 from asyncio import to_thread
 from collections.abc import AsyncGenerator, Sequence
@@ -6,8 +6,8 @@ from typing import Any
 
 from shoal.core import SLO
 from shoal.frontend.offline_arguments import (
-    Asked,
-    CallMaker,
+    CallArguments,
+    CallBuilder,
     Message,
     PromptInput,
     SamplingInput,
@@ -15,17 +15,17 @@ from shoal.frontend.offline_arguments import (
     only_call,
 )
 from shoal.frontend.offline_batch import RequestOutput
-from shoal.frontend.offline_runner import Runner, require_success
+from shoal.frontend.offline_runner import OfflineRunner, require_success
 
 
 class AsyncCalls:
-    """What a Shoal does for coroutines, in the words of its other methods.
+    """Async versions of the methods of ``Shoal``, with the same arguments.
 
-    Their requests share the steps of the engine with all others, and are cancelled with the task.
+    Their requests are batched with all others, and are cancelled with the task.
     """
 
-    _calls: CallMaker
-    _runner: Runner
+    _calls: CallBuilder
+    _runner: OfflineRunner
 
     async def agenerate(
         self,
@@ -36,11 +36,11 @@ class AsyncCalls:
         output_tokens: Sequence[Sequence[int]] | None = None,
         **parameters: Any,
     ) -> list[RequestOutput]:
-        """``generate`` for coroutines, without a bar."""
-        asked = Asked(
+        """``generate`` without a progress bar."""
+        arguments = CallArguments(
             service=service, sampling=sampling, parameters=parameters, slo=slo, output_tokens=output_tokens
         )
-        return await self._runner.run_async(await to_thread(self._calls.complete, prompts, asked))
+        return await self._runner.run_async(await to_thread(self._calls.complete, prompts, arguments))
 
     async def achat(
         self,
@@ -50,9 +50,9 @@ class AsyncCalls:
         slo: SLO | Sequence[SLO] | None = None,
         **parameters: Any,
     ) -> list[RequestOutput]:
-        """``chat`` for coroutines, without a bar."""
-        asked = Asked(service=service, sampling=sampling, parameters=parameters, slo=slo)
-        return await self._runner.run_async(await to_thread(self._calls.chat, messages, asked))
+        """``chat`` without a progress bar."""
+        arguments = CallArguments(service=service, sampling=sampling, parameters=parameters, slo=slo)
+        return await self._runner.run_async(await to_thread(self._calls.chat, messages, arguments))
 
     def astream(
         self,
@@ -62,12 +62,12 @@ class AsyncCalls:
         slo: SLO | None = None,
         **parameters: Any,
     ) -> AsyncGenerator[str, None]:
-        """``stream`` for coroutines: ``async for piece in shoal.astream(...)``.
+        """``stream`` as an async generator: ``async for piece in shoal.astream(...)``.
 
-        What is wrong with the arguments is raised with the first piece.
+        Errors in the arguments are raised by the first iteration.
         """
-        asked = Asked(service=service, sampling=sampling, parameters=parameters, slo=slo)
-        return self._runner.stream_async(lambda: only_call(self._calls.complete(prompt, asked)))
+        arguments = CallArguments(service=service, sampling=sampling, parameters=parameters, slo=slo)
+        return self._runner.stream_async(lambda: only_call(self._calls.complete(prompt, arguments)))
 
     def astream_chat(
         self,
@@ -77,9 +77,8 @@ class AsyncCalls:
         slo: SLO | None = None,
         **parameters: Any,
     ) -> AsyncGenerator[str, None]:
-        """``stream_chat`` for coroutines."""
-        asked = Asked(service=service, sampling=sampling, parameters=parameters, slo=slo)
-        return self._runner.stream_async(lambda: only_call(self._calls.chat(messages, asked)))
+        arguments = CallArguments(service=service, sampling=sampling, parameters=parameters, slo=slo)
+        return self._runner.stream_async(lambda: only_call(self._calls.chat(messages, arguments)))
 
     async def aembed(
         self,
@@ -87,7 +86,6 @@ class AsyncCalls:
         service: str | Sequence[str] | None = None,
         truncate_prompt_tokens: int | None = None,
     ) -> list[tuple[float, ...]]:
-        """``embed`` for coroutines."""
         calls = await to_thread(self._calls.embed, texts, service, truncate_prompt_tokens)
         outputs = await self._runner.run_async(calls)
         require_success(outputs)

@@ -1,4 +1,4 @@
-"""A set of prompts that runs to its end in this process, and its outputs."""
+"""OfflineBatch: the prompts of one offline call, their requests, and their outputs (``Completion``)."""
 
 import struct
 from collections.abc import Callable, Collection, Sequence
@@ -25,39 +25,33 @@ from shoal.frontend.detokenize import Decoder
 from shoal.frontend.reader import ChoiceReader, Delta
 
 EMBEDDING_SAMPLING = SamplingParams(max_tokens=1, temperature=0.0, embed=True)
-"""Of requests for embeddings alone; the token that every request makes is not shown."""
+"""Sampling of embedding requests; the one token that they generate is not used."""
 
 _call_numbers = count(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """One finished output."""
-
     service: str
-    """The service that made it."""
     choice: int
-    """Which of the ``n`` outputs of its prompt this is, from 0."""
+    """Index among the ``n`` outputs of the prompt."""
     prompt_tokens: int
-    """Length of the prompt."""
     text: str
-    """The text, without stop strings and stop tokens."""
+    """Text without stop strings and stop tokens."""
     tokens: tuple[int, ...]
-    """The output tokens."""
     finish_reason: FinishReason
-    """Why it ended."""
     stop_reason: str | int | None = None
     """The stop string or stop token that ended it."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
-    """Of each token made now, if they were asked for."""
+    """Of each newly generated token; None: not requested."""
     cached_tokens: int = 0
-    """Prompt tokens found in the prefix index."""
+    """Prompt tokens found in the prefix cache."""
     error: str | None = None
-    """What went wrong, if something did."""
+    """Why it failed; None: it did not."""
     record: RequestRecord | None = None
-    """Its times; None if it failed."""
+    """Arrival and token times; None if it failed."""
     embedding: tuple[float, ...] | None = None
-    """The prompt's, if it was asked for."""
+    """Embedding of the prompt; None: not requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +59,11 @@ class RequestOutput:
     """The outputs of one prompt."""
 
     prompt: str | Sequence[int]
-    """The prompt as it was given."""
     prompt_token_ids: tuple[int, ...]
-    """Its tokens."""
     outputs: tuple[Completion, ...]
     """Its ``n`` completions, in the order of their choices."""
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
-    """Of each prompt token, if they were asked for; None of the first, before which there is nothing."""
+    """Of each prompt token, where the first has None; None: not requested."""
 
     @property
     def text(self) -> str:
@@ -84,23 +76,18 @@ class _Choice:
     """One choice of a prompt, from its submission on."""
 
     reader: ChoiceReader
-    """Makes text of its events."""
     service: str
-    """The service that generates it."""
     prompt_tokens: int
-    """Length of the prompt."""
     text: list[str] = field(default_factory=list)
-    """Pieces of text so far."""
     tokens: list[int] = field(default_factory=list)
-    """Output tokens so far."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """Their log-probabilities, if asked for."""
+    """Log-probabilities of ``tokens``, if requested."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """Of the prompt's tokens but the first; of the first choice, if asked for."""
+    """Of the prompt tokens from the second on; only in the first choice, if requested."""
     embedding: bytes | None = None
-    """The prompt's, if asked for."""
+    """Embedding of the prompt, if requested."""
     completion: Completion | None = None
-    """The finished output, once it has ended."""
+    """None: unfinished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +95,12 @@ class _Prompt:
     """A prompt that was submitted."""
 
     prompt: str | Sequence[int]
-    """The prompt as it was given."""
     tokens: tuple[int, ...]
-    """Its tokens."""
     choices: list[_Choice]
-    """Its ``n`` choices."""
     scored: bool
-    """Whether log-probabilities of the prompt were asked for."""
+    """Whether log-probabilities of the prompt were requested."""
 
     def output(self) -> RequestOutput:
-        """All of it, once it has ended."""
         return RequestOutput(
             prompt=self.prompt,
             prompt_token_ids=self.tokens,
@@ -127,27 +110,26 @@ class _Prompt:
 
 
 class OfflineBatch:
-    """Prompts that are added one by one and submitted together, and what becomes of them.
+    """Prompts that are added one by one and submitted together, with their outputs.
 
-    told: called with each delta, in the thread that steps the engine.
+    on_delta: called with each delta, in the thread that steps the engine.
 
-    Prompts are added in the thread that made it; from ``submit`` on it belongs to the one that steps the
-    engine.
+    Prompts are added by the caller's thread; from ``submit`` on, only the engine thread uses the batch.
     """
 
-    def __init__(self, engine: Engine, told: Callable[[Delta], None] | None = None) -> None:
+    def __init__(self, engine: Engine, on_delta: Callable[[Delta], None] | None = None) -> None:
         self._engine = engine
-        self._told = told
+        self._on_delta = on_delta
         self._prompts: list[_Prompt] = []
         self._requests: list[list[Request]] = []
         self._unfinished: dict[str, _Choice] = {}  # by request id
         self.done: Future[list[RequestOutput]] = Future()
-        """The outputs, or what ended it; set by whoever steps the engine."""
-        self.done.set_running_or_notify_cancel()  # it ends with what it is told, not when a waiter gives up
+        """The outputs, or the error that ended the batch; set by the engine thread."""
+        self.done.set_running_or_notify_cancel()  # a waiter cannot cancel it
 
     @property
     def unfinished(self) -> Collection[str]:
-        """Ids of requests that have not ended."""
+        """Ids of unfinished requests."""
         return self._unfinished.keys()
 
     def add(
@@ -163,7 +145,7 @@ class OfflineBatch:
     ) -> None:
         """Add a prompt that has passed ``check_request``.
 
-        output: to go on from; eos_token_ids: of the model, one of which may be its end.
+        output: earlier output to continue; eos_token_ids: of the model, one of which may end that output.
         """
         call_id = f"offline-{next(_call_numbers)}"
         now_ns = self._engine.now_ns()
@@ -176,15 +158,15 @@ class OfflineBatch:
             choices.append(choice)
             self._unfinished[request.id] = choice
             if (delta := reader.read_past(now_ns)) is not None:
-                self._add(request.id, delta)
+                self._add_delta(request.id, delta)
         self._requests.append([request for request in requests if request.id in self._unfinished])
         self._prompts.append(_Prompt(prompt, tuple(tokens), choices, sampling.prompt_logprobs is not None))
 
     def prepare(self) -> Sequence[Future[None]]:
-        """Keep places for its grammars until it is done; they can be followed when these are done.
+        """Lease places for the grammars until the batch is done; returns futures of their compilation.
 
-        Raises InvalidRequest if there are too many, or one cannot be used, and QueueFull if too many others
-        are in use.
+        Raises InvalidRequest if there are too many grammars, or one is invalid, and QueueFull if too many
+        other grammars are in use.
         """
         grammars = {
             (request.service, request.sampling.grammar)
@@ -196,17 +178,17 @@ class OfflineBatch:
                 f"{len(grammars)} different grammars in one call, at most {MAX_PROCESSES} may be; split it",
                 "grammar",
             )
-        with ExitStack() as places:
+        with ExitStack() as stack:
             leases = []
             for service, grammar in grammars:
                 leases.append(self._engine.prepare(service, grammar))
-                places.callback(leases[-1].release)
-            kept = places.pop_all()
-            self.done.add_done_callback(lambda _: kept.close())
+                stack.callback(leases[-1].release)
+            held = stack.pop_all()
+            self.done.add_done_callback(lambda _: held.close())
         return [lease.ready for lease in leases]
 
     def submit(self) -> None:
-        """Give the engine all requests; raises as ``Engine.submit``, and then leaves none with it."""
+        """Submit all requests, or none: raises as ``Engine.submit``."""
         try:
             for requests in self._requests:
                 self._engine.submit(*requests)
@@ -214,28 +196,27 @@ class OfflineBatch:
             self.cancel()
             raise
 
-    def take(self, event: TokenEvent) -> None:
-        """Read an event of one of the requests; those of ended ones are ignored."""
+    def add_event(self, event: TokenEvent) -> None:
+        """Process an event; events of finished requests are ignored."""
         choice = self._unfinished.get(event.request_id)
         if choice is None:
             return
         delta = choice.reader.read(event, self._engine.now_ns())
-        self._add(event.request_id, delta)
+        self._add_delta(event.request_id, delta)
         if delta.finish is not None and event.finish is None:
             self._engine.cancel(event.request_id, complete=True)
 
     def cancel(self) -> None:
-        """Cancel what is unfinished."""
+        """Cancel the unfinished requests."""
         for request_id in self._unfinished:
             self._engine.cancel(request_id)
         self._unfinished.clear()
 
     def outputs(self) -> list[RequestOutput]:
-        """All outputs, once they are finished."""
+        """The outputs of all prompts, which have ended."""
         return [prompt.output() for prompt in self._prompts]
 
-    def _add(self, request_id: str, delta: Delta) -> None:
-        """Add what is new to a choice."""
+    def _add_delta(self, request_id: str, delta: Delta) -> None:
         choice = self._unfinished[request_id]
         choice.text.append(delta.text)
         choice.tokens += delta.tokens
@@ -244,13 +225,12 @@ class OfflineBatch:
         choice.embedding = delta.embedding or choice.embedding
         if delta.finish is not None:
             del self._unfinished[request_id]
-            choice.completion = _complete(choice, delta, delta.finish)
-        if self._told is not None:
-            self._told(delta)
+            choice.completion = _make_completion(choice, delta, delta.finish)
+        if self._on_delta is not None:
+            self._on_delta(delta)
 
 
-def _complete(choice: _Choice, last: Delta, finish: FinishReason) -> Completion:
-    """The output of a choice that has ended."""
+def _make_completion(choice: _Choice, last: Delta, finish: FinishReason) -> Completion:
     return Completion(
         service=choice.service,
         choice=last.choice,
@@ -268,5 +248,5 @@ def _complete(choice: _Choice, last: Delta, finish: FinishReason) -> Completion:
 
 
 def read_embedding(vector: bytes) -> tuple[float, ...]:
-    """The numbers of an embedding as events have it."""
+    """Decode the embedding of an event."""
     return struct.unpack(f"<{len(vector) // 4}f", vector)

@@ -1,4 +1,4 @@
-"""Calls of the offline interface, carried out: as a whole or as streams, for threads and for coroutines."""
+"""OfflineRunner: runs offline calls to their ends or as streams, for threads and for coroutines."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
@@ -16,8 +16,8 @@ from shoal.frontend.reader import Delta
 from shoal.models import Tokenizer
 
 
-class Runner:
-    """Runs calls in an engine that it owns; any number of threads and coroutines may use it at once.
+class OfflineRunner:
+    """Runs calls on its engine; any number of threads and coroutines may use it at once.
 
     Its errors are those of ``EngineThread.run`` and ``OfflineBatch.prepare``.
     """
@@ -27,20 +27,21 @@ class Runner:
         self._info = info
         self._tokenizers = tokenizers
         self.thread = EngineThread(engine)
-        """Steps the engine."""
 
-    def run(self, calls: Sequence[Call], told: Callable[[Delta], None] | None = None) -> list[RequestOutput]:
+    def run(
+        self, calls: Sequence[Call], on_delta: Callable[[Delta], None] | None = None
+    ) -> list[RequestOutput]:
         """The outputs of calls, in their order; Ctrl-C cancels them.
 
-        told: called with every delta, in the thread of the engine.
+        on_delta: called with every delta, in the engine thread.
         """
-        with self._begin(calls, told) as (batch, grammars):
+        with self._begin(calls, on_delta) as (batch, grammars):
             for ready in grammars:
                 ready.result()
             return self.thread.run(batch)
 
     def stream(self, call: Call) -> Generator[str, None, None]:
-        """The text of a call as it comes; closing it cancels the call. Raises as ``require_success``."""
+        """Yields the text of a call; closing the generator cancels it. Raises as ``require_success``."""
         pieces: SimpleQueue[str | Future[list[RequestOutput]]] = SimpleQueue()
         with self._begin([call], lambda delta: pieces.put(delta.text)) as (batch, grammars):
             for ready in grammars:
@@ -55,25 +56,25 @@ class Runner:
     async def run_async(self, calls: Sequence[Call]) -> list[RequestOutput]:
         """The outputs of calls, in their order; they are cancelled with the task."""
         with self._begin(calls) as (batch, grammars):
-            await _all_ready(grammars)
+            await _wait_ready(grammars)
             self.thread.submit(batch)
             return await asyncio.wrap_future(batch.done)
 
     async def stream_async(self, make_call: Callable[[], Call]) -> AsyncGenerator[str, None]:
-        """The same as ``stream``, for coroutines.
+        """``stream`` as an async generator.
 
-        make_call: called in another thread, for long prompts take a while.
+        make_call: called in another thread, as long prompts take a while.
         """
         call = await asyncio.to_thread(make_call)
         loop = asyncio.get_running_loop()
         pieces: asyncio.Queue[str | Future[list[RequestOutput]]] = asyncio.Queue()
 
         def put(piece: str | Future[list[RequestOutput]]) -> None:
-            with suppress(RuntimeError):  # the loop was closed, so nobody reads
+            with suppress(RuntimeError):  # the loop was closed
                 loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
         with self._begin([call], lambda delta: put(delta.text)) as (batch, grammars):
-            await _all_ready(grammars)
+            await _wait_ready(grammars)
             batch.done.add_done_callback(put)
             self.thread.submit(batch)
             while isinstance(piece := await pieces.get(), str):
@@ -83,10 +84,10 @@ class Runner:
 
     @contextmanager
     def _begin(
-        self, calls: Sequence[Call], told: Callable[[Delta], None] | None = None
+        self, calls: Sequence[Call], on_delta: Callable[[Delta], None] | None = None
     ) -> Iterator[tuple[OfflineBatch, Sequence[Future[None]]]]:
-        """A batch of calls, which is cancelled at the end if it is unfinished then, and its grammars."""
-        batch = OfflineBatch(self._engine, told)
+        """A batch of calls, and futures of its grammars; an unfinished batch is cancelled at the end."""
+        batch = OfflineBatch(self._engine, on_delta)
         for call in calls:
             batch.add(
                 call.prompt,
@@ -101,14 +102,14 @@ class Runner:
         try:
             yield batch, batch.prepare()
         except InvalidRequest:
-            self.thread.require_open()  # a closed engine knows no grammars
+            self.thread.require_open()  # a closed engine rejects all grammars
             raise
         finally:
             self.thread.cancel(batch)
 
 
-async def _all_ready(grammars: Sequence[Future[None]]) -> None:
-    """Wait for grammars, whose futures are not cancelled with the task."""
+async def _wait_ready(grammars: Sequence[Future[None]]) -> None:
+    """Wait for grammars; their futures are not cancelled with the task."""
     for ready in grammars:
         await asyncio.shield(asyncio.wrap_future(ready))
 
@@ -116,8 +117,8 @@ async def _all_ready(grammars: Sequence[Future[None]]) -> None:
 def require_success(outputs: Sequence[RequestOutput]) -> None:
     """Raise the error of the first completion that failed.
 
-    InvalidRequest: what it asks for excludes every token; SLOExpired: it waited too long for its goals;
-    ShoalError: it could not be computed.
+    InvalidRequest: its parameters exclude every token; GoalsOutOfReach: it waited too long for its SLO;
+    ShoalError: it failed.
     """
     for completion in [completion for output in outputs for completion in output.outputs]:
         error = completion.error or completion.finish_reason.value

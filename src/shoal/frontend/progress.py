@@ -1,4 +1,4 @@
-"""Progress on the terminal while models load and prompts run offline."""
+"""Progress bars on the terminal, while models load and offline prompts run."""
 
 import sys
 from types import TracebackType
@@ -35,12 +35,12 @@ class _Display:
 
 
 def _off(shown: bool) -> bool:
-    # None where whoever started this process closed it.
+    # None where it was closed before this process started.
     return not (shown and sys.stderr is not None and sys.stderr.isatty())
 
 
 class LoadProgress(_Display):
-    """One line that says what is being fetched or loaded; removed at the end."""
+    """A line with the present activity, such as a download; removed at the end."""
 
     def __init__(self, *, shown: bool) -> None:
         super().__init__(
@@ -56,11 +56,11 @@ class LoadProgress(_Display):
         self._task = self._progress.add_task("starting", total=None)
 
     def doing(self, what: str) -> None:
-        """Show what is being done now."""
+        """Show the present activity."""
         self._progress.update(self._task, description=what)
 
     def fetching(self, what: str, done: int, total: int | None) -> None:
-        """Show how far a download or conversion is; ``done`` and ``total`` in its own units."""
+        """Show the progress of a download or conversion; done, total: in any unit."""
         self.doing(f"{what} {100 * done // total}%" if total else what)
 
 
@@ -84,7 +84,7 @@ class TokenProgress(_Display):
         self._task = self._progress.add_task("generating", total=outputs, tokens=0, rate=0.0)
 
     def advance(self, outputs: int, tokens: int) -> None:
-        """Count further finished outputs and output tokens."""
+        """Count more finished outputs and output tokens."""
         self._tokens += tokens
         elapsed = self._progress.tasks[0].elapsed or 0.0
         self._progress.update(

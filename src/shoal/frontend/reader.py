@@ -1,4 +1,4 @@
-"""From an engine's events to what a client reads: text, stop strings, times of one choice."""
+"""ChoiceReader: converts an engine's events of one choice into deltas with text, and finds stop strings."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,18 +17,18 @@ from shoal.core import (
 from shoal.frontend.detokenize import Decoder, IncrementalDetokenizer
 
 CONTEXT_TOKENS = 6
-"""Decoders look at no more than the last few tokens to know how a text continues."""
+"""Prompt tokens given to the detokenizer; decoders depend on only the last few tokens before a text."""
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
-    """What is new in one choice of a call.
+    """New output of one choice of a call.
 
     tokens, logprobs: the new tokens; the text of the latest may come with a later delta. An
     end-of-sequence or stop token is among the tokens but has no text. finish: set in the last delta
-    of a choice. stop_reason: the stop string or stop token id that ended it. error: why, for
-    FinishReason.ERROR, INVALID and REFUSED. cached_tokens: prompt tokens that were found in the prefix cache.
-    queue_ns: how long the request waited until it was first admitted. prompt_logprobs: of the next prompt
-    tokens, which begin with the second. embedding: of the prompt.
+    of a choice. stop_reason: the stop string or stop token id that ended it. error: message for
+    FinishReason.ERROR, INVALID and REFUSED. cached_tokens: prompt tokens found in the prefix cache.
+    queue_ns: time until the request was first admitted. prompt_logprobs: of the next prompt tokens, from the
+    second on. embedding: of the prompt.
     """
 
     choice: int
@@ -45,11 +45,11 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChoiceReader:
-    """Follows one request of a call and turns its events into deltas.
+    """Converts the events of one request of a call into deltas.
 
-    Of a resumed request it reads the output made before at once, so that text and stop strings go on from
-    there: deltas tell only what is new, the record covers everything. eos_token_ids: of the model; where one
-    ends that output it has no text.
+    For a resumed request it first reads the earlier output, so that text and stop strings continue from
+    there: deltas have only new output, the record covers everything. eos_token_ids: of the model; one that
+    ends the earlier output has no text.
     """
 
     def __init__(
@@ -79,27 +79,25 @@ class ChoiceReader:
         )
         past = _past_event(request, sampling, eos_token_ids)
         self.past_text, used = self._read_tokens(past)
-        """Text shown before."""
+        """Text of the earlier output."""
         self.output = list(past.tokens[:used])
-        """Output tokens so far."""
         self.scored_tokens = 0 if request.resume_state is None else request.resume_state.num_scored_tokens
-        """Leading prompt tokens whose log-probabilities have come."""
+        """Leading prompt tokens whose log-probabilities were received."""
         self._first_token_ns = request.first_token_ns if used else None
         self._last_token_ns = request.last_token_ns if used else 0
         self._finish_ns = 0
 
     @property
     def started(self) -> bool:
-        """Whether a token has come."""
+        """Whether there are output tokens."""
         return bool(self.output)
 
     @property
     def output_tokens(self) -> int:
-        """Number of output tokens so far."""
         return len(self.output)
 
     def read_past(self, now_ns: int) -> Delta | None:
-        """The last delta, where a stop string was complete before; then the engine has nothing to do."""
+        """The last delta, if the earlier output completes a stop string; else None."""
         if self._detokenizer.stop_reason is None:
             return None
         return self.read(TokenEvent(self.request_id), now_ns)
@@ -107,8 +105,8 @@ class ChoiceReader:
     def read(self, event: TokenEvent, now_ns: int) -> Delta:
         """The delta for one event of this request.
 
-        Where a stop string is completed the choice is finished although the engine's request is not:
-        the caller must then cancel that one.
+        When a stop string is completed, the choice is finished but the engine's request is not: the caller
+        must then cancel the request.
         """
         self.cached_tokens = max(self.cached_tokens, event.cached_tokens)
         self.queue_ns = max(self.queue_ns, event.queue_ns)
@@ -120,7 +118,7 @@ class ChoiceReader:
             self._last_token_ns = now_ns
             self.output += tokens
         if event.prompt_logprobs:
-            # The first token of a prompt has none.
+            # The first token has no log-probability.
             self.scored_tokens = max(1, self.scored_tokens) + len(event.prompt_logprobs)
         if event.finish is not None:
             text += self._detokenizer.finish()
@@ -144,7 +142,7 @@ class ChoiceReader:
         )
 
     def _read_tokens(self, event: TokenEvent) -> tuple[str, int]:
-        """The event's text, and how many of its tokens belong to the output."""
+        """The event's text, and the number of its tokens that belong to the output."""
         shown = event.tokens
         if event.stop_token is not None and not self._include_stop:
             shown = shown[:-1]
@@ -155,11 +153,10 @@ class ChoiceReader:
                 return "".join(pieces), used
         return "".join(pieces), len(event.tokens)
 
-    def rest(self, request_id: str, now_ns: int) -> Request:
-        """The request for what is still to come, to submit it again under another id.
+    def resumed_request(self, request_id: str, now_ns: int) -> Request:
+        """The request with its output so far, to resume it under another id on any engine of its service.
 
-        Any engine of its service can go on with it. Its ``max_tokens`` must be set. Times travel as ages,
-        since clocks of two hosts have nothing in common.
+        Its ``max_tokens`` must be set. Times are sent as ages, since hosts have different clocks.
         """
         request, most = self._request, self._request.sampling.max_tokens
         assert most is not None, "how many tokens a request may have is decided once, for all of its engines"
@@ -176,12 +173,12 @@ class ChoiceReader:
         )
         return replace(request, id=request_id, output_tokens=tuple(self.output), resume_state=state)
 
-    def first(self, request_id: str) -> Request:
-        """The request as it was made, to submit it under another id."""
+    def original_request(self, request_id: str) -> Request:
+        """The original request, under another id."""
         return replace(self._request, id=request_id)
 
     def record(self) -> RequestRecord | None:
-        """Times of the finished choice; None if it was cancelled, failed, or is not finished."""
+        """Times of the finished choice; None if it is unfinished, cancelled or failed."""
         if self.finish not in (FinishReason.STOP, FinishReason.LENGTH) or self._first_token_ns is None:
             return None
         return RequestRecord(
@@ -196,11 +193,11 @@ class ChoiceReader:
 
 
 def _past_event(request: Request, sampling: SamplingParams, eos_token_ids: Sequence[int]) -> TokenEvent:
-    """All output that a resumed request comes with, as one event."""
+    """The earlier output of a resumed request, as one event."""
     tokens = request.output_tokens
     if isinstance(tokens, int) or not tokens:
         return TokenEvent(request.id)
-    newest = tokens[-1]
-    stops = newest in sampling.stop_token_ids or (newest in eos_token_ids and not sampling.ignore_eos)
-    ends = stops and sampling.may_stop_at(len(tokens))
-    return TokenEvent(request.id, tokens, stop_token=newest if ends else None)
+    last = tokens[-1]
+    stops = last in sampling.stop_token_ids or (last in eos_token_ids and not sampling.ignore_eos)
+    ends = stops and sampling.ends_at(len(tokens))
+    return TokenEvent(request.id, tokens, stop_token=last if ends else None)

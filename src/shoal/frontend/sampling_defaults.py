@@ -1,4 +1,4 @@
-"""Sampling defaults in effect: a service's own, completed by those that its model's makers advise."""
+"""Sampling defaults of services, completed by those in the model's generation config."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,9 +9,9 @@ from shoal.models import advised_sampling
 
 
 def with_sampling_defaults(services: Sequence[Service], folders: Mapping[str, Path]) -> tuple[Service, ...]:
-    """The services with every sampling default set; raises ModelUnavailable if a model's has no meaning.
+    """The services with all sampling defaults; raises ModelUnavailable for invalid defaults of a model.
 
-    folders: where each service's model lies, by service name.
+    folders: model folders by service name.
     """
     return tuple(
         replace(s, sampling=s.sampling.with_fallback(advised_sampling(s.model, folders[s.name])))

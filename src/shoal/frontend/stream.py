@@ -1,4 +1,4 @@
-"""What a client reads of one call."""
+"""Stream: the async iterator over the deltas of one call, which joins unread deltas."""
 
 import asyncio
 from collections import deque
@@ -11,76 +11,76 @@ from msgspec.structs import replace
 
 from shoal.frontend.reader import Delta
 
-# A delta takes much more memory than the text of one token, so this many are joined; no more, since whoever
-# writes them down holds up others meanwhile.
-_JOINED_AT_MOST = 64
+# Unread deltas are joined, as each takes much more memory than the text of a token. More are not joined, as
+# formatting a large delta delays other streams.
+_MAX_JOINED = 64
 
 
 class Stream(AsyncIterator[Delta]):
     """The deltas of all choices of one call, those of each choice in order.
 
-    Ends after the last delta of the last choice, or raises InvalidRequest, SLOExpired or EngineDied
-    after the deltas that came before. Closing it early cancels what is unfinished. Reading slowly delays
-    nobody else: what waits here is joined, and takes little more memory than what is in it.
+    Ends after the last delta of the last choice, or raises InvalidRequest, GoalsOutOfReach or EngineDied
+    after the earlier deltas. Closing it early cancels the unfinished choices. A slow reader delays no other
+    stream: unread deltas are joined, so that they take little memory.
     """
 
     def __init__(self, call_id: str, prompt_tokens: int, close: Callable[[], None]) -> None:
         self.id = call_id
         self.prompt_tokens = prompt_tokens
         self.load_ns = 0
-        """How long the call waited until its service was loaded; 0: it was."""
+        """Time that the call waited for its service to load; 0: it was loaded."""
         self._close = close
-        # By choice, in the order in which they came to wait; lists of deltas to be joined.
+        # By choice, longest unread first; lists of deltas to be joined.
         self._unread: dict[int, deque[list[Delta]]] = {}
         self._error: Exception | None = None
         self._ended = False
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     def push(self, delta: Delta) -> None:
-        """Add a delta; for the owner of the stream."""
-        waiting = self._unread.get(delta.choice)
-        if waiting is None:
+        """Add a delta; called by the owner of the stream."""
+        unread = self._unread.get(delta.choice)
+        if unread is None:
             self._unread[delta.choice] = deque([[delta]])
-        elif len(waiting[-1]) < _JOINED_AT_MOST:
-            waiting[-1].append(delta)
+        elif len(unread[-1]) < _MAX_JOINED:
+            unread[-1].append(delta)
         else:
-            waiting[-1] = [_joined(waiting[-1])]
-            waiting.append([delta])
-        self._news.set()
+            unread[-1] = [_join(unread[-1])]
+            unread.append([delta])
+        self._changed.set()
 
     def end(self, error: Exception | None = None) -> None:
-        """No more deltas come, because of ``error`` or because all were sent; for the owner."""
+        """End the stream, with an error or after the last delta; called by the owner."""
         if not self._ended:
             self._ended, self._error = True, error
-            self._news.set()
+            self._changed.set()
 
     @property
     def ended(self) -> bool:
-        """Whether no more deltas come; some may still be unread."""
+        """Whether ``end`` was called; deltas may still be unread."""
         return self._ended
 
     async def __anext__(self) -> Delta:
-        """What is new in the choice that has waited longest."""
+        """The joined deltas of the choice that is unread for longest."""
         while not self._unread:
             if self._error is not None:
                 raise self._error
             if self._ended:
                 raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
-        choice, waiting = next(iter(self._unread.items()))
-        deltas = waiting.popleft()
-        if not waiting:
+            self._changed.clear()
+            await self._changed.wait()
+        choice, unread = next(iter(self._unread.items()))
+        deltas = unread.popleft()
+        if not unread:
             del self._unread[choice]
-        return _joined(deltas)
+        return _join(deltas)
 
     async def aclose(self) -> None:
-        """Cancel what is unfinished; what was not read is dropped."""
+        """Cancel the unfinished choices, and drop unread deltas."""
         if not self._ended:
             self._close()
         self._ended, self._error = True, None
         self._unread.clear()
-        self._news.set()
+        self._changed.set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -94,8 +94,8 @@ class Stream(AsyncIterator[Delta]):
         await self.aclose()
 
 
-def _joined(deltas: Sequence[Delta]) -> Delta:
-    """Successive deltas of one choice as one."""
+def _join(deltas: Sequence[Delta]) -> Delta:
+    """Join consecutive deltas of one choice."""
     last = deltas[-1]
     if len(deltas) == 1:
         return last

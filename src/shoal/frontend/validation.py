@@ -1,4 +1,4 @@
-"""Checks of a request before it goes to an engine; the same offline and behind HTTP."""
+"""Validation of requests before they go to an engine: lengths, token ids, SLOs, priority."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -9,15 +9,14 @@ from shoal.engine.info import ServiceInfo
 
 
 class Limits(Protocol):
-    """What requests are checked against: of one engine, or of several that serve together."""
+    """Limits of one engine, or of several that serve together."""
 
     @property
-    def services(self) -> Mapping[str, ServiceInfo]:
-        """By service name."""
+    def services(self) -> Mapping[str, ServiceInfo]: ...
 
     @property
     def takes_priorities(self) -> bool:
-        """Whether the order looks at ``Request.priority``."""
+        """Whether the scheduling order reads ``Request.priority``."""
 
 
 def check_request(
@@ -28,9 +27,9 @@ def check_request(
     slo: SLO = NO_GOALS,
     output: Sequence[int] = (),
 ) -> None:
-    """Reject a request that could never be served as asked; raises InvalidRequest.
+    """Raise InvalidRequest for a request that can never be served.
 
-    output: what it has been answered already.
+    output: its earlier output.
     """
     limits = find_service(info, service)
     if not prompt:
@@ -53,7 +52,7 @@ def check_request(
 
 
 def check_priority(info: Limits, priority: int) -> None:
-    """Reject a priority that nobody would look at; raises InvalidRequest."""
+    """Raise InvalidRequest for a priority that the scheduling order does not read."""
     if priority and not info.takes_priorities:
         raise InvalidRequest(
             f"priority must be 0, got {priority}: the server's scheduler does not look at priorities, "
@@ -63,7 +62,7 @@ def check_priority(info: Limits, priority: int) -> None:
 
 
 def _sampled_tokens(sampling: SamplingParams) -> dict[str, Sequence[int]]:
-    """Tokens that the sampling parameters name, by parameter."""
+    """Token ids in the sampling parameters, by parameter."""
     return {
         "stop_token_ids": sampling.stop_token_ids,
         "logit_bias": [token for token, _ in sampling.logit_bias],
@@ -73,7 +72,7 @@ def _sampled_tokens(sampling: SamplingParams) -> dict[str, Sequence[int]]:
 
 
 def find_service(info: Limits, service: str) -> ServiceInfo:
-    """The limits of ``service``; raises an InvalidRequest with the known names if it is unknown."""
+    """The limits of ``service``; raises InvalidRequest if it is unknown."""
     limits = info.services.get(service)
     if limits is None:
         names = ", ".join(sorted(info.services))
@@ -84,7 +83,7 @@ def find_service(info: Limits, service: str) -> ServiceInfo:
 
 
 def check_prompt_length(limits: ServiceInfo, service: str, tokens: int, at_least: bool = False) -> None:
-    """Reject a prompt that leaves no room for output; raises InvalidRequest.
+    """Raise InvalidRequest for a prompt that leaves no room for output.
 
     at_least: ``tokens`` is only a lower bound of the prompt's length.
     """
@@ -101,11 +100,11 @@ def check_prompt_length(limits: ServiceInfo, service: str, tokens: int, at_least
 def most_prompt_tokens(
     limits: ServiceInfo, truncate_prompt_tokens: int | None, output_tokens: int
 ) -> int | None:
-    """How many tokens of a prompt's end are to be kept, as its request wants; raises InvalidRequest.
+    """Maximum tokens to keep of a prompt, from its end; None: all. Raises InvalidRequest.
 
-    truncate_prompt_tokens: None: all; -1: as many as leave room for ``output_tokens``.
+    truncate_prompt_tokens: of the request; -1: as many as leave room for ``output_tokens``.
     """
-    if truncate_prompt_tokens == -1:  # what leaves no room is refused later
+    if truncate_prompt_tokens == -1:  # a prompt without room for output is rejected later
         return max(1, limits.max_total_tokens - output_tokens)
     if truncate_prompt_tokens is not None and truncate_prompt_tokens < 1:
         raise InvalidRequest(

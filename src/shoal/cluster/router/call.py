@@ -71,8 +71,12 @@ class Call:
     def rest(self, now_ns: int) -> list[Request]:
         """What the engine of the present attempt is to do."""
         if self.attempt == 1:
-            return [reader.first(self.wire_id(choice)) for choice, reader in self.unfinished.items()]
-        return [reader.rest(self.wire_id(choice), now_ns) for choice, reader in self.unfinished.items()]
+            return [
+                reader.original_request(self.wire_id(choice)) for choice, reader in self.unfinished.items()
+            ]
+        return [
+            reader.resumed_request(self.wire_id(choice), now_ns) for choice, reader in self.unfinished.items()
+        ]
 
     def accept(self, error: Exception | None = None) -> None:
         """The first engine that was asked can follow its grammar, or the call ends with ``error``."""

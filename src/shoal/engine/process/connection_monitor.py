@@ -24,7 +24,7 @@ class ConnectionMonitor:
         socket.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
         socket.set(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
         socket.set(zmq.HEARTBEAT_TTL, _SILENCE_MS)  # for the other end
-        self._link = socket
+        self._socket = socket
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._monitor = socket.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED)
@@ -36,7 +36,7 @@ class ConnectionMonitor:
         """Stop monitoring; call it before the socket is closed."""
         self._timer.cancel()
         self._loop.remove_reader(self._monitor.fileno())
-        self._link.disable_monitor()
+        self._socket.disable_monitor()
         self._monitor.close(linger=0)
 
     def _read(self) -> None:

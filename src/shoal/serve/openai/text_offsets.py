@@ -42,9 +42,9 @@ class TextOffsets:
         continues = bool(raw) and _FIRST_CONTINUING <= raw[0] < _FIRST_LEADING
         offset = self._unfinished if continues else None
         if offset is None:
-            offset = self._length + len(self._decoder.waiting)
-        self._length += len(self._decoder.push(token)) + self._special_token_length(token, offset)
-        waiting = self._decoder.waiting
+            offset = self._length + len(self._decoder.pending)
+        self._length += len(self._decoder.push(token)) + self._shown_special(token, offset)
+        waiting = self._decoder.pending
         if not waiting.endswith(REPLACEMENT):
             self._unfinished = None
         elif self._unfinished is None or any(byte >= _FIRST_LEADING for byte in raw):
