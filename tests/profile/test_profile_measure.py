@@ -1,4 +1,4 @@
-"""Profiling: an executor with a known step time on a clock of its own, whose costs must be found again."""
+"""Profiling of an executor with known step times on a fake clock: the fits must find its costs."""
 
 from dataclasses import asdict, replace
 
@@ -10,14 +10,14 @@ from shoal.engine.core import Engine
 from shoal.forecast import FittedTimes, LatencyModel, StepRows, StepShape
 from shoal.profile.fit import fit_service, slice_seconds
 from shoal.profile.grid import GRIDS, Grid, JoiningPrompt, uneven_prompts
-from shoal.profile.measure import Profiler, RowsRecorder, pool_decodes, profiling_options, usual
+from shoal.profile.measure import Profiler, RowsRecorder, pool_decodes, profiling_options, typical_seconds
 from shoal.schedule import Conservative, Fcfs
 
 TRUTH = LatencyModel(constant_s=2e-2, sequence_s=5e-4, token_s=1.5e-3, context_s=4e-6, work_s=6e-7)
 GRID = Grid(
     batches=(1, 2, 4),
     prompts=(8, 24, 60),
-    most_tokens=130,
+    max_tokens=130,
     decode_steps=9,
     uneven=((2, 20), (6, 16)),
     prefills=(4, 50),
@@ -31,7 +31,7 @@ GRID = Grid(
 
 
 class TimedExecutor(FakeExecutor):
-    """Moves the clock by the true time of what it really computes; every ``disturbed`` step is slow."""
+    """Advances the clock by the true time of each step; every ``disturbed``-th step is slow."""
 
     def __init__(self, layout, truth=TRUTH, disturbed=0):
         super().__init__(layout)
@@ -74,7 +74,7 @@ class Bench:
         )
 
 
-def test_the_costs_of_the_executor_are_found():
+def test_fits_find_the_costs_of_the_executor():
     bench = Bench()
     measured = bench.measure()
     fit = fit_service(measured)
@@ -100,7 +100,7 @@ def test_the_costs_of_the_executor_are_found():
 def test_the_grid_is_measured_where_it_fits():
     bench = Bench()
     measured = bench.measure()
-    expected = {(n, p) for n in GRID.batches for p in GRID.prompts if n * p <= GRID.most_tokens}
+    expected = {(n, p) for n in GRID.batches for p in GRID.prompts if n * p <= GRID.max_tokens}
     assert {(s.sequences, s.length) for s in measured.prefill} == expected
     assert {(s.sequences, s.length) for s in measured.decode} >= {(n, p + 5) for n, p in expected}
     for sample in measured.prefill:
@@ -117,7 +117,7 @@ def test_the_grid_is_measured_where_it_fits():
     assert set(totals) == {done[-1]}
 
 
-def test_what_the_engine_cannot_hold_is_left_out():
+def test_batches_that_do_not_fit_are_excluded():
     bench = Bench("fake?context=100", scheduler={"max_running": 2})
     measured = bench.measure(replace(GRID, slice_batches=(1, 8), uneven_slices=()))
     assert max(s.sequences for s in measured.prefill) == 2
@@ -125,13 +125,13 @@ def test_what_the_engine_cannot_hold_is_left_out():
     assert [s.prompts for s in measured.slices] == [(20,)]
 
 
-def test_an_engine_that_can_hold_nothing_is_told_why():
+def test_an_engine_without_room_for_any_batch_is_an_error():
     bench = Bench("fake?context=16")
     with pytest.raises(ConfigError, match=r"a: no batch of the grid fits: a request can have 16 tokens"):
         bench.measure()
 
 
-def test_medians_are_deaf_to_disturbed_steps():
+def test_disturbed_steps_do_not_change_medians():
     fit = fit_service(Bench(disturbed=11).measure())
     assert asdict(fit.step) == pytest.approx(asdict(TRUTH), rel=0.02)
 
@@ -142,7 +142,7 @@ def test_services_are_measured_one_by_one():
     assert {s.rows for s in first.steps} == {s.rows for s in second.steps}
 
 
-def test_the_recorder_sees_what_the_executor_computes():
+def test_the_recorder_has_the_shapes_of_executed_steps():
     """Chunks, prefix hits, and sequences that join and leave."""
     bench = Bench(scheduler={"max_batched_tokens": 16})
     seen = []
@@ -157,7 +157,7 @@ def test_the_recorder_sees_what_the_executor_computes():
     assert any(shape.new_tokens < 40 and shape.prefill_work > 16 * 17 // 2 for shape in bench.executor.shapes)
 
 
-def test_decode_steps_in_a_row_are_pooled_around_their_middle():
+def test_consecutive_decode_steps_are_pooled_around_their_middle():
     prefill = [(StepRows(0, 0, ((10, 0), (10, 0)), 2), 1.0)]
     decodes = [(StepRows(2, 2 * (11 + i), (), 2), 0.1 * i) for i in range(11)]
     mixed = [(StepRows(2, 62, ((8, 0),), 3), 2.0)]
@@ -172,9 +172,9 @@ def test_decode_steps_in_a_row_are_pooled_around_their_middle():
 
 
 def test_jitter_counts_and_disturbances_do_not():
-    assert usual([1.0, 1.1, 1.2]) == pytest.approx(1.1)
-    assert usual([1.0, 9.0, 1.2, 1.1]) == pytest.approx(1.1)
-    assert usual([1.0, 9.0]) == 1.0
+    assert typical_seconds([1.0, 1.1, 1.2]) == pytest.approx(1.1)
+    assert typical_seconds([1.0, 9.0, 1.2, 1.1]) == pytest.approx(1.1)
+    assert typical_seconds([1.0, 9.0]) == 1.0
 
 
 @pytest.mark.parametrize(("batch", "mean"), [(1, 50), (2, 48), (8, 120), (32, 30)])
@@ -186,7 +186,7 @@ def test_uneven_prompts_differ_around_their_mean(batch, mean):
     assert batch == 1 or max(lengths) > 2 * min(lengths)
 
 
-def test_the_engine_to_be_measured_runs_one_plan_at_a_time():
+def test_a_profiled_engine_runs_one_plan_at_a_time():
     options = make_options(scheduler={"depth": 2, "max_running": 7, "max_batched_tokens": 99})
     scheduler = profiling_options(options).scheduler
     assert (scheduler.depth, scheduler.max_running, scheduler.max_batched_tokens) == (1, 7, 99)
@@ -197,8 +197,8 @@ def test_the_engine_to_be_measured_runs_one_plan_at_a_time():
 
 
 @pytest.mark.parametrize("name", GRIDS)
-def test_grids_can_tell_the_costs_apart(name):
-    """Every grid varies batch, prompt and context, and checks slices that its fits have not seen."""
+def test_grids_distinguish_the_costs(name):
+    """Every grid varies batch, prompt and context, and has slices that are not fitted."""
     assert all(
         new.shared < new.prompt_tokens and new.shared <= max(uneven_prompts(batch, mean))
         for batch, mean, joining in GRIDS[name].mixed
@@ -210,11 +210,11 @@ def test_grids_can_tell_the_costs_apart(name):
     assert grid.slice_prompt not in grid.prompts
     assert grid.slice_tokens == 128
     assert any(
-        batch * prompt <= grid.most_tokens for batch in grid.batches[1:] for prompt in grid.prompts[1:]
+        batch * prompt <= grid.max_tokens for batch in grid.batches[1:] for prompt in grid.prompts[1:]
     )
 
 
-def test_other_requests_of_the_engine_go_on_afterwards():
+def test_the_engine_serves_requests_after_a_profile():
     bench = Bench()
     bench.measure(replace(GRID, batches=(1,), mixed=(), uneven=(), repeats=1))
     bench.engine.submit(make_request("later"))

@@ -1,4 +1,4 @@
-"""Rates of moves, on engines whose executor notices KV that was lost."""
+"""Rates of migrations, on engines whose executor detects lost KV."""
 
 import time
 from contextlib import closing
@@ -9,7 +9,7 @@ from engine_builders import FakeExecutor, build_fake, make_options
 
 from shoal.core import ConfigError
 from shoal.profile.measure import profiling_options
-from shoal.profile.migrations import MOVES, REPEATS, MigrationProfiler
+from shoal.profile.migrations import MIGRATIONS, REPEATS, MigrationProfiler
 
 
 def pair(blocks=400):
@@ -42,7 +42,7 @@ def test_rates_are_those_of_the_slower_side(tmp_path, monkeypatch):
         assert not any(engine.busy for engine in engines)
         assert not any(len(engine._scheduler.leases) for engine in engines)
     assert told == [(done, REPEATS + 1) for done in range(1, REPEATS + 2)]
-    assert len(written) == MOVES * (REPEATS + 1)
+    assert len(written) == MIGRATIONS * (REPEATS + 1)
     most_bytes = max(size for _, size in written)
     assert most_bytes >= 4 * rates.prompt_tokens
     assert 0 < rates.take_bytes_per_s <= most_bytes / 0.003
@@ -51,7 +51,7 @@ def test_rates_are_those_of_the_slower_side(tmp_path, monkeypatch):
     assert rates.prefill_tokens_per_s > 0
 
 
-def test_a_pool_without_room_for_a_request_is_refused(tmp_path):
+def test_a_pool_without_room_for_a_request_is_an_error(tmp_path):
     engines, info = pair(blocks=2)
     [name] = info.services
     with (

@@ -1,4 +1,4 @@
-"""Profiling: step times of a real engine over a grid of shapes, fits of latency models, speed of migrations.
+"""Profiling: step times of a real engine over a grid of shapes, fits of latency models, rates of migrations.
 
-Here belongs measuring; what latency models are is ``forecast``'s. An engine never imports this.
+The latency models themselves are in ``forecast``. An engine never imports this package.
 """

@@ -1,4 +1,4 @@
-"""Fitting latency models to measured steps, and checking them with slices that were not fitted."""
+"""Fits latency models to measured step times, and checks them on slices that were not fitted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,67 +20,57 @@ from shoal.profile.measure import ServiceMeasurements
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceCheck:
-    """A slice as it was measured, and as the models predict it."""
+    """Measured and predicted time of one slice."""
 
     sequences: int
-    """Requests of the batch."""
     prompt_tokens: int
-    """Length of the mean prompt."""
+    """Mean prompt length."""
     output_tokens: int
-    """Tokens that each request generates."""
+    """Output length of each request."""
     equal: bool
     """Whether all prompts are equally long."""
     measured_s: float
-    """How long it took."""
     step_s: float
     """Prediction of the linear step model."""
     curve_s: float
-    """Prediction of the curve."""
+    """Prediction of the piecewise linear model."""
     padded_s: float | None
-    """Prediction of SCLS's forms; None if prompts differ."""
+    """Prediction of the SCLS model; None if prompts differ in length."""
 
     @property
     def step_error(self) -> float:
-        """Relative error of the step model, negative if it predicts too little."""
+        """Relative error of ``step_s``, negative if it is too small."""
         return self.step_s / self.measured_s - 1
 
     @property
     def curve_error(self) -> float:
-        """Relative error of the curve."""
         return self.curve_s / self.measured_s - 1
 
     @property
     def padded_error(self) -> float | None:
-        """Relative error of SCLS's forms."""
         return None if self.padded_s is None else self.padded_s / self.measured_s - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceFit:
-    """The latency models of one service and how good they are."""
+    """Fitted latency models of one service, and their errors."""
 
     step: LatencyModel
-    """The linear step model."""
     step_report: FitReport
-    """How well it fits."""
     curve: CurveTimes
-    """The piecewise linear model."""
     curve_report: FitReport
-    """How well it fits."""
     padded: PaddedLatency
-    """SCLS's forms."""
+    """The SCLS model: equations of prefill and decode of a padded batch."""
     prefill_report: FitReport
-    """How well that of the prefill fits."""
     decode_report: FitReport
-    """How well that of the decode fits."""
     slices: tuple[SliceCheck, ...]
-    """Checks with slices that were not fitted."""
+    """Checks on slices that were not fitted."""
 
 
 def fit_service(measured: ServiceMeasurements) -> ServiceFit:
-    """Fit the step model and SCLS's forms to equal batches, and the curve to steps as in serving.
+    """Fit the step model and the SCLS model to equal batches, and the curve to steps as in serving.
 
-    Steps in which a prompt joins a batch belong to both.
+    Steps in which a prompt joins a batch are used for the step model and the curve.
     """
     linear = [sample for sample in measured.steps if sample.equal or sample.rows.chunks]
     step, step_report = fit_latency(
@@ -120,7 +110,7 @@ def fit_serving(measured: Sequence[ServiceMeasurements]) -> tuple[CurveTimes, Fi
     """Fit one curve to several measurements of one service.
 
     Rows of different lengths take longer to decode than equal ones, and a server's rows differ. So decode
-    steps of several equal prompts are left out.
+    steps of several equal prompts are excluded.
     """
     samples = [
         sample for run in measured for sample in run.steps if not sample.equal or sample.rows.decodes < 2

@@ -1,8 +1,8 @@
-"""Measures the step times of a real engine over a grid of shapes.
+"""Measures the step times of a real engine over a grid of batch shapes.
 
-The engine runs synthetic prompts, so what is measured is what serving takes: the wall time between
-successive scheduling calls, with scheduling, the forward pass, sampling and bookkeeping in it. One plan is in
-flight, so that a time belongs to one plan. What a step computes is taken from the plan itself.
+The engine serves synthetic prompts. A step time is the wall time between successive scheduling calls, so it
+includes scheduling, the forward pass, sampling and bookkeeping. One plan is in flight, so that a time belongs
+to one plan. The shape of a step is taken from its plan.
 """
 
 import sys
@@ -19,19 +19,19 @@ from shoal.engine.info import ServiceInfo
 from shoal.engine.options import EngineOptions
 from shoal.execute.protocol import Executor, Interrupted, StepFailed, never
 from shoal.forecast import PaddedSample, StepRows, StepShape
-from shoal.profile.grid import Grid, Round
+from shoal.profile.grid import BatchRound, Grid
 from shoal.schedule import Conservative, Fcfs, SchedulerOptions
 
 DECODE_WINDOW = 9
-"""Decode steps in a row that count as one shape, the middle one: they differ less than noise."""
+"""Consecutive decode steps that count as one shape, the middle one: they differ by less than noise."""
 
 JITTER = 0.25
-"""Times this far from the median of their shape are ordinary; what is further off was disturbed."""
+"""Maximum relative deviation of a time from the median of its shape; larger ones count as disturbed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one step computes, and how long it usually takes, in seconds (see ``usual``, ``pool_decodes``).
+    """Shape and typical seconds of one kind of step (see ``typical_seconds``, ``pool_decodes``).
 
     equal: whether it belongs to a batch of equal prompts.
     """
@@ -42,13 +42,12 @@ class Sample:
 
     @property
     def shape(self) -> StepShape:
-        """Its four counts."""
         return self.rows.shape
 
 
 @dataclass(frozen=True, slots=True)
 class SliceSample:
-    """A batch of prompts that generated ``output_tokens`` each, and the seconds that all of it took."""
+    """A batch of prompts with ``output_tokens`` each, and its total seconds."""
 
     prompts: tuple[int, ...]
     output_tokens: int
@@ -57,10 +56,10 @@ class SliceSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceMeasurements:
-    """Everything measured of one service.
+    """Measurements of one service.
 
-    steps: each kind of step once. prefill, decode: those among them that are one iteration of a padded batch
-    (SCLS's N and L, or l). slices: measured apart, in no fit.
+    steps: each kind of step once. prefill, decode: the steps that are one iteration of a padded batch
+    (N and L, or l, of SCLS). slices: whole batches, which are in no fit.
     """
 
     steps: tuple[Sample, ...]
@@ -70,7 +69,7 @@ class ServiceMeasurements:
 
 
 class RowsRecorder:
-    """Passes plans on to an executor, and knows what the last one computes: one iteration each."""
+    """Wraps an executor, and records the shape of the last plan, which has one iteration."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -99,7 +98,7 @@ class RowsRecorder:
         self._last = StepRows(decodes, context, tuple(chunks), len(plan.sampled))
 
     def collect(self) -> StepResult:
-        """See Executor, but every error is final: smaller steps are not what was to be measured."""
+        """See Executor; but a failed step is an error: retries in smaller steps would have other shapes."""
         try:
             return self._executor.collect()
         except StepFailed as failure:
@@ -122,15 +121,15 @@ class RowsRecorder:
         self._executor.close()
 
     def take(self) -> StepRows | None:
-        """What the plan submitted since the last call computes; None if there was none."""
+        """The shape of the plan submitted since the last call; None if there was none."""
         rows, self._last = self._last, None
         return rows
 
 
 def profiling_options(options: EngineOptions) -> EngineOptions:
-    """The options of an engine to be measured: as configured, but what waits runs at once, in order.
+    """The options of an engine to measure: as configured, but waiting requests run at once, in order.
 
-    Nobody is preempted and no host memory is taken: a round that does not fit as a whole is left out.
+    There are no preemptions and no swap space: batches that do not fit are excluded.
     """
     scheduler = SchedulerOptions(
         order=Fcfs(),
@@ -149,7 +148,7 @@ def profiling_options(options: EngineOptions) -> EngineOptions:
 class Profiler:
     """Measures the services of an engine that was built with ``profiling_options``.
 
-    recorder: what stands around the engine's executor (``build_engine``'s ``wrap``).
+    recorder: the wrapper of the engine's executor (``wrap`` of ``build_engine``).
     """
 
     def __init__(self, engine: Engine, recorder: RowsRecorder, options: EngineOptions) -> None:
@@ -162,9 +161,9 @@ class Profiler:
     def measure(
         self, service: str, info: ServiceInfo, grid: Grid, advance: Callable[[int, int], None]
     ) -> ServiceMeasurements:
-        """Run ``grid`` on ``service``; ``advance`` hears how many rounds are done, of how many.
+        """Run ``grid`` on ``service``. advance: called with the numbers of finished and of all rounds.
 
-        Raises ConfigError if nothing of the grid fits in the engine.
+        Raises ConfigError if no batch of the grid fits in the engine.
         """
         rounds = [r for r in grid.rounds(self._max_batched_tokens) if self._fits(r, info)]
         slices = [r for r in grid.slices() if self._fits(r, info)]
@@ -184,7 +183,8 @@ class Profiler:
             self._run(service, info, warm_up)
             advance(done := done + 1, total)
         times: dict[tuple[StepRows, bool], list[float]] = defaultdict(list)
-        # Repeats lie far apart in time, so that a disturbance of the machine spoils only one of a shape.
+        # Repeats of a shape are far apart in time, so that a disturbance of the machine affects only one of
+        # them.
         for _ in range(grid.repeats):
             for batch_round in rounds:
                 for rows, seconds in pool_decodes(self._run(service, info, batch_round)):
@@ -195,13 +195,15 @@ class Profiler:
             total_s = sum(seconds for _, seconds in self._run(service, info, batch_round))
             slice_samples.append(SliceSample(batch_round.prompts, batch_round.output_tokens, total_s))
             advance(done := done + 1, total)
-        steps = tuple(Sample(rows, usual(seconds), equal) for (rows, equal), seconds in times.items())
+        steps = tuple(
+            Sample(rows, typical_seconds(seconds), equal) for (rows, equal), seconds in times.items()
+        )
         prefill, decode = _padded_samples(steps, rounds)
         return ServiceMeasurements(
             steps=steps, prefill=tuple(prefill), decode=tuple(decode), slices=tuple(slice_samples)
         )
 
-    def _fits(self, batch_round: Round, info: ServiceInfo) -> bool:
+    def _fits(self, batch_round: BatchRound, info: ServiceInfo) -> bool:
         requests = batch_round.sequences + len(batch_round.joining)
         longest = (
             max((*batch_round.prompts, *(new.prompt_tokens for new in batch_round.joining)))
@@ -213,18 +215,18 @@ class Profiler:
             and requests * longest <= info.kv_tokens
         )
 
-    def _run(self, service: str, info: ServiceInfo, batch_round: Round) -> list[tuple[StepRows, float]]:
-        """Every step of one round with its seconds; every other step a prompt joins."""
+    def _run(self, service: str, info: ServiceInfo, batch_round: BatchRound) -> list[tuple[StepRows, float]]:
+        """Run one round; returns its steps with their seconds. A prompt joins in every second step."""
         prompts = [self._prompt(info, tokens) for tokens in batch_round.prompts]
         for prompt in prompts:
             self._submit(service, prompt, batch_round.output_tokens)
         longest = max(prompts, key=len)
-        coming = list(batch_round.joining)
+        joining = list(batch_round.joining)
         starts: list[int] = []
         steps: list[StepRows] = []
         while self._engine.busy:
-            if coming and steps and len(steps) % 2 == 0:
-                new = coming.pop(0)
+            if joining and steps and len(steps) % 2 == 0:
+                new = joining.pop(0)
                 prompt = longest[: new.shared] + self._prompt(info, new.prompt_tokens)
                 self._submit(
                     service, prompt[: new.prompt_tokens], max(2, batch_round.output_tokens - len(steps))
@@ -243,7 +245,7 @@ class Profiler:
         return list(zip(steps, times, strict=True))
 
     def _prompt(self, info: ServiceInfo, tokens: int) -> list[int]:
-        """A prompt like no other, so that nothing of it is found in the prefix index."""
+        """A unique prompt, of which nothing is in the prefix cache."""
         self._prompts += 1
         return [derive_seed(self._prompts, position) % info.vocab_size for position in range(tokens)]
 
@@ -259,32 +261,32 @@ class Profiler:
         self._engine.submit(request)
 
 
-def usual(seconds: Sequence[float]) -> float:
-    """The mean of the times near their median: jitter counts, as serving has it too; disturbances do not."""
+def typical_seconds(seconds: Sequence[float]) -> float:
+    """The mean of the times near their median: jitter counts, as in serving; disturbances do not."""
     middle = median_low(seconds)
     return fmean(duration for duration in seconds if abs(duration - middle) <= JITTER * middle)
 
 
 def pool_decodes(steps: Sequence[tuple[StepRows, float]]) -> list[tuple[StepRows, list[float]]]:
-    """Steps with their times; decode steps in a row of equally many sequences are pooled in windows."""
+    """Steps with their times; consecutive decode steps of the same batch size are pooled in windows."""
 
     def kind(step: tuple[StepRows, float]) -> int:
         return 0 if step[0].chunks else step[0].decodes
 
     pooled = []
     for sequences, run in groupby(steps, kind):
-        alike = list(run)
+        steps_of_kind = list(run)
         width = DECODE_WINDOW if sequences else 1
-        for start in range(0, len(alike), width):
-            window = alike[start : start + width]
+        for start in range(0, len(steps_of_kind), width):
+            window = steps_of_kind[start : start + width]
             pooled.append((window[len(window) // 2][0], [seconds for _, seconds in window]))
     return pooled
 
 
 def _padded_samples(
-    steps: Sequence[Sample], rounds: Sequence[Round]
+    steps: Sequence[Sample], rounds: Sequence[BatchRound]
 ) -> tuple[list[PaddedSample], list[PaddedSample]]:
-    """Those steps that are a whole prefill, or one decode iteration, of a round of equal prompts."""
+    """The steps that are a whole prefill, or one decode iteration, of a round of equal prompts."""
     known = {sample.shape: sample.seconds for sample in steps if sample.equal}
     prefill, decode = {}, {}
     for batch_round in rounds:
