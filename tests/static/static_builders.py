@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from shoal.static.batching import (
     Assignment,
     BatchAccount,
-    Forming,
+    FormingContext,
     GlobalBatcher,
     MemoryByBytes,
     MemoryLimit,
@@ -80,7 +80,7 @@ class Swift:
         return decode + 1.5e-4 * sequences * input_tokens
 
 
-def make_forming(
+def make_context(
     *,
     time: ServingTime | None = None,
     memory: MemoryLimit = ROOMY,
@@ -89,8 +89,8 @@ def make_forming(
     trust_predictions: bool = False,
     mean_slo_s: float = 1.0,
     mean_predicted: float = 1.0,
-) -> Forming:
-    return Forming(
+) -> FormingContext:
+    return FormingContext(
         time=Swift() if time is None else time,
         memory=memory,
         slice_tokens=slice_tokens,

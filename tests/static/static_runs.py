@@ -74,7 +74,7 @@ class ByteDecoder:
 
 
 class VirtualWorkers:
-    """Stands for ``StaticWorkers``: the same queues, but time is a number.
+    """A fake ``StaticWorkers``: the same queues on a virtual clock.
 
     Prompts of a request begin with its number, so that its output can be made as long as it should be.
     """
@@ -95,7 +95,7 @@ class VirtualWorkers:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def give(self, worker: int, work: BatchWork) -> None:
+    def submit(self, worker: int, work: BatchWork) -> None:
         rows = [self._truth.requests[prompt[0]] for prompt in work.prompts]
         done = [len(prompt) - len(row.prompt) for prompt, row in zip(work.prompts, rows, strict=True)]
         left = [
@@ -116,7 +116,7 @@ class VirtualWorkers:
         result = StaticResult(outputs, ended, ran, duration_ns)
         heapq.heappush(self._done, (end_ns, work.number, BatchDone(worker, work.number, end_ns, result)))
 
-    def take(self, timeout_s: float | None) -> BatchDone | None:
+    def next_done(self, timeout_s: float | None) -> BatchDone | None:
         until = None if timeout_s is None else VirtualWorkers.now_ns + round(timeout_s * 1e9)
         if self._done and (until is None or self._done[0][0] <= until):
             end_ns, _, done = heapq.heappop(self._done)

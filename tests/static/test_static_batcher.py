@@ -149,15 +149,15 @@ def test_a_failed_batch_returns_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("preset", ["sls", "scls"])
-def test_who_waits_can_be_withdrawn(preset: str) -> None:
+def test_a_pending_request_can_be_removed(preset: str) -> None:
     batcher = make_batcher(static_preset(preset))
     batcher.submit(make_request(0))
     batcher.dispatch(0)
     batcher.submit(make_request(1))
     load = batcher.loads[0]
-    assert not batcher.withdraw("r0")
-    assert batcher.withdraw("r1")
-    assert not batcher.withdraw("r1")
+    assert not batcher.remove("r0")
+    assert batcher.remove("r1")
+    assert not batcher.remove("r1")
     assert batcher.loads[0] <= load
     assert (batcher.pending, batcher.unfinished) == (0, 1)
     batcher.submit(make_request(1))

@@ -21,7 +21,7 @@ from shoal.static.batching import (
     static_preset,
 )
 from shoal.static.serving.calibrate import calibrate
-from shoal.static.serving.engine import StaticEngine, largest_total
+from shoal.static.serving.engine import StaticEngine, max_request_tokens
 from shoal.static.serving.executor import StaticResult
 from shoal.static.serving.offline import StaticSetup
 from shoal.static.serving.workers import BatchWork, StaticWorkers
@@ -89,7 +89,7 @@ def engine(
     limits = ServiceInfo(
         model="fake",
         context_tokens=CONTEXT,
-        max_total_tokens=largest_total(memory, CONTEXT),
+        max_total_tokens=max_request_tokens(memory, CONTEXT),
         kv_tokens=2000,
         vocab_size=VOCAB,
         eos_token_ids=(EOS,),
@@ -273,9 +273,9 @@ def test_without_a_limit_a_request_may_fill_what_is_left_of_the_context() -> Non
 
 def test_a_request_must_fit_in_the_memory_of_one_worker() -> None:
     small = MemoryByBytes(token_bytes=1, available_bytes=50, zeta=1.0)
-    assert largest_total(small, CONTEXT) == 50
-    assert largest_total(MemoryByRule(), CONTEXT) == CONTEXT
-    assert largest_total(MemoryByBytes(token_bytes=60, available_bytes=60), CONTEXT) == 0
+    assert max_request_tokens(small, CONTEXT) == 50
+    assert max_request_tokens(MemoryByRule(), CONTEXT) == CONTEXT
+    assert max_request_tokens(MemoryByBytes(token_bytes=60, available_bytes=60), CONTEXT) == 0
     with pytest.raises(InvalidRequest, match="all that the KV memory can hold"):
         run(engine(memory=small), [request(0, 45, 6)])
     check(fits := [request(0, 44, 6)], run(engine(memory=small), fits))
@@ -337,16 +337,16 @@ def test_leaving_early_stops_the_workers() -> None:
 
     def use() -> None:
         with workers:
-            workers.give(0, work)
-            workers.give(0, replace(work, number=1))
+            workers.submit(0, work)
+            workers.submit(0, replace(work, number=1))
             started.wait()
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         use()
     assert not any(thread.is_alive() for thread in workers._threads)
-    assert workers.take(0).number == 0
-    assert workers.take(0) is None
+    assert workers.next_done(0).number == 0
+    assert workers.next_done(0) is None
 
 
 def test_ids_must_differ() -> None:

@@ -5,7 +5,7 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from static_builders import ids, make_forming, make_request
+from static_builders import ids, make_context, make_request
 
 from shoal.core import ConfigError
 from shoal.static.batching import Aim, Fixed, SloOdbs, StaticBatch, StaticRequest, account
@@ -28,8 +28,8 @@ def by_slo(*goals: float) -> list[StaticRequest]:
 
 
 def formed(former: SloOdbs, requests: list[StaticRequest], max_batch: int | None) -> list[list[str]]:
-    forming = make_forming(max_batch=max_batch, trust_predictions=True, mean_predicted=float(MEAN))
-    return ids(former.form(requests, forming))
+    context = make_context(max_batch=max_batch, trust_predictions=True, mean_predicted=float(MEAN))
+    return ids(former.form(requests, context))
 
 
 @pytest.mark.parametrize("aim", [Aim.BOTH, Aim.LENGTH])
@@ -40,7 +40,7 @@ def test_the_papers_example(aim: Aim) -> None:
         make_request(number, tokens=tokens, remaining=1024, predicted=output, slo_s=5.0)
         for number, (tokens, output) in enumerate(lengths)
     ]
-    forming = make_forming(
+    context = make_context(
         max_batch=3, trust_predictions=True, mean_slo_s=5.0, mean_predicted=sum(o for _, o in lengths) / 3
     )
 
@@ -52,8 +52,8 @@ def test_the_papers_example(aim: Aim) -> None:
         tokens = sum(spent.useful_tokens + spent.invalid_tokens for spent in accounts)
         return tokens, sum(spent.pad_tokens for spent in accounts)
 
-    assert spent(Fixed().form(requests, forming)) == (174, 6)
-    batches = SloOdbs(aim=aim).form(requests, forming)
+    assert spent(Fixed().form(requests, context)) == (174, 6)
+    batches = SloOdbs(aim=aim).form(requests, context)
     assert sorted(ids(batches)) == [["r0"], ["r1", "r2"]]
     assert spent(batches) == (74, 2)
 
@@ -141,8 +141,8 @@ def test_every_batch_is_within_threshold_and_size(drawn: list[tuple[int, float]]
         make_request(number, remaining=1000, predicted=length, slo_s=goal)
         for number, (length, goal) in enumerate(drawn)
     ]
-    forming = make_forming(max_batch=largest, trust_predictions=True, mean_predicted=float(MEAN))
-    for batch in SloOdbs().form(requests, forming):
+    context = make_context(max_batch=largest, trust_predictions=True, mean_predicted=float(MEAN))
+    for batch in SloOdbs().form(requests, context):
         for size in range(2, len(batch) + 1):
             *others, last = batch.requests[:size]
             slo = max(other.slo_s or 0 for other in others)

@@ -5,14 +5,14 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from static_builders import Swift, make_forming, make_request, make_requests, memory_of
+from static_builders import Swift, make_context, make_request, make_requests, memory_of
 
 from shoal.core import ConfigError
 from shoal.static.batching import (
     OFFLOADERS,
     AdaptiveInterval,
     FixedInterval,
-    Forming,
+    FormingContext,
     MemoryByBytes,
     MemoryByRule,
     StaticBatch,
@@ -108,19 +108,19 @@ def test_numbers_without_meaning_are_refused(make) -> None:  # type: ignore[no-u
 def test_a_batch_runs_for_what_its_members_ask() -> None:
     requests = [make_request(0, remaining=100, predicted=20), make_request(1, remaining=50, predicted=40)]
 
-    def iterations(forming: Forming) -> int:
-        return forming.batch(requests).iterations
+    def iterations(context: FormingContext) -> int:
+        return context.batch(requests).iterations
 
-    assert iterations(make_forming()) == 100
-    assert iterations(make_forming(slice_tokens=64)) == 64
-    assert iterations(make_forming(trust_predictions=True)) == 40
-    assert iterations(make_forming(trust_predictions=True, slice_tokens=30)) == 30
+    assert iterations(make_context()) == 100
+    assert iterations(make_context(slice_tokens=64)) == 64
+    assert iterations(make_context(trust_predictions=True)) == 40
+    assert iterations(make_context(trust_predictions=True, slice_tokens=30)) == 30
 
 
 def test_one_alone_may_always_run() -> None:
-    forming = make_forming(memory=memory_of(1), max_batch=1)
-    assert forming.fits(1, 100, 100)
-    assert not forming.fits(2, 1, 1)
+    context = make_context(memory=memory_of(1), max_batch=1)
+    assert context.fits(1, 100, 100)
+    assert not context.fits(2, 1, 1)
 
 
 def test_round_robin_takes_turns_whatever_the_load() -> None:
@@ -169,7 +169,7 @@ def test_the_account_of_a_batch() -> None:
 
 
 def test_the_prefill_of_a_second_slice_is_done_again() -> None:
-    batch = make_forming(slice_tokens=8).batch(
+    batch = make_context(slice_tokens=8).batch(
         [make_request(0, tokens=4).after(3), make_request(1, tokens=9)]
     )
     assert account(batch, [8, 8], 8).recomputed_tokens == 7

@@ -1,6 +1,6 @@
-"""Static batches: requests that are padded to one length and served together until all of them end.
+"""Static batching: requests are padded to one length and served as a batch until all of them end.
 
-Here belongs all that serves a model in whole batches, apart from the scheduler of iterations. ``batching``
-decides who shares a batch and which worker serves it; it is pure, on the floor of ``schedule``. ``serving``
-runs batches, for real or simulated, above ``engine`` and ``simulate``.
+This package is separate from continuous batching. ``batching`` forms batches and assigns them to workers; it
+is pure, on the layer of ``schedule``. ``serving`` runs batches, real or simulated, above ``engine`` and
+``simulate``.
 """

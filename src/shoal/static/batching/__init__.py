@@ -1,8 +1,8 @@
-"""Static batches: requests gather in a pool, are formed into padded batches, and go to workers.
+"""Decisions of static batching: when batches are formed, of which requests, and for which worker.
 
-Here belong batch formers (who shares a batch), offloaders (whose it is), the interval between formings, the
-global batcher that applies them, and the published combinations. All is pure: no clock, no model. Serving a
-batch belongs to ``static.serving``.
+Batch formers group requests, offloaders choose workers, an interval says when; the global batcher applies
+them, and presets are the published combinations. All is pure: no clock, no model. Batches are run by
+``static.serving``.
 
 A new batch former is a class with ``form``, entered in ``FORMERS``.
 """
@@ -12,7 +12,7 @@ from shoal.static.batching.batcher import GlobalBatcher
 from shoal.static.batching.estimates import MemoryByBytes, MemoryByRule, MemoryLimit, ServingTime
 from shoal.static.batching.fixed import Fixed
 from shoal.static.batching.formers import FORMERS, batch_former
-from shoal.static.batching.forming import BatchFormer, Forming
+from shoal.static.batching.forming import BatchFormer, FormingContext
 from shoal.static.batching.interval import AdaptiveInterval, FixedInterval, Interval, WhenIdle
 from shoal.static.batching.least_time import LeastTime
 from shoal.static.batching.offload import OFFLOADERS, MaxMin, Offloader, RoundRobin
@@ -36,7 +36,7 @@ __all__ = [
     "FirstFitDecreasing",
     "Fixed",
     "FixedInterval",
-    "Forming",
+    "FormingContext",
     "GlobalBatcher",
     "Interval",
     "LeastTime",

@@ -1,4 +1,4 @@
-"""What a finished batch was spent on."""
+"""Token accounting of a finished batch: useful, invalid, padding, prefilled and recomputed tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,32 +8,32 @@ from shoal.static.batching.types import StaticBatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchAccount:
-    """Tokens of one served batch (SCLS, sections 2.4 and 5.2); sums over batches are meaningful."""
+    """Tokens of one served batch (SCLS, sections 2.4 and 5.2); may be summed over batches."""
 
     pad_tokens: int
-    """Input positions that hold no token of their request: sum of (longest input - own input).
+    """Padding: sum of (longest input - own input).
 
-    They stay in the KV cache and are attended (masked) at every iteration, but count once per batch.
+    It stays in the KV cache and is attended (masked) at every iteration, but counts once per batch.
     """
     invalid_tokens: int
-    """Generated for requests that had ended already: sum of (iterations run - own output)."""
+    """Generated after the end of their request: sum of (iterations run - own output)."""
     useful_tokens: int
-    """Generated for requests that had not ended; each request's last token is among them."""
+    """Generated up to the end of their request, including the last token."""
     prefilled_tokens: int
-    """Input tokens, pads left out."""
+    """Input tokens without padding."""
     recomputed_tokens: int
-    """Input tokens of requests that had been served before, whose prefill is done again."""
+    """Input tokens of requests that were in an earlier batch, which are prefilled again."""
 
 
 def account(batch: StaticBatch, outputs: Sequence[int], iterations_run: int) -> BatchAccount:
-    """What ``batch`` was spent on.
+    """Account for the tokens of ``batch``.
 
-    outputs: tokens that each request produced up to its end (its last one included), or up to the end of the
-    batch; in the order of ``batch.requests``. iterations_run: tokens generated for every row, fewer than
-    ``batch.iterations`` where all requests ended early.
+    outputs: number of tokens of each request up to its end (inclusive) or the end of the batch, in the order
+    of ``batch.requests``. iterations_run: tokens generated for every row, fewer than ``batch.iterations`` if
+    all requests ended early.
 
     Raises:
-        ValueError: the numbers do not belong to such a batch.
+        ValueError: the numbers do not fit the batch.
     """
     if len(outputs) != len(batch):
         raise ValueError(f"a batch of {len(batch)} requests has as many outputs, got {len(outputs)}")

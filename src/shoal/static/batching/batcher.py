@@ -1,43 +1,43 @@
-"""The global batcher: one pool of requests, several workers that serve one static batch at a time."""
+"""The global batcher: forms static batches from one pool of requests and assigns them to workers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shoal.core import InvalidRequest
 from shoal.static.batching.estimates import MemoryLimit, ServingTime
-from shoal.static.batching.forming import Forming
+from shoal.static.batching.forming import FormingContext
 from shoal.static.batching.options import StaticOptions
 from shoal.static.batching.types import Assignment, StaticBatch, StaticRequest
 
 
 @dataclass(slots=True)
 class _Worker:
-    """What one worker has to do."""
+    """The work of one worker."""
 
     waiting: dict[str, StaticRequest] = field(default_factory=dict)
-    """Requests that only this worker will serve, by id; empty where there is a common pool."""
+    """Waiting requests of this worker, by id; empty with a common pool."""
     unfinished: dict[int, Assignment] = field(default_factory=dict)
-    """Batches that it was given and has not finished, by number of the assignment."""
+    """Assigned batches that it has not finished, by number of the assignment."""
     load_s: float = 0.0
-    """Estimated seconds of both."""
+    """Estimated time of both."""
     completed_ns: int | None = None
     """When it last finished a batch."""
 
     def unload(self, seconds: float) -> None:
-        """Take estimated work off; exactly nothing is left where nothing is to do."""
+        """Subtract estimated work; without work the load is exactly 0."""
         busy = self.unfinished or self.waiting
         self.load_s = max(0.0, self.load_s - seconds) if busy else 0.0
 
 
 class GlobalBatcher:
-    """Forms batches of the waiting requests and assigns them to workers; no clock, no threads.
+    """Forms batches of waiting requests and assigns them to workers; has no clock and no threads.
 
-    Its caller submits requests, asks ``dispatch`` after every submission and every end of a batch and at
-    ``next_ns``, has each worker serve its batches in the order in which it was given them, and reports each
-    with ``finished``. A worker may hold a queue of batches.
+    The caller submits requests, and calls ``dispatch`` after every submission, after every end of a batch,
+    and at ``next_ns``. Each worker serves its assigned batches in order, and the caller reports each with
+    ``finished``. A worker may have a queue of batches.
 
-    The interval begins when batches are formed. Requests that come into an empty pool after it has passed
-    are batched at once.
+    The interval begins when batches are formed. Requests that arrive in an empty pool after the interval are
+    batched at once.
     """
 
     def __init__(
@@ -60,27 +60,27 @@ class GlobalBatcher:
 
     @property
     def pending(self) -> int:
-        """Requests that are in no batch."""
+        """Number of requests that are not in a batch."""
         return len(self._pool) + sum(len(worker.waiting) for worker in self._workers)
 
     @property
     def unfinished(self) -> int:
-        """Requests submitted and not ended: pending, or in a batch that a worker has not finished."""
+        """Number of requests that have not ended: pending, or in an unfinished batch."""
         return len(self._unfinished_ids)
 
     @property
     def loads(self) -> tuple[float, ...]:
-        """Estimated seconds of unfinished work of every worker."""
+        """Estimated seconds of unfinished work, by worker."""
         return tuple(worker.load_s for worker in self._workers)
 
     @property
     def completed_ns(self) -> tuple[int | None, ...]:
-        """When every worker last finished a batch; None where it never has."""
+        """Time of the last finished batch, by worker; None if there is none."""
         return tuple(worker.completed_ns for worker in self._workers)
 
     @property
     def next_ns(self) -> int | None:
-        """When ``dispatch`` will have something to assign (the past: now); None: only after an event."""
+        """When ``dispatch`` will assign batches (a past time means now); None: only after another event."""
         if self._pooled:
             return self._due_ns if self._pool else None
         ready = any(worker.waiting and not worker.unfinished for worker in self._workers)
@@ -90,7 +90,7 @@ class GlobalBatcher:
         """Put a new request into the pool.
 
         Raises:
-            InvalidRequest: even alone it needs more memory than there is.
+            InvalidRequest: the request alone needs more memory than there is.
             ValueError: a request with this id is unfinished.
         """
         if request.id in self._unfinished_ids:
@@ -110,28 +110,28 @@ class GlobalBatcher:
             self._slo_sum_s += request.slo_s
         self._enqueue(request)
 
-    def withdraw(self, request_id: str) -> bool:
-        """Forget a request that waits in no batch; False if it is in one (leave it out of ``finished``)."""
+    def remove(self, request_id: str) -> bool:
+        """Remove a pending request; False if it is already in a batch (then leave it out of ``finished``)."""
         if self._pool.pop(request_id, None) is not None:
             self._unfinished_ids.discard(request_id)
             return True
         for worker in self._workers:
             request = worker.waiting.pop(request_id, None)
             if request is not None:
-                worker.unload(self._estimate_alone_s(request))
+                worker.unload(self._single_estimate_s(request))
                 self._unfinished_ids.discard(request_id)
                 return True
         return False
 
     def dispatch(self, now_ns: int) -> list[Assignment]:
-        """Form and assign batches if it is time to; in the order in which they were placed."""
+        """Form and assign batches if they are due; returns assignments in the order of placement."""
         return self._dispatch_pool(now_ns) if self._pooled else self._dispatch_idle()
 
     def finished(self, assignment: Assignment, unfinished: Sequence[StaticRequest], now_ns: int) -> None:
-        """A worker has finished a batch, or has failed at it.
+        """Report that a worker has finished a batch, or has failed.
 
-        unfinished: those of its requests that must be served further, as they are now
-        (``StaticRequest.after``). They return to the pool behind what waits there.
+        unfinished: the new values (``StaticRequest.after``) of its requests that have not ended. They return
+        to the end of the pool.
 
         Raises:
             ValueError: the assignment is not unfinished, or a request was not in its batch.
@@ -157,12 +157,12 @@ class GlobalBatcher:
             return
         worker = self._workers[self._choose_worker()]
         worker.waiting[request.id] = request
-        worker.load_s += self._estimate_alone_s(request)
+        worker.load_s += self._single_estimate_s(request)
 
     def _dispatch_pool(self, now_ns: int) -> list[Assignment]:
         if not self._pool or now_ns < self._due_ns:
             return []
-        batches = self.options.former.form(list(self._pool.values()), self._forming())
+        batches = self.options.former.form(list(self._pool.values()), self._context())
         self._pool.clear()
         assignments = [
             self._assign(self._choose_worker(), batch) for batch in self.options.offloader.order(batches)
@@ -176,9 +176,9 @@ class GlobalBatcher:
         for worker_number, worker in enumerate(self._workers):
             if worker.unfinished or not worker.waiting:
                 continue
-            batch = self.options.former.form(list(worker.waiting.values()), self._forming())[0]
+            batch = self.options.former.form(list(worker.waiting.values()), self._context())[0]
             for request in batch.requests:
-                worker.unload(self._estimate_alone_s(worker.waiting.pop(request.id)))
+                worker.unload(self._single_estimate_s(worker.waiting.pop(request.id)))
             assignments.append(self._assign(worker_number, batch))
         return assignments
 
@@ -195,12 +195,12 @@ class GlobalBatcher:
         worker.load_s += batch.estimate_s
         return assignment
 
-    def _estimate_alone_s(self, request: StaticRequest) -> float:
-        return self._forming().batch([request]).estimate_s
+    def _single_estimate_s(self, request: StaticRequest) -> float:
+        return self._context().batch([request]).estimate_s
 
-    def _forming(self) -> Forming:
+    def _context(self) -> FormingContext:
         options = self.options
-        return Forming(
+        return FormingContext(
             time=self._time,
             memory=self._memory,
             slice_tokens=options.slice_tokens,

@@ -1,4 +1,4 @@
-"""Every batch former by name."""
+"""The table of batch formers by name."""
 
 from shoal.core import lookup
 from shoal.static.batching.fixed import Fixed
@@ -16,9 +16,9 @@ FORMERS: dict[str, BatchFormer] = {
     "slo-odbs-literal": SloOdbs(literal=True),
     "s3": FirstFitDecreasing(),
 }
-"""Batch formers with the papers' knobs; a new one is a class with ``form``, entered here."""
+"""Batch formers with the papers' parameters; a new one is a class with ``form``, entered here."""
 
 
 def batch_former(name: str) -> BatchFormer:
-    """The batch former of this name; raises ConfigError with the possible ones."""
+    """The batch former of this name; raises ConfigError with the known names."""
     return lookup("batch former", FORMERS, name)

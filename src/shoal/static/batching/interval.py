@@ -1,4 +1,4 @@
-"""When the pool is emptied into batches."""
+"""Batching interval: how long requests gather in the pool before batches are formed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from shoal.core import ConfigError
 
 
 class Interval(Protocol):
-    """How long requests gather before batches are formed of them."""
+    """The time between two formations of batches."""
 
     def after_s(self, loads: Sequence[float]) -> float | None:
-        """Seconds from one forming of batches to the next, given every worker's load after the first.
+        """Seconds until batches are formed again; loads: estimated seconds of work by worker.
 
-        None: there is no common pool. Requests are assigned to workers as they come, and an idle
-        worker takes its next batch from those assigned to it.
+        None: there is no common pool. Requests are assigned to workers on arrival, and an idle worker forms
+        its next batch from its own requests.
         """
         ...
 
@@ -24,42 +24,40 @@ class WhenIdle:
     """No interval: an idle worker takes its next batch (sequence-level scheduling)."""
 
     def after_s(self, loads: Sequence[float]) -> float | None:
-        """None."""
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class FixedInterval:
-    """Every ``seconds``."""
+    """A constant interval; raises ConfigError for a negative one."""
 
     seconds: float
 
     def __post_init__(self) -> None:
-        """Refuse a negative interval; raises ConfigError."""
         if self.seconds < 0:
             raise ConfigError(f"a batching interval must not be negative, got {self.seconds} s")
 
     def after_s(self, loads: Sequence[float]) -> float | None:
-        """Always the same."""
         return self.seconds
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveInterval:
-    """The more work waits, the longer: max(factor x least load, shortest) (SCLS, section 4.6)."""
+    """max(factor x least load, shortest): longer with more waiting work (SCLS, section 4.6).
+
+    Raises ConfigError for numbers out of range.
+    """
 
     shortest: float
     """Seconds; the paper's Gamma."""
     factor: float = 0.5
-    """Below 1, so that an overestimated load leaves no worker idle; the paper's lambda."""
+    """Below 1, so that workers do not become idle if loads are overestimated; the paper's lambda."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers without meaning; raises ConfigError."""
         if self.shortest < 0:
             raise ConfigError(f"a batching interval must not be negative, got {self.shortest} s")
         if not 0 <= self.factor < 1:
             raise ConfigError(f"factor of an adaptive interval must be in [0, 1), got {self.factor}")
 
     def after_s(self, loads: Sequence[float]) -> float | None:
-        """By the least loaded worker."""
         return max(self.factor * min(loads), self.shortest)

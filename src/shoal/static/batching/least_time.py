@@ -1,47 +1,46 @@
-"""Batches of least total serving time (SCLS, algorithm 1)."""
+"""Batch former: batches with minimal total serving time, by dynamic programming (SCLS, algorithm 1)."""
 
 import math
 from collections.abc import Sequence
 
-from shoal.static.batching.forming import Forming
+from shoal.static.batching.forming import FormingContext
 from shoal.static.batching.types import StaticBatch, StaticRequest
 
 
 class LeastTime:
-    """Sorts requests by input length and cuts the sorted list where the estimated total time is least.
+    """Sorts requests by input length and cuts the sorted list so that the estimated total time is minimal.
 
-    Dynamic programming over the cuts: n x the largest batch that fits, estimates. Where the cost of a batch
-    depends on its size and does not fall with its longest input, no other division of the requests is
-    cheaper: sort any division's batches by their longest input and refill them, sizes kept, from the sorted
-    list; no batch then has a longer input than before. That holds where every batch runs for a whole
-    slice. Requests with less than a slice left may also differ in the iterations they need; the result
-    is then the best among cuts of the sorted list only.
+    Dynamic programming over the cuts, with n x (largest batch that fits) estimates. If every batch runs for a
+    whole slice, and its cost does not decrease with its longest input, then no other partition is cheaper:
+    sort the batches of any partition by their longest input, and refill them from the sorted list with the
+    same sizes; then no batch has a longer input than before. Requests with less than a slice left may need
+    different numbers of iterations; the result is then optimal only among cuts of the sorted list.
     """
 
-    def form(self, requests: Sequence[StaticRequest], forming: Forming) -> list[StaticBatch]:
-        """Of equally good cuts the one with the smaller last batch; shortest inputs first."""
+    def form(self, requests: Sequence[StaticRequest], context: FormingContext) -> list[StaticBatch]:
+        """Shortest inputs first; ties go to the cut with the smaller last batch."""
         ranked = sorted(requests, key=lambda request: request.tokens)
-        starts = _best_starts(ranked, forming)
+        starts = _best_starts(ranked, context)
         batches = []
         end = len(ranked)
         while end:
-            batches.append(forming.batch(ranked[starts[end] : end]))
+            batches.append(context.batch(ranked[starts[end] : end]))
             end = starts[end]
         return batches[::-1]
 
 
-def _best_starts(ranked: Sequence[StaticRequest], forming: Forming) -> list[int]:
-    """For every count of leading requests, where the last batch of their best division starts."""
-    horizons = [forming.horizon(request) for request in ranked]
-    serve = forming.time.serve
+def _best_starts(ranked: Sequence[StaticRequest], context: FormingContext) -> list[int]:
+    """For each number of leading requests, the start of the last batch in their best partition."""
+    iterations_by_request = [context.needed_iterations(request) for request in ranked]
+    serve = context.time.serve
     least = [0.0] + [math.inf] * len(ranked)
     starts = [0] * (len(ranked) + 1)
     for end, longest in enumerate((request.tokens for request in ranked), start=1):
         iterations = 0
         for start in range(end - 1, -1, -1):
-            iterations = max(iterations, horizons[start])
+            iterations = max(iterations, iterations_by_request[start])
             size = end - start
-            if not forming.fits(size, longest, iterations):
+            if not context.fits(size, longest, iterations):
                 break
             total = least[start] + serve(size, longest, iterations)
             if total < least[end]:

@@ -1,4 +1,4 @@
-"""What can be chosen about static batching."""
+"""Options of static batching: former, offloader, interval, slice length, batch size."""
 
 from dataclasses import dataclass
 
@@ -10,29 +10,28 @@ from shoal.static.batching.offload import Offloader
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticOptions:
-    """Options of a ``GlobalBatcher``; the published combinations are in ``STATIC_PRESETS``."""
+    """Options of a ``GlobalBatcher``; ``STATIC_PRESETS`` has the published combinations.
+
+    Raises ConfigError for numbers out of range.
+    """
 
     former: BatchFormer
-    """Divides requests into batches."""
     offloader: Offloader
-    """Places batches on workers."""
     interval: Interval
-    """When batches are formed."""
     slice_tokens: int | None = None
-    """Most tokens generated for a request in one batch, after which it returns to the pool.
+    """Maximum tokens of a request in one batch, after which it returns to the pool.
 
     None: a batch runs until all its requests end.
     """
     max_batch: int | None = None
-    """Most requests in one batch; None: as many as the memory holds."""
+    """Maximum requests in one batch; None: as many as fit in memory."""
     trust_predictions: bool = False
-    """A batch runs for the longest prediction in it, not for the longest limit.
+    """Iterations and memory of a batch follow from predicted output lengths, not from limits.
 
-    Memory is then reserved for that only; a request that outgrows its batch returns to the pool.
+    A request that outgrows its batch returns to the pool.
     """
 
     def __post_init__(self) -> None:
-        """Refuse numbers without meaning; raises ConfigError."""
         for name in ("slice_tokens", "max_batch"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -1,4 +1,4 @@
-"""Published systems as points in the space of static batching."""
+"""Presets: published systems as options of static batching (SCLS and its ablations, S3, UELLM)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,17 +16,17 @@ SLICE_TOKENS = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineNumbers:
-    """What SCLS's evaluation sets for one kind of static engine (sections 4.3 and 5.1)."""
+    """Parameters of SCLS's evaluation for one kind of static engine (sections 4.3 and 5.1)."""
 
     batch: int
     """Size of fixed batches."""
     interval_s: float
     """Shortest batching interval (Gamma)."""
     by_rule: bool
-    """Memory is judged by the rule table, not by bytes."""
+    """Whether memory is checked by a table (``MemoryByRule``), not by bytes."""
 
     def memory(self, *, token_bytes: int, available_bytes: int) -> MemoryLimit:
-        """The paper's memory estimator for this engine; the rule table ignores the bytes."""
+        """The paper's memory estimate for this engine; the table ignores the bytes."""
         if self.by_rule:
             return MemoryByRule()
         return MemoryByBytes(token_bytes=token_bytes, available_bytes=available_bytes)
@@ -104,13 +104,13 @@ STATIC_PRESETS: dict[str, Callable[[EngineNumbers], StaticOptions]] = {
     "uellm": _predicted("slo-odbs"),
     "uellm-literal": _predicted("slo-odbs-literal"),
 }
-"""SCLS's ladder of ablations from ``sls`` to ``scls``, then UELLM's batching with its baselines."""
+"""SCLS's ablations from ``sls`` to ``scls``, then UELLM's batching and its baselines."""
 
 
 def static_preset(name: str, engine: str = "hf") -> StaticOptions:
     """The options of a published system on one kind of engine (``STATIC_ENGINES``).
 
     Raises:
-        ConfigError: no such preset or engine; names the possible ones.
+        ConfigError: unknown preset or engine; names the known ones.
     """
     return lookup("static preset", STATIC_PRESETS, name)(lookup("static engine", STATIC_ENGINES, engine))

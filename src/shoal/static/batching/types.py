@@ -1,29 +1,31 @@
-"""The nouns of static batching: a request between two batches, a batch, and whose it is."""
+"""Value types of static batching: request, batch, and assignment of a batch to a worker."""
 
 from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticRequest:
-    """One request as the batcher sees it; a new value after every batch that it took part in."""
+    """A request for the batcher; each batch gives a new value (``after``).
+
+    Raises ValueError for lengths out of range.
+    """
 
     id: str
     tokens: int
-    """Input length of its next batch: prompt and what was generated so far."""
+    """Input length in the next batch: prompt and output so far."""
     remaining: int
-    """Most output tokens that it may still generate; at least 1."""
+    """Maximum of further output tokens, at least 1."""
     predicted: int
-    """Output tokens that it is predicted to generate still, in 1..remaining."""
+    """Predicted further output tokens, in 1..remaining."""
     slo_s: float | None = None
-    """Seconds from arrival to last token that it should end within; None means no goal."""
+    """Goal of end-to-end latency; None: no goal."""
     arrival_ns: int = 0
     number: int = 0
     """Order of submission."""
     slices: int = 0
-    """Batches it has taken part in so far."""
+    """Batches so far."""
 
     def __post_init__(self) -> None:
-        """Refuse lengths without meaning; raises ValueError."""
         if self.tokens < 1:
             raise ValueError(f"request {self.id!r} needs at least 1 input token, got {self.tokens}")
         if self.remaining < 1:
@@ -36,13 +38,13 @@ class StaticRequest:
             raise ValueError(f"request {self.id!r}: slo_s must be above 0, got {self.slo_s}")
 
     def after(self, generated: int, predicted: int | None = None) -> "StaticRequest":
-        """The same request, unfinished, after a batch in which it generated ``generated`` tokens.
+        """The unfinished request after a batch that generated ``generated`` of its tokens.
 
-        predicted: output tokens still to come, predicted anew. None keeps what is left of the earlier
-        prediction; one that the request has outgrown is doubled (S3's way of correcting itself).
+        predicted: a new prediction of further output tokens. None: the rest of the earlier prediction, or
+        twice the prediction if the request has outgrown it (as in S3).
 
         Raises:
-            ValueError: more was generated than its limit allowed, or nothing remains of it.
+            ValueError: the request has reached or exceeded its limit.
         """
         remaining = self.remaining - generated
         if not (generated >= 0 and remaining > 0):
@@ -60,28 +62,27 @@ class StaticRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticBatch:
-    """Requests that one worker serves together, from their prefill to the last iteration."""
+    """Requests that one worker serves as a batch, from prefill to the last iteration."""
 
     requests: tuple[StaticRequest, ...]
-    """One for each row of the batch."""
+    """One for each row."""
     input_tokens: int
-    """The longest input; the others are padded to it."""
+    """The longest input, to which the others are padded."""
     iterations: int
-    """At most so many tokens are generated for each request (the slice, or the limit)."""
+    """Maximum tokens generated for each request."""
     estimate_s: float
-    """Estimated serving time of all those iterations, in seconds."""
+    """Estimated serving time of all iterations."""
 
     def __len__(self) -> int:
-        """Number of requests."""
         return len(self.requests)
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A batch and the worker that is to serve it, after those it was given before."""
+    """A batch for a worker, which serves its assignments in order."""
 
     worker: int
     """Counted from 0."""
     batch: StaticBatch
     number: int = 0
-    """Identifies this assignment; never used twice by one batcher."""
+    """Unique in one batcher."""

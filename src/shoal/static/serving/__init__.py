@@ -1,6 +1,6 @@
-"""Serving static batches: what the global batcher assigns is run by real engines or by simulated ones.
+"""Serving static batches: real engines and simulated ones run the batches of the global batcher.
 
-Here belong the executor of padded batches, the engine and its workers, the offline interface and the
-simulated cluster. Who shares a batch is decided in ``static.batching``. Importing this package imports no
-torch; `shoal.static.serving.torch_executor` does.
+This package has the executor of padded batches, the engine and its workers, the offline interface and the
+simulated cluster. ``static.batching`` decides which requests are in a batch. Only ``torch_executor`` imports
+torch.
 """

@@ -1,4 +1,4 @@
-"""Static batches on a virtual clock: the real global batcher, and workers that only take time."""
+"""Simulation of static batching: the real global batcher on a virtual clock, with simulated workers."""
 
 import heapq
 from collections import Counter, deque
@@ -11,43 +11,41 @@ from shoal.static.batching import Assignment, GlobalBatcher, MemoryLimit, Servin
 from shoal.static.serving.batch_time import BatchTime, ExactTime
 from shoal.static.serving.executor import StaticResult
 from shoal.static.serving.report import StaticReport, StaticTally
-from shoal.static.serving.simulated_request import SimulatedRequest, StaticLimits, refused_row
+from shoal.static.serving.simulated_request import SimulatedRequest, StaticLimits, rejected_row
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSpan:
-    """One served batch; times are on the run's clock."""
+    """One served batch; times are on the run's virtual clock."""
 
     assignment: Assignment
     start_ns: int
     end_ns: int
     iterations_run: int
     outputs: tuple[int, ...]
-    """Tokens that each of its requests generated in it, in their order."""
+    """Generated tokens, in the order of the batch's requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticRun:
-    """What a simulated run leaves behind."""
+    """Result of a simulated run; requests and batches are in order of their ends."""
 
     requests: tuple[RequestRow, ...]
-    """In order of their ends."""
     batches: tuple[BatchSpan, ...]
-    """In order of their ends."""
     report: StaticReport
-    """The figures that ``shoal static`` prints of a real run; its duration is from 0 to the last answer."""
+    """As for a real run; its duration is from 0 to the last response."""
 
 
 class StaticCluster:
     """Several simulated static engines of one model behind one pool of requests (SCLS, section 4.1).
 
-    Driven like ``StaticEngine``: at one instant the batches that end come first, then arrivals, then the
-    forming of batches. A batch runs until all its requests have ended or its iterations are used up; those
-    that have not ended return to the pool. Holds no state of a run unless the predictor learns.
+    Works like ``StaticEngine``: at one instant, first batches end, then requests arrive, then batches are
+    formed. A batch runs until all its requests have ended or its iterations are used up; unfinished requests
+    return to the pool. Keeps no state between runs, except in a predictor that learns.
 
-    estimate, memory: what batches are formed by.
-    time: how long they take; None: what is estimated for the iterations that were run.
-    predictor: predicts output lengths on arrival; None: every request is taken to need all that it may have.
+    estimate, memory: estimates by which batches are formed.
+    time: actual durations; None: the estimate for the iterations that were run.
+    predictor: predicts output lengths on arrival; None: every request is assumed to reach its limit.
     """
 
     def __init__(
@@ -72,16 +70,16 @@ class StaticCluster:
     def run(
         self, requests: Sequence[Request], progress: Callable[[int, int], None] | None = None
     ) -> StaticRun:
-        """Serve requests, each exactly once, or refuse them on arrival where they cannot be served.
+        """Serve each request, or refuse it on arrival if it cannot be served.
 
-        requests: of distinct ids; each must know its ``true_output_tokens``. progress: told how many have
-        ended, and of how many. Raises ValueError where two have one id.
+        requests: with ``true_output_tokens``. progress: called with the number of ended requests and the
+        total. Raises ValueError for duplicate ids.
         """
         return _Run(self, requests, progress).serve()
 
 
 class _Run:
-    """One run: the clock, arrivals, the batches of every worker. Owns all its state."""
+    """The state of one run: clock, arrivals, and the batches of every worker."""
 
     def __init__(
         self,
@@ -110,7 +108,6 @@ class _Run:
         self._now_ns = 0
 
     def serve(self) -> StaticRun:
-        """Until every request has ended."""
         while len(self._rows) < self._total:
             self._now_ns = self._next_ns()
             self._end_batches()
@@ -130,7 +127,7 @@ class _Run:
         return StaticRun(requests=tuple(self._rows), batches=tuple(self._batches), report=report)
 
     def _next_ns(self) -> int:
-        """When something happens next: the end of a batch, an arrival, or the forming of batches."""
+        """Time of the next event: the end of a batch, an arrival, or the formation of batches."""
         due = [self._running[0][0]] if self._running else []
         if self._arriving:
             due.append(self._arriving[0][1].arrival_ns)
@@ -150,12 +147,12 @@ class _Run:
                 self._batcher.submit(simulated.static_request)
             except InvalidRequest as error:
                 self._slices[0] += 1
-                self._close(refused_row(request, str(error)))
+                self._close(rejected_row(request, str(error)))
             else:
                 self._unfinished[request.id] = simulated
 
     def _start(self, worker: int) -> None:
-        """Let an idle worker take the next batch of its queue."""
+        """Start the next batch in the queue of an idle worker."""
         if self._busy[worker] or not self._queued[worker]:
             return
         assignment = self._queued[worker].popleft()
@@ -177,13 +174,13 @@ class _Run:
         assignment = span.assignment
         self._busy[assignment.worker] = False
         self._batches.append(span)
-        # Tokens are counted, not held, so there are none to hand over.
+        # Tokens are only counted, so there are no token ids.
         result = StaticResult([], [], span.iterations_run, span.end_ns - span.start_ns)
         self._tally.add(assignment.batch, result, span.outputs)
         unfinished = []
         for static_request, output in zip(assignment.batch.requests, span.outputs, strict=True):
             request = self._unfinished[static_request.id]
-            if request.take(output, span.end_ns, self._cluster.predictor):
+            if request.add_batch(output, span.end_ns, self._cluster.predictor):
                 self._slices[request.batches] += 1
                 self._close(request.row(assignment.worker))
                 del self._unfinished[static_request.id]

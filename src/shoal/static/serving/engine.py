@@ -1,4 +1,4 @@
-"""Static batches driven in this process: one global batcher, and workers that serve what it deals."""
+"""The static engine: a global batcher and worker threads that serve requests in this process."""
 
 import time
 from bisect import bisect_left
@@ -21,21 +21,20 @@ from shoal.static.serving.workers import BatchDone, BatchWork, StaticWorkers
 
 @dataclass(frozen=True, slots=True)
 class StaticOutcome:
-    """What became of a run."""
+    """Result of a run."""
 
     completions: list[Completion]
-    """An answer for each request, in their order."""
+    """One for each request, in their order."""
     report: StaticReport
-    """What they cost together."""
 
 
 class StaticEngine:
     """Several static engines of one model behind one pool of requests (SCLS, section 4.1).
 
     make_executor: called once for each worker of a run.
-    info: limits that requests are checked against.
-    time, memory: the estimates that batches are formed by.
-    predictor: predicts output lengths; None: every request is taken to need all that it may have.
+    info: limits of requests.
+    time, memory: estimates by which batches are formed.
+    predictor: predicts output lengths; None: every request is assumed to reach its limit.
     """
 
     def __init__(
@@ -60,21 +59,21 @@ class StaticEngine:
         self._predictor = predictor
 
     def run(self, requests: Sequence[Request], decoder: Decoder, *, progress: bool = True) -> StaticOutcome:
-        """Answer requests, each exactly once; returns when all are.
+        """Serve all requests; returns when every one has ended.
 
-        requests: with token ids; ``arrival_ns`` counts from the beginning of the run. Greedy only.
-        progress: a bar on standard error, if that is a terminal. What a worker fails at is answered with
-        FinishReason.ERROR and the reason. Raises InvalidRequest before anything runs if one cannot be served
-        as asked. Ctrl-C ends the running batches and raises KeyboardInterrupt.
+        requests: with token ids and greedy sampling; ``arrival_ns`` counts from the start of the run.
+        progress: a bar on standard error, if that is a terminal. Requests of a batch whose worker fails end
+        with FinishReason.ERROR. Raises InvalidRequest for a request that cannot be served, before anything
+        runs. Ctrl-C ends the running batches and raises KeyboardInterrupt.
         """
         open_requests = [self._open(request, number, decoder) for number, request in enumerate(requests)]
         batcher = GlobalBatcher(self._options, self._time, self._memory, workers=self._workers)
         executors = [self._make_executor() for _ in range(self._workers)]
         with TokenProgress(len(open_requests), shown=progress) as bar, StaticWorkers(executors) as workers:
-            return _Run(open_requests, batcher, workers, bar, self._predictor).answer()
+            return _Run(open_requests, batcher, workers, bar, self._predictor).serve()
 
     def _open(self, request: Request, number: int, decoder: Decoder) -> OpenRequest:
-        """Check a request and open it; raises InvalidRequest."""
+        """Check a request; raises InvalidRequest."""
         prompt = request.prompt
         if not isinstance(prompt, Sequence):
             raise InvalidRequest("static batches need prompts of token ids, not of a length only", "prompt")
@@ -95,15 +94,15 @@ class StaticEngine:
         )
 
 
-def largest_total(memory: MemoryLimit, context_tokens: int) -> int:
-    """Most tokens, prompt and output together, that one request alone can have; 0 where none fit."""
+def max_request_tokens(memory: MemoryLimit, context_tokens: int) -> int:
+    """Maximum tokens, prompt and output, of one request in an otherwise empty memory; 0 if none fits."""
     totals = range(2, context_tokens + 1)
     fitting = bisect_left(totals, True, key=lambda total: not memory.fits(1, total - 1, 1))
     return totals[fitting - 1] if fitting else 0
 
 
 class _Run:
-    """One run: arrivals into the batcher, its batches to workers, their results back. Owns all its state."""
+    """The state of one run: passes arrivals to the batcher, batches to workers, and results back."""
 
     def __init__(
         self,
@@ -126,16 +125,15 @@ class _Run:
         self._tally = StaticTally()
         self._start_ns = time.monotonic_ns()
 
-    def answer(self) -> StaticOutcome:
-        """Until every request is answered."""
+    def serve(self) -> StaticOutcome:
         while self._unfinished:
             self._arrive()
             for assignment in self._batcher.dispatch(self._now_ns()):
-                self._hand_over(assignment)
-            done = self._workers.take(self._wait_s())
+                self._start(assignment)
+            done = self._workers.next_done(self._wait_s())
             while done is not None:
                 self._finish(done)
-                done = self._workers.take(0)
+                done = self._workers.next_done(0)
         duration_ns = self._now_ns()
         completions = [request.completion for request in self._requests if request.completion is not None]
         records = [completion.record for completion in completions if completion.record is not None]
@@ -157,7 +155,7 @@ class _Run:
             self._batcher.submit(self._arriving.popleft().static_request)
 
     def _wait_s(self) -> float | None:
-        """How long to wait for a worker: until something else is due; None: nothing else is."""
+        """How long to wait for a worker: until another event is due; None: without limit."""
         due = [self._arriving[0].request.arrival_ns] if self._arriving else []
         if self._batcher.next_ns is not None:
             due.append(self._batcher.next_ns)
@@ -169,7 +167,7 @@ class _Run:
             )
         return None
 
-    def _hand_over(self, assignment: Assignment) -> None:
+    def _start(self, assignment: Assignment) -> None:
         batch = assignment.batch
         open_requests = [self._unfinished[request.id] for request in batch.requests]
         self._in_flight[assignment.number] = assignment
@@ -180,7 +178,7 @@ class _Run:
             limits=[request.remaining for request in batch.requests],
             ends=[request.ends for request in open_requests],
         )
-        self._workers.give(assignment.worker, work)
+        self._workers.submit(assignment.worker, work)
 
     def _finish(self, done: BatchDone) -> None:
         assignment = self._in_flight.pop(done.number)
@@ -193,7 +191,7 @@ class _Run:
         else:
             result = done.result
             used = [
-                request.take(output, ended, now_ns, self._predictor)
+                request.add_batch(output, ended, now_ns, self._predictor)
                 for request, output, ended in zip(open_requests, result.outputs, result.ended, strict=True)
             ]
             self._tally.add(assignment.batch, result, used)

@@ -1,4 +1,4 @@
-"""What an executor of static batches promises to whoever drives it."""
+"""The interface of executors of static batches, and their result."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -7,16 +7,16 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class StaticResult:
-    """One static batch that has been served; lists have an entry for each prompt, in their order."""
+    """Result of one static batch; lists have an entry for each prompt, in their order."""
 
     outputs: list[list[int]]
-    """Tokens of this run, up to and including one that ends the request, at most its limit."""
+    """New tokens, up to a token that ends the request (inclusive) or its limit."""
     ended: list[bool]
-    """Whether the last of them is such a token."""
+    """Whether the last token ends the request."""
     iterations_run: int
-    """Forward passes, the prefill included."""
+    """Forward passes, including the prefill."""
     duration_ns: int
-    """Wall time of the whole batch."""
+    """Wall time of the batch."""
 
 
 class StaticExecutor(Protocol):
@@ -29,17 +29,17 @@ class StaticExecutor(Protocol):
         limits: Sequence[int],
         ends: Sequence[Collection[int]] | None = None,
     ) -> StaticResult:
-        """Serve a batch for at most ``iterations`` iterations, or until nobody needs another.
+        """Serve a batch for at most ``iterations`` iterations, or until all its requests have ended.
 
-        prompts: every token known of each request, none empty. limits: how many more tokens each may
-        generate, at least 1; a request at its limit waits for the batch to end, as one that has ended does.
-        ends: tokens that end each request; None: the model's end-of-sequence tokens end them all.
+        prompts: prompt and output so far of each request, not empty. limits: maximum new tokens of each, at
+        least 1; a request at its limit waits for the end of the batch. ends: tokens that end each request;
+        None: the model's end-of-sequence tokens.
         """
         ...
 
     def interrupt(self) -> None:
-        """Nothing more is wanted: the batch that runs, and any later one, ends after one more iteration.
+        """End the running batch, and any later one, after one more iteration; results are cut short.
 
-        Called from another thread; results are then cut short.
+        Called from another thread.
         """
         ...

@@ -1,4 +1,4 @@
-"""The offline interface of static batches: a model in this process, completions and figures out."""
+"""The offline interface of static batching (``StaticShoal``): loads a model and completes prompts."""
 
 import itertools
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from shoal.static.batching import (
     static_preset,
 )
 from shoal.static.serving.calibrate import calibrate
-from shoal.static.serving.engine import StaticEngine, StaticOutcome, largest_total
+from shoal.static.serving.engine import StaticEngine, StaticOutcome, max_request_tokens
 
 if TYPE_CHECKING:
     from shoal.static.serving.torch_executor import StaticModel
@@ -34,30 +34,29 @@ _run_numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticSetup:
-    """What a run of static batches is made of."""
+    """Options of ``StaticShoal``; raises ConfigError for numbers out of range."""
 
     preset: str = "scls"
     """One of ``STATIC_PRESETS``."""
     engine: str = "hf"
-    """Whose numbers the preset takes (``STATIC_ENGINES``)."""
+    """One of ``STATIC_ENGINES``, whose parameters the preset takes."""
     workers: int = 2
     """Static engines, each a thread; they share the weights."""
     slice_tokens: int | None = None
-    """In place of the preset's."""
+    """None: the preset's."""
     max_batch: int | None = None
-    """In place of the preset's."""
+    """None: the preset's."""
     interval_s: float | None = None
-    """In place of the preset's; the shortest interval where it adapts."""
+    """The interval, or the shortest one of an adaptive interval; None: the preset's."""
     device: str = "cpu"
     threads: int | None = None
-    """CPU threads of each worker; None shares the cores."""
+    """CPU threads of each worker; None: an equal share of the cores."""
     kv_bytes: int | None = None
-    """Memory for the KV of all workers together; None chooses."""
+    """Memory for the KV of all workers; None: ``StaticModel.default_kv_bytes``."""
     profile: Path | None = None
-    """A file of `shoal profile`; None measures a few small batches."""
+    """A file of `shoal profile`; None: calibrate with a few small batches."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers without meaning; raises ConfigError."""
         for name in ("workers", "slice_tokens", "max_batch", "threads", "kv_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -65,7 +64,7 @@ class StaticSetup:
         self.options()
 
     def options(self) -> StaticOptions:
-        """The preset with what was given in place of its own; raises ConfigError."""
+        """The preset with these options; raises ConfigError."""
         options = static_preset(self.preset, self.engine)
         return replace(
             options,
@@ -88,13 +87,13 @@ class StaticSetup:
 
 
 class StaticShoal:
-    """A model behind static batches, for offline use.
+    """A model served in static batches, for offline use.
 
     >>> shoal = StaticShoal("smollm2", StaticSetup(preset="scls", slice_tokens=32))
     ... outcome = shoal.generate(["The capital of France is"], SamplingParams(temperature=0, max_tokens=64))
     ... print(outcome.completions[0].text, outcome.report.early_return_ratio)
 
-    predictor: predicts output lengths, for presets that use them. progress: show loading on the
+    predictor: predicts output lengths, for presets that use predictions. progress: show loading on the
     terminal. Raises ConfigError, ModelUnavailable or ModelUnsupported.
     """
 
@@ -122,7 +121,12 @@ class StaticShoal:
             token_bytes=model.kv_token_bytes, available_bytes=max(1, kv_bytes // self.setup.workers)
         )
         self.info = _describe(
-            self.service, model, self.setup, threads, kv_bytes, largest_total(memory, model.context_tokens)
+            self.service,
+            model,
+            self.setup,
+            threads,
+            kv_bytes,
+            max_request_tokens(memory, model.context_tokens),
         )
         self._engine = StaticEngine(
             self.service,
@@ -144,11 +148,11 @@ class StaticShoal:
         arrivals_s: Sequence[float] | None = None,
         progress: bool = True,
     ) -> StaticOutcome:
-        """Complete prompts, in their order; see ``StaticEngine.run``.
+        """Complete prompts; see ``StaticEngine.run``.
 
         prompts: texts or lists of token ids. sampling: one for all, or one for each; greedy. chat: put each
-        text into the chat template. arrivals_s: when each is submitted, in seconds after the start; None: all
-        at once.
+        text into the chat template. arrivals_s: arrival of each, in seconds after the start; None: all at
+        once.
         """
         each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
         arrivals = [0.0] * len(prompts) if arrivals_s is None else arrivals_s
@@ -185,7 +189,7 @@ class StaticShoal:
         if self.setup.profile is not None:
             return load_profile(self.setup.profile).padded_form(self.service.name)
         executor = StaticBatchExecutor(model, threads=threads)
-        # In a thread of its own, for the number of threads is a setting of the thread that computes.
+        # In another thread, because torch's number of threads is a setting of the calling thread.
         with ThreadPoolExecutor(max_workers=1) as pool:
             return pool.submit(
                 calibrate, executor, context_tokens=model.context_tokens, progress=loading.doing
@@ -195,7 +199,7 @@ class StaticShoal:
 def _describe(
     service: Service, model: "StaticModel", setup: StaticSetup, threads: int, kv_bytes: int, total: int
 ) -> EngineInfo:
-    """The limits that requests are checked against; KV is counted in single tokens."""
+    """The limits of requests; KV is counted in single tokens."""
     if total == 0:
         raise ConfigError(
             f"{kv_bytes} bytes for the KV of {setup.workers} workers hold no request at all: a token of "

@@ -1,4 +1,4 @@
-"""One request on its way through static batches: what it may ask, and what it has so far."""
+"""An unfinished request of a static engine: its output so far, and checks of its sampling parameters."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +11,8 @@ from shoal.static.batching import StaticRequest
 
 
 def check_static_sampling(sampling: SamplingParams) -> None:
-    """Refuse what static batches do not do: anything but greedy decoding; raises InvalidRequest."""
-    wants = {
+    """Raise InvalidRequest for everything but greedy decoding."""
+    unsupported = {
         "temperature": not sampling.greedy,
         "repetition_penalty": sampling.repetition_penalty != 1.0,
         "presence_penalty": sampling.presence_penalty != 0.0,
@@ -27,8 +27,8 @@ def check_static_sampling(sampling: SamplingParams) -> None:
         "n": sampling.n != 1,
         "grammar": sampling.grammar is not None,
     }
-    for param, wanted in wants.items():
-        if wanted:
+    for param, used in unsupported.items():
+        if used:
             raise InvalidRequest(
                 f"{param}: static batches decode greedily, one output for a prompt (temperature 0, no "
                 "penalties, biases, min_tokens, logprobs, embeddings, n or grammar); `shoal generate` does "
@@ -39,25 +39,24 @@ def check_static_sampling(sampling: SamplingParams) -> None:
 
 @dataclass(slots=True)
 class OpenRequest:
-    """A request that has no answer yet; the owner of its tokens."""
+    """A request with its output so far."""
 
     request: Request
     prompt: Sequence[int]
     max_new_tokens: int
-    """Most output tokens it may have."""
     ends: Collection[int]
-    """Tokens that end it."""
+    """Tokens that end the request."""
     reader: ChoiceReader
     static_request: StaticRequest
-    """The request as the batcher sees it."""
+    """The current value for the batcher."""
     tokens: list[int] = field(default_factory=list)
     """Output so far."""
     text: list[str] = field(default_factory=list)
-    """Text of the output so far, one part for each batch."""
+    """Output so far, one part for each batch."""
     batches: int = 0
-    """Batches that it has taken part in."""
+    """Batches so far."""
     completion: Completion | None = None
-    """Its answer, once it has one."""
+    """None until the request has ended."""
 
     @classmethod
     def open(
@@ -71,7 +70,7 @@ class OpenRequest:
         predictor: LengthPredictor | None,
         slo_s: float | None,
     ) -> "OpenRequest":
-        """A request whose prompt is token ids; number: order of submission."""
+        """Make one from a request with token ids; number: order of submission."""
         assert isinstance(request.prompt, Sequence)
         sampling = request.sampling
         static_request = StaticRequest(
@@ -94,13 +93,15 @@ class OpenRequest:
 
     @property
     def input_ids(self) -> list[int]:
-        """Every token so far, prompt first: the input of its next batch."""
+        """Prompt and output so far: the input of the next batch."""
         return [*self.prompt, *self.tokens]
 
-    def take(self, output: Sequence[int], ended: bool, now_ns: int, predictor: LengthPredictor | None) -> int:
-        """What a batch brought; returns how many of its tokens belong to the answer.
+    def add_batch(
+        self, output: Sequence[int], ended: bool, now_ns: int, predictor: LengthPredictor | None
+    ) -> int:
+        """Add the output of a batch; returns how many of its tokens belong to the response.
 
-        ended: whether the last token is one of ``ends``. Sets ``completion`` where this was all.
+        ended: whether the last token is one of ``ends``. Sets ``completion`` if the request has ended.
         """
         total = len(self.tokens) + len(output)
         finish = FinishReason.STOP if ended else FinishReason.LENGTH if total >= self.max_new_tokens else None
@@ -123,17 +124,17 @@ class OpenRequest:
                 predictor.record(self.request, len(self.tokens))
         else:
             self.static_request = self.static_request.after(
-                len(output), self._predicted_anew(len(output), predictor)
+                len(output), self._updated_prediction(len(output), predictor)
             )
         return len(delta.tokens)
 
     def fail(self, reason: str) -> None:
-        """It cannot be answered; what it has is kept."""
+        """End the request with an error; its output is kept."""
         self.batches += 1
         self._complete(FinishReason.ERROR, None, reason)
 
-    def _predicted_anew(self, generated: int, predictor: LengthPredictor | None) -> int | None:
-        """Output tokens still to come, predicted anew if the request has outgrown its prediction."""
+    def _updated_prediction(self, generated: int, predictor: LengthPredictor | None) -> int | None:
+        """A new prediction of further output tokens; None unless the request has outgrown the last one."""
         if predictor is None or generated < self.static_request.predicted:
             return None
         so_far = len(self.tokens)

@@ -1,4 +1,4 @@
-"""What a run of static batches was spent on, in the measures of SCLS's evaluation (its section 5)."""
+"""The report of a run of static batches: throughput, response times, wasted tokens (SCLS, section 5)."""
 
 import math
 from collections import Counter
@@ -14,7 +14,7 @@ from shoal.static.serving.executor import StaticResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticReport:
-    """The figures of one run; times are seconds, NaN where nothing was measured."""
+    """The figures of one run; NaN if nothing was measured."""
 
     requests: int
     finished: int
@@ -22,27 +22,26 @@ class StaticReport:
     batches: int
     mean_batch_size: float
     duration_s: float
-    """Start to last answer."""
+    """Start to last response."""
     requests_per_s: float
-    """Finished requests over that time."""
+    """Finished requests per second."""
     tokens_per_s: float
-    """Output tokens of finished requests over that time."""
+    """Output tokens of finished requests per second."""
     response_mean_s: float
-    """Arrival to the answer, of finished requests."""
+    """End-to-end latency of finished requests."""
     response_p95_s: float
-    """The same, 95th percentile."""
     tokens: BatchAccount
-    """Sums over all batches that were served."""
+    """Sums over all batches."""
     slices: Mapping[int, int]
-    """Number of requests by the number of batches that they took part in."""
+    """Number of requests by number of batches that they were in."""
     early_return_ratio: float
-    """Share of batches that ended before their limit because all their requests had."""
+    """Share of batches that ended before their limit because all their requests had ended."""
     worker_completion_s: tuple[float, ...]
-    """When each worker finished its last batch; 0 where it had none."""
+    """When each worker finished its last batch; 0 if it had none."""
     worker_completion_std_s: float
-    """Their standard deviation."""
+    """Standard deviation of ``worker_completion_s``."""
     estimate_error: float
-    """Mean of |estimated - measured| / measured serving time, of the batches that ran to their limit."""
+    """Mean of |estimated - measured| / measured serving time, of batches that ran to their limit."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain values; NaN becomes None, because JSON has no NaN."""
@@ -54,7 +53,7 @@ class StaticReport:
 
 
 class StaticTally:
-    """Counts batches while they are served."""
+    """Accumulates the figures of finished batches."""
 
     def __init__(self) -> None:
         self._accounts: list[BatchAccount] = []
@@ -63,7 +62,7 @@ class StaticTally:
         self._early = 0
 
     def add(self, batch: StaticBatch, result: StaticResult, used: Sequence[int]) -> None:
-        """A batch was served; used: output tokens of it that belong to each request's answer."""
+        """Add a finished batch; used: its output tokens that belong to each request's response."""
         self._accounts.append(account(batch, used, result.iterations_run))
         self._sizes.append(len(batch))
         if result.iterations_run < batch.iterations:
@@ -80,10 +79,10 @@ class StaticTally:
         completed_ns: Sequence[int | None],
         duration_ns: int,
     ) -> StaticReport:
-        """The figures of a run that has ended; records: of its finished requests."""
+        """The figures of the run; records: of its finished requests."""
         duration_s = duration_ns / 1e9
         responses = [record.e2e_s for record in records]
-        completions = tuple((at or 0) / 1e9 for at in completed_ns)
+        completions = tuple((end_ns or 0) / 1e9 for end_ns in completed_ns)
         sums = {
             field.name: sum(getattr(batch_account, field.name) for batch_account in self._accounts)
             for field in fields(BatchAccount)

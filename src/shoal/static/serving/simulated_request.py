@@ -1,4 +1,4 @@
-"""One request on its way through simulated static batches."""
+"""An unfinished request of a simulated static engine, and the limits checked on arrival."""
 
 from dataclasses import dataclass
 
@@ -9,17 +9,17 @@ from shoal.static.batching import StaticRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticLimits:
-    """What requests are checked against before they enter the pool."""
+    """Limits of requests, and goals of the service."""
 
     context_tokens: int
-    """Most tokens of prompt and output."""
+    """Maximum tokens of prompt and output."""
     slo: SLO = NO_GOALS
     """Goals of requests without their own."""
     execution_s: float | None = None
     """The time that ``SLO.e2e_scale`` multiplies."""
 
     def output_limit(self, request: Request) -> int:
-        """Most output tokens of ``request``; raises InvalidRequest if it does not fit in the context."""
+        """Maximum output tokens; raises InvalidRequest if the request does not fit in the context."""
         room = self.context_tokens - len(request.prompt)
         limit = room if request.sampling.max_tokens is None else request.sampling.max_tokens
         if not 1 <= limit <= room:
@@ -32,41 +32,39 @@ class StaticLimits:
         return limit
 
     def goals(self, request: Request) -> SLO:
-        """The resolved goals of ``request``."""
         return resolve_slo(request.slo, self.slo, self.execution_s)
 
 
 @dataclass(slots=True)
 class SimulatedRequest:
-    """A request that has no answer yet; the owner of its progress."""
+    """A request with its progress."""
 
     request: Request
     max_new_tokens: int
-    """Most output tokens it may have."""
     output_length: int
-    """Output tokens it will have."""
+    """Output tokens that it will have in the end."""
     goals: SLO
     static_request: StaticRequest
-    """The request as the batcher sees it."""
+    """The current value for the batcher."""
     generated: int = 0
     """Output tokens so far."""
     batches: int = 0
-    """Batches that it has taken part in."""
+    """Batches so far."""
     recomputed_tokens: int = 0
-    """Input tokens that an earlier batch had computed already."""
+    """Input tokens that an earlier batch had computed."""
     first_token_ns: int | None = None
     last_token_ns: int = 0
     largest_gap_ns: int = 0
-    """Longest time between two batches' tokens."""
+    """Longest time between the tokens of two batches."""
 
     @classmethod
     def open(
         cls, request: Request, number: int, limits: StaticLimits, predictor: LengthPredictor | None
     ) -> "SimulatedRequest":
-        """A request that has just arrived; number: order of submission.
+        """Make one from a request that arrives; number: order of submission.
 
         Raises:
-            InvalidRequest: it does not fit in the context, or does not say how long its output will be.
+            InvalidRequest: the request does not fit in the context, or has no ``true_output_tokens``.
         """
         limit = limits.output_limit(request)
         true = request.true_output_tokens
@@ -90,13 +88,13 @@ class SimulatedRequest:
 
     @property
     def remaining(self) -> int:
-        """Output tokens that it will still generate."""
+        """Output tokens to come."""
         return self.output_length - self.generated
 
-    def take(self, output: int, now_ns: int, predictor: LengthPredictor | None) -> bool:
-        """A batch that ended now generated ``output`` tokens for it; whether that was all.
+    def add_batch(self, output: int, now_ns: int, predictor: LengthPredictor | None) -> bool:
+        """Add the output tokens of a batch that ended now; returns whether the request has ended.
 
-        As in ``OpenRequest``, only a request that has outgrown its prediction is predicted anew.
+        As in ``OpenRequest``, a new prediction is made only if the request has outgrown the last one.
         """
         if self.batches:
             self.recomputed_tokens += self.static_request.tokens
@@ -116,7 +114,7 @@ class SimulatedRequest:
         return False
 
     def row(self, worker: int) -> RequestRow:
-        """What it experienced, once it has ended; worker: who served it last."""
+        """The record of an ended request; worker: the one that served it last."""
         assert self.first_token_ns is not None
         true = self.request.true_output_tokens
         return RequestRow(
@@ -135,8 +133,8 @@ class SimulatedRequest:
         )
 
 
-def refused_row(request: Request, reason: str) -> RequestRow:
-    """The row of a request that was turned away on arrival."""
+def rejected_row(request: Request, reason: str) -> RequestRow:
+    """The record of a request that was refused on arrival."""
     return RequestRow(
         request_id=request.id,
         service=request.service,

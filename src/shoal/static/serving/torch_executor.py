@@ -1,7 +1,7 @@
-"""Static batches over `transformers` `generate`: padded on the left, with a limit of iterations.
+"""Executor of static batches with `transformers` `generate`: left padding, a limit of iterations.
 
-The engine that can do no more than this is the one that SCLS (its sections 2.4 and 4.1) schedules for.
-Decoding is greedy, so that a request served in slices says what it would have said in one go.
+SCLS (sections 2.4 and 4.1) schedules for engines with only these abilities. Decoding is greedy, so a request
+has the same output in slices as in one batch.
 """
 
 import threading
@@ -28,7 +28,7 @@ from shoal.models import read_facts
 from shoal.static.serving.executor import StaticResult
 
 PAD = 0
-"""What stands in padded places; the mask hides it, so any token of the vocabulary would do."""
+"""Token id of padding; it is masked, so any token of the vocabulary would do."""
 
 PROBE_LENGTHS = (7, 3)
 _NO_END = -1
@@ -36,28 +36,25 @@ _NO_END = -1
 
 @dataclass(frozen=True, slots=True)
 class StaticModel:
-    """A model as `transformers` runs it, for any number of executors."""
+    """A model of `transformers`, shared by any number of executors."""
 
     module: Any
     context_tokens: int
-    """Longest sequence."""
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     kv_token_bytes: int
-    """Keys and values of one token in all layers."""
+    """KV of one token in all layers."""
     weight_bytes: int
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
         device: torch.device = self.module.device
         return device
 
     def default_kv_bytes(self) -> int:
-        """Memory for the KV of all executors together, where the user names none.
+        """Default memory for the KV of all executors.
 
-        On a CPU 2 GiB, or 40% of the available memory where that is less; on CUDA what the weights leave of
-        90% of the device.
+        On a CPU 2 GiB, but at most 40% of the available memory; on CUDA 90% of the device less the weights.
         """
         if self.device.type != "cuda":
             return min(DEFAULT_CPU_KV_BYTES, int(free_memory_bytes() * 0.4))
@@ -69,9 +66,9 @@ def load_static_model(service: Service, folder: Path, *, device: str = "cpu") ->
     """Load the model of ``service`` from ``folder`` for static batches.
 
     Raises:
-        ModelUnsupported: transformers cannot read it, it is no decoder-only language model, or padding
+        ModelUnsupported: transformers cannot read it, it is not a decoder-only language model, or padding
             changes its output.
-        ConfigError: the device or the dtype does not exist here.
+        ConfigError: the device or the dtype is not available.
     """
     target = resolve_device(device)
     transformers_logging.set_verbosity_error()
@@ -97,10 +94,10 @@ def load_static_model(service: Service, folder: Path, *, device: str = "cpu") ->
         module = build_empty(model_class, config, name, dtype)
         fill(module, name, target, service.random_seed)
     module.eval().requires_grad_(False).to(target)
-    # What the folder recommends (temperature, penalties, lengths) is not what a request asked for.
+    # Without the folder's defaults (temperature, penalties, lengths).
     module.generation_config = GenerationConfig()
-    with unsupported_on_error("run", name):
-        _refuse_if_padding_shows(module, name)
+    with refused_if_it_fails("run", name):
+        _check_padding_has_no_effect(module, name)
     if target.type == "cpu":
         keep_freed_memory()
     facts = read_facts(folder)
@@ -118,8 +115,8 @@ def load_static_model(service: Service, folder: Path, *, device: str = "cpu") ->
 class StaticBatchExecutor:
     """Runs static batches of one model; the ``StaticExecutor`` of real engines.
 
-    Several executors may share a model and run in threads of their own. threads: CPU threads of the thread
-    that calls ``run``; None leaves them as they are.
+    Several executors may share a model and run in different threads. threads: torch's CPU threads in the
+    thread that calls ``run``; None: unchanged.
     """
 
     def __init__(self, model: StaticModel, *, threads: int | None = None) -> None:
@@ -134,23 +131,22 @@ class StaticBatchExecutor:
         limits: Sequence[int],
         ends: Sequence[Collection[int]] | None = None,
     ) -> StaticResult:
-        """Serve one batch; see ``StaticExecutor.run``."""
         if self._threads is not None and torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)  # of this thread: each has its own setting
+            torch.set_num_threads(self._threads)  # a setting of the calling thread
         started = time.monotonic_ns()
         ends = [self.model.eos_token_ids] * len(prompts) if ends is None else ends
-        own = [min(limit, iterations) for limit in limits]
+        row_limits = [min(limit, iterations) for limit in limits]
         ids, mask = _pad_left(prompts, self.model.device)
         padded = ids.shape[1]
-        done = _OwnEnds(padded, own, ends, self.model.device, self._interrupted)
+        done = _RowsDone(padded, row_limits, ends, self.model.device, self._interrupted)
         generated = self.model.module.generate(
             ids,
             attention_mask=mask,
-            generation_config=_greedy(max(own)),
+            generation_config=_greedy(max(row_limits)),
             stopping_criteria=StoppingCriteriaList([done]),
         )
         rows = generated[:, padded:].tolist()
-        outputs = [_own_tokens(row[:n], end) for row, n, end in zip(rows, own, ends, strict=True)]
+        outputs = [_until_end(row[:n], end) for row, n, end in zip(rows, row_limits, ends, strict=True)]
         return StaticResult(
             outputs=outputs,
             ended=[output[-1] in end for output, end in zip(outputs, ends, strict=True)],
@@ -159,12 +155,11 @@ class StaticBatchExecutor:
         )
 
     def interrupt(self) -> None:
-        """See ``StaticExecutor.interrupt``."""
         self._interrupted.set()
 
 
-class _OwnEnds(StoppingCriteria):  # type: ignore[misc]
-    """Rows are done at limits and tokens of their own, the batch with the last of them or interrupted."""
+class _RowsDone(StoppingCriteria):  # type: ignore[misc]
+    """Ends each row at its own limit or end tokens, and all rows on an interrupt."""
 
     def __init__(
         self,
@@ -181,16 +176,16 @@ class _OwnEnds(StoppingCriteria):  # type: ignore[misc]
         self._ends = torch.tensor(filled, dtype=torch.int64, device=device)  # [batch, most]
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        """Which rows are done (bool, one for each row)."""
+        # Returns bool [batch]: which rows are done.
         if self._interrupted.is_set():
             return torch.ones_like(self._lengths, dtype=torch.bool)
         ended = (input_ids[:, -1:] == self._ends).any(dim=1)
         return ended | (input_ids.shape[1] >= self._lengths)
 
 
-def _own_tokens(row: Sequence[int], ends: Collection[int]) -> list[int]:
-    """The part of a row that is its request's: up to and including the first token that ends it."""
-    end = next((at for at, token in enumerate(row) if token in ends), len(row) - 1)
+def _until_end(row: Sequence[int], ends: Collection[int]) -> list[int]:
+    """The tokens of a row up to and including the first one that ends it."""
+    end = next((index for index, token in enumerate(row) if token in ends), len(row) - 1)
     return list(row[: end + 1])
 
 
@@ -203,7 +198,7 @@ def _greedy(iterations: int, **more: bool) -> GenerationConfig:
 def _pad_left(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and attention mask, both [batch, longest prompt] int64.
 
-    ``generate`` counts positions along the mask, so a request's first token is at 0 wherever it lies.
+    ``generate`` counts positions along the mask, so the first token of each request has position 0.
     """
     longest = max(len(prompt) for prompt in prompts)
     ids = torch.full((len(prompts), longest), PAD, dtype=torch.int64)
@@ -215,16 +210,16 @@ def _pad_left(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[t
 
 
 @torch.inference_mode()
-def _refuse_if_padding_shows(module: Any, name: str) -> None:
-    """Raise ModelUnsupported where a prompt beside a longer one gets other logits than alone."""
+def _check_padding_has_no_effect(module: Any, name: str) -> None:
+    """Raise ModelUnsupported if a prompt has other logits with padding than without."""
     generator = torch.Generator().manual_seed(0)
     vocab = int(module.config.get_text_config().vocab_size)
     prompts = [torch.randint(0, vocab, (length,), generator=generator).tolist() for length in PROBE_LENGTHS]
-    alone, beside = (_first_logits(module, rows) for rows in (prompts[-1:], prompts))
-    # A tie may fall either way; the second token can be compared only after the same first one.
-    compared = 2 if alone[0].argmax() == beside[0].argmax() else 1
-    alone, beside = alone[:compared], beside[:compared]
-    difference = float((alone - beside).norm() / alone.norm())
+    alone_logits, padded_logits = (_first_logits(module, rows) for rows in (prompts[-1:], prompts))
+    # With a near tie the first tokens may differ; then the second ones cannot be compared.
+    compared = 2 if alone_logits[0].argmax() == padded_logits[0].argmax() else 1
+    alone_logits, padded_logits = alone_logits[:compared], padded_logits[:compared]
+    difference = float((alone_logits - padded_logits).norm() / alone_logits.norm())
     if not difference <= TOLERANCE[module.dtype]:
         raise ModelUnsupported(
             f"{name}: padding a prompt changes the logits of {type(module).__name__} by {difference:.1%}, "

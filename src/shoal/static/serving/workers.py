@@ -1,4 +1,4 @@
-"""Static engines of one process: each a thread with a queue of its own (SCLS, section 4.1)."""
+"""Worker threads of a static engine, each with a queue of batches (SCLS, section 4.1)."""
 
 import logging
 import queue
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BatchWork:
-    """One batch for one worker; all but ``number`` is for its executor (``StaticExecutor.run``)."""
+    """One batch for a worker: arguments of ``StaticExecutor.run``."""
 
     number: int
     """Identifies the batch in its ``BatchDone``."""
@@ -28,7 +28,7 @@ class BatchWork:
 
 @dataclass(frozen=True, slots=True)
 class BatchDone:
-    """A batch that has been served, or at which its worker failed."""
+    """Result or failure of a batch."""
 
     worker: int
     number: int
@@ -36,16 +36,15 @@ class BatchDone:
     finished_ns: int
     """On the monotonic clock."""
     result: StaticResult | None = None
-    """None where the worker failed."""
+    """None if the worker failed."""
     error: str | None = None
-    """Why it failed."""
 
 
 class StaticWorkers:
-    """Threads that serve batches one after the other; used as a context.
+    """Threads that serve batches; a context manager.
 
-    executors: one for each worker. Leaving the context drops the batches that wait and ends the running ones
-    after the iteration they are in.
+    executors: one for each worker. Leaving the context drops waiting batches and ends running ones after
+    their current iteration.
     """
 
     def __init__(self, executors: Sequence[StaticExecutor]) -> None:
@@ -59,11 +58,9 @@ class StaticWorkers:
         ]
 
     def __len__(self) -> int:
-        """How many workers there are."""
         return len(self._executors)
 
     def __enter__(self) -> Self:
-        """Start the threads."""
         for thread in self._threads:
             thread.start()
         return self
@@ -74,7 +71,6 @@ class StaticWorkers:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop the threads and wait for them."""
         self._closing.set()
         for executor, waiting in zip(self._executors, self._queues, strict=True):
             executor.interrupt()
@@ -82,12 +78,12 @@ class StaticWorkers:
         for thread in self._threads:
             thread.join()
 
-    def give(self, worker: int, work: BatchWork) -> None:
-        """Put a batch at the end of a worker's queue."""
+    def submit(self, worker: int, work: BatchWork) -> None:
+        """Append a batch to a worker's queue."""
         self._queues[worker].put(work)
 
-    def take(self, timeout_s: float | None) -> BatchDone | None:
-        """The next batch that is done, waiting up to ``timeout_s`` (None: as long as it takes)."""
+    def next_done(self, timeout_s: float | None) -> BatchDone | None:
+        """The next finished batch; waits up to ``timeout_s`` (None: without limit), and then returns None."""
         try:
             return self._done.get(timeout=timeout_s)
         except queue.Empty:
@@ -98,7 +94,7 @@ class StaticWorkers:
             result, error = None, None
             try:
                 result = self._executors[worker].run(work.prompts, work.iterations, work.limits, work.ends)
-            except Exception as problem:  # whatever it is, it must reach the requests of this batch
+            except Exception as problem:  # every failure must reach the requests of the batch
                 _log.exception("worker %d failed on a batch of %d", worker, len(work.prompts))
                 error = f"worker {worker} failed: {type(problem).__name__}: {problem}"
             self._done.put(BatchDone(worker, work.number, time.monotonic_ns(), result, error))
