@@ -65,9 +65,9 @@ class ProgressDisplay:
         """Print a line above the bar."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def message(self, task: str) -> None:
+    def message(self, what: str) -> None:
         """Show a task whose progress is not known."""
-        self.update(task, 0, None)
+        self.update(what, 0, None)
 
 
 class _Amount(DownloadColumn):
