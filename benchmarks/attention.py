@@ -1,13 +1,12 @@
-"""Attention of one step over a paged KV pool: the native kernels beside torch's operations, and with int8 KV.
+"""Speed and memory of attention over a paged KV pool on a CPU: native kernels, torch operations, int8 KV.
 
     python -m benchmarks.attention                       # bfloat16, all cores
     python -m benchmarks.attention --threads 1 --cpu-time --cases "decode 64 x 192" --dtype float32
 
 Every case is a step over random keys and values in scattered blocks of 16 tokens: the preparation of the
-step, and the attention of all layers (of the first few where a step is long; their time is multiplied).
-What is compared takes turns within each round, so that a machine that slows down does so for all. Printed are
-least and median milliseconds, the medians of the others over that of the native kernels, and by how much each
-made the process larger at its peak (Linux).
+step, and the attention of all layers (of the first few in long steps; their time is scaled). Backends take
+turns within each round, so that a slow machine affects all. Prints least and median milliseconds, medians
+relative to the native kernels, and the growth of the process at its peak (Linux).
 """
 
 import argparse
@@ -23,7 +22,7 @@ import numpy as np
 import torch
 from rich.table import Table
 
-from benchmarks.interrupted import printed_at_end
+from benchmarks.interrupts import print_at_end
 from shoal.engine.build import default_threads
 from shoal.execute.attention.kv_buffers import KVStore
 from shoal.execute.attention.kv_views import TORCH_DTYPES, ServiceCache
@@ -38,12 +37,12 @@ CPU = torch.device("cpu")
 COMPARED = {"batched": ("batched", False), "native": ("native", False), "int8 KV": ("native", True)}
 """Backend, and whether KV is int8."""
 LONG_LAYERS = 3
-"""Layers that are computed of a long step."""
+"""Layers computed in a long step."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """Shapes of attention."""
+    """Attention shapes of a model."""
 
     name: str
     layers: int
@@ -55,7 +54,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Case:
-    """Rows of a step that begin at one position and compute as many tokens each."""
+    """A step whose rows all start at position ``first`` and compute ``tokens`` tokens."""
 
     name: str
     rows: int
@@ -96,7 +95,6 @@ class Workload:
         self.packed = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(TORCH_DTYPES[dtype])
 
     def run(self, backend: type[PagedAttention], int8: bool) -> None:
-        """One step."""
         step = backend(self.batch, self.caches[int8])
         model = self.model
         query, rest = self.packed[:, : model.heads], self.packed[:, model.heads :]
@@ -111,7 +109,7 @@ def kv_shape(model: Model, dtype: str, layers: int, int8: bool) -> KVShape:
 
 def make_cache(case: Case, shape: KVShape) -> ServiceCache:
     blocks = case.rows * blocks_of(case)
-    memory_bytes = blocks * (shape.block_bytes(BLOCK) + 1024)  # a block ends in some padding
+    memory_bytes = blocks * (shape.block_bytes(BLOCK) + 1024)  # blocks are padded
     layout = plan_layout({"a": shape}, memory_bytes=memory_bytes, block_size=BLOCK)
     assert layout.merged_blocks >= blocks
     store = KVStore(layout, CPU)
@@ -153,10 +151,10 @@ def status_mib(field: str) -> float:
 
 
 def peak_mib(work: Callable[[], None]) -> float:
-    """By how much the process was larger than before at the peak of ``work``."""
+    """Growth of the process at the peak of ``work``, in MiB."""
     try:
-        ctypes.CDLL(None).malloc_trim(0)  # what was freed before would be used again
-        Path("/proc/self/clear_refs").write_text("5")  # forget the peak
+        ctypes.CDLL(None).malloc_trim(0)  # do not reuse freed memory
+        Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     except (AttributeError, OSError):
         return float("nan")
     before = status_mib("VmRSS")
@@ -167,7 +165,7 @@ def peak_mib(work: Callable[[], None]) -> float:
 def measure(
     workload: Workload, rounds: int, clock: Callable[[], float]
 ) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Milliseconds of each round, and MiB at the peak, of each that is compared."""
+    """Milliseconds of each round, and MiB at the peak, by backend."""
     compared = {
         name: (choose_backend(backend, CPU, workload.shapes[int8]), int8)
         for name, (backend, int8) in COMPARED.items()
@@ -199,7 +197,7 @@ def main() -> None:
     table = Table(title=f"Attention of a step, {options.dtype}, {options.threads} threads")
     for column in ("model", "case", *COMPARED, "ratios", "peak MiB"):
         table.add_column(column, justify="left" if column in ("model", "case") else "right")
-    with printed_at_end(table, 120):
+    with print_at_end(table, 120):
         for model in (SMOLLM2, GEMMA3):
             for case in (case for case in CASES if case.name in options.cases):
                 rounds = max(3, options.rounds // 3) if case.is_long else options.rounds

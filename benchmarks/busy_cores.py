@@ -1,10 +1,9 @@
-"""Decode steps of a real engine while other programs keep cores busy.
+"""Decode step times of a real engine while other processes keep cores busy.
 
-    python -m benchmarks.busy_cores                     # smollm2, bfloat16, beside 0, 1 and 2 busy processes
+    python -m benchmarks.busy_cores                     # smollm2, bfloat16, with 0, 1 and 2 busy processes
     python -m benchmarks.busy_cores --dtype int8 --rows 1 16 --busy 0 2
 
-Busy processes only count, and are free to run on any core. Printed are milliseconds of a step: the median,
-the 99th percentile and the longest.
+Busy processes loop, on any core. Prints median, 99th percentile and longest step in milliseconds.
 """
 
 import argparse
@@ -17,7 +16,7 @@ from statistics import median
 
 from rich.table import Table
 
-from benchmarks.interrupted import printed_at_end
+from benchmarks.interrupts import print_at_end
 from shoal.core import Request, SamplingParams, Service
 from shoal.engine import Engine, EngineOptions
 from shoal.engine.build import assemble_engine, default_threads
@@ -30,7 +29,7 @@ SERVICE = "bench"
 
 @contextmanager
 def busy(processes: int) -> Iterator[None]:
-    """So many processes that never wait."""
+    """Run processes that never sleep."""
     started = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
     time.sleep(0.5)
     try:
@@ -42,7 +41,7 @@ def busy(processes: int) -> Iterator[None]:
 
 
 def decode_ms(engine: Engine, rows: int, steps: int, limit_s: float) -> list[float]:
-    """Milliseconds of each step in which so many requests decode; fewer steps where they take long."""
+    """Milliseconds of steps with ``rows`` decodes; fewer than ``steps`` after ``limit_s``."""
     sampling = SamplingParams(temperature=0.0, max_tokens=steps + 8, ignore_eos=True)
     now_ns = time.monotonic_ns()
     for row in range(rows):
@@ -76,7 +75,6 @@ def build(model: str, dtype: str) -> Engine:
 
 
 def main() -> None:
-    """Measure every number of rows beside every number of busy processes, and print a table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -89,7 +87,7 @@ def main() -> None:
     arguments = parser.parse_args()
     engine = build(arguments.model, arguments.dtype)
     table = Table("rows", "busy processes", "steps", "median", "p99", "longest")
-    with printed_at_end(table):
+    with print_at_end(table):
         for rows in arguments.rows:
             for processes in arguments.busy:
                 with busy(processes):

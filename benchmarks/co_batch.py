@@ -1,16 +1,15 @@
-"""Decode speed of two services on one model, together and apart, against one service with as many requests.
+"""Decode speed of two services on one model, co-batched or alternating, relative to one service.
 
     python -m benchmarks.co_batch                         # smollm2, bfloat16, 16 + 16 requests, all cores
     python -m benchmarks.co_batch --device cuda:0 --streams 8 16 64
 
-One engine for each way, around the same weights, in this process: all requests for one service, or half
-of them for each of two that decode together (`co_batch`), or whose steps alternate. The ways take turns
-within each round, so that a machine that slows down does so for all. All requests of a run come at once.
-Prompts have as many tokens as asked, give or take half of that (attention over equal lengths needs no
-mask, and is faster), outputs exactly as many (ignore_eos). Printed are medians over the rounds: output
-tokens per second from the first arrival to the last end, the same divided by that of one service in the
-same round, the mean times to the first token (TTFT) and between two tokens of a request (TPOT), and what
-`schedule` and `update` cost a step.
+One engine per mode, with the same weights, in this process: all requests to one service, or half of them
+to each of two services that decode together (`co_batch`), or whose steps alternate. Modes take turns within
+each round, so that a slow machine affects all. All requests of a run arrive at once. Prompt lengths vary by
+half around --input (attention over equal lengths needs no mask, and is faster), outputs have exactly --output
+tokens (ignore_eos). Prints medians over the rounds: output tokens per second from the first arrival to the
+last end, their ratio to one service in the same round, mean TTFT and TPOT, and the time of `schedule` and
+`update` per step.
 """
 
 import argparse
@@ -23,7 +22,7 @@ from statistics import mean, median
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.interrupted import shown_at_end
+from benchmarks.interrupts import show_at_end
 from shoal.core import Request, SamplingParams, Service
 from shoal.engine import Engine, EngineOptions
 from shoal.engine.build import assemble_engine, default_threads
@@ -38,9 +37,9 @@ SERVICES = {ONE: ("a",), TOGETHER: ("a", "b"), APART: ("a", "b")}
 
 @dataclass(frozen=True)
 class Run:
-    """What one run of one way took; streams: requests of each of two services."""
+    """Figures of one run. streams: requests of each of two services."""
 
-    way: str
+    mode: str
     streams: int
     tokens_per_s: float
     ttft_ms: float
@@ -49,7 +48,7 @@ class Run:
 
 
 def make_requests(services: tuple[str, ...], count: int, prompt: int, output: int, run: int) -> list[Request]:
-    """``count`` requests, dealt to the services, whose prompts differ in their first block."""
+    """``count`` requests, alternating between services, with prompts that differ in their first block."""
     sampling = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
     requests = []
     for number in range(count):
@@ -67,8 +66,7 @@ def make_requests(services: tuple[str, ...], count: int, prompt: int, output: in
     return requests
 
 
-def measure(engine: Engine, way: str, requests: list[Request]) -> Run:
-    """Answer the requests, and time them."""
+def measure(engine: Engine, mode: str, requests: list[Request]) -> Run:
     times: dict[str, list[float]] = {request.id: [] for request in requests}
     before, started = engine.stats().steps, time.perf_counter()
     engine.submit(*requests)
@@ -80,7 +78,7 @@ def measure(engine: Engine, way: str, requests: list[Request]) -> Run:
     after = engine.stats().steps
     scheduling_ns = after.schedule_ns + after.update_ns - before.schedule_ns - before.update_ns
     return Run(
-        way,
+        mode,
         len(requests) // 2,
         sum(map(len, times.values())) / now,
         1e3 * mean(own[0] for own in times.values()),
@@ -90,43 +88,42 @@ def measure(engine: Engine, way: str, requests: list[Request]) -> Run:
 
 
 def build_engines(args: argparse.Namespace) -> dict[str, Engine]:
-    """An engine for each way, with both services; all have the same weights."""
+    """An engine for each mode, all with both services and the same weights."""
     services = tuple(Service(name=name, model=args.model, dtype=args.dtype) for name in SERVICES[TOGETHER])
     threads = args.threads or default_threads()
     folders = dict.fromkeys(SERVICES[TOGETHER], resolve_model(args.model))
     models = load_models(services, folders, device=args.device, threads=threads)
     return {
-        way: assemble_engine(
+        mode: assemble_engine(
             EngineOptions(
                 services=services,
                 device=args.device,
                 kv_cache=KVCacheOptions(memory_bytes=args.kv_mib << 20),
-                scheduler=SchedulerOptions(co_batch=way == TOGETHER, preemption_mode="recompute"),
+                scheduler=SchedulerOptions(co_batch=mode == TOGETHER, preemption_mode="recompute"),
             ),
             models,
             threads=threads,
         )[0]
-        for way in SERVICES
+        for mode in SERVICES
     }
 
 
 def show(runs: list[Run]) -> None:
-    """A row for each number of requests and way."""
     table = Table(title="medians over the rounds")
     columns = ("requests", "services", "tokens/s", "ratio", "TTFT, ms", "TPOT, ms", "scheduling, us a step")
     for column in columns:
         table.add_column(column, justify="right")
     groups: dict[tuple[int, str], list[Run]] = {}
     for run in runs:
-        groups.setdefault((run.streams, run.way), []).append(run)
-    for (streams, way), group in groups.items():
+        groups.setdefault((run.streams, run.mode), []).append(run)
+    for (streams, mode), group in groups.items():
         ratios = [
             run.tokens_per_s / other.tokens_per_s
             for run, other in zip(group, groups[streams, ONE], strict=False)
         ]
         table.add_row(
             f"{2 * streams}",
-            way,
+            mode,
             f"{median(run.tokens_per_s for run in group):.1f}",
             f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
             f"{median(run.ttft_ms for run in group):.0f}",
@@ -137,7 +134,6 @@ def show(runs: list[Run]) -> None:
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -163,13 +159,13 @@ def main() -> None:
         if args.json:
             args.json.write_text(json.dumps([asdict(run) for run in runs], indent=1) + "\n")
 
-    with shown_at_end(finish):
+    with show_at_end(finish):
         for round_number in range(-1, args.rounds):  # the first round only warms up
             for streams in args.streams:
-                for way, engine in engines.items():
+                for mode, engine in engines.items():
                     number += 1
-                    requests = make_requests(SERVICES[way], 2 * streams, args.input, args.output, number)
-                    run = measure(engine, way, requests)
+                    requests = make_requests(SERVICES[mode], 2 * streams, args.input, args.output, number)
+                    run = measure(engine, mode, requests)
                     if round_number >= 0:
                         runs.append(run)
     for engine in engines.values():

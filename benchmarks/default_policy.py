@@ -1,11 +1,11 @@
-"""Which scheduler should be the default: latency, throughput and frozen streams of many, in simulation.
+"""Simulated comparison of schedulers for the choice of the default: latency, throughput and stalled streams.
 
     python -m benchmarks.default_policy [--jobs 2] [--requests 1000] [--only skewed] [--traces FOLDER]
 
-One and several services, from light load to overload, with much memory and with little. For every scheduler:
-answers per second, mean time to the first token, mean and 99th percentile of end-to-end latency, of latency
-in units of what the mean request of the service takes alone ("x alone"), and of the largest gap between two
-tokens of an answer (MTPOT); preemptions. A star marks whom no other beats in both mean x alone and p99 gap.
+One and several services, from light load to overload, with much and with little memory. For every scheduler:
+answers per second, mean TTFT, mean and 99th percentile of end-to-end latency, of latency relative to the
+service's mean request alone ("x alone"), and of the largest inter-token latency (MTPOT); preemptions. A star
+marks schedulers that no other beats in both mean x alone and p99 gap.
 """
 
 import argparse
@@ -65,7 +65,7 @@ services:
   - {{name: long, model: llama-2-13b, context: 4096}}
 workload: {{trace: '{traces}/vtc_arena/arena_multiclient_trace.csv', rate: {rate}, requests: {requests}}}
 """
-"""Clients of the trace are dealt to the services."""
+"""The trace's clients are distributed over the services."""
 TRACED_LOADS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "azure conversation": (
         TRACED.format(file="azure_llm_2023/AzureLLMInferenceTrace_conv.csv"),
@@ -75,14 +75,14 @@ TRACED_LOADS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "mooncake": (TRACED.format(file="mooncake/conversation_trace.jsonl"), (0.2, 0.5)),
     "arena, three services": (ARENA, (3, 6, 10)),
 }
-"""With ``--traces``: text and rates."""
+"""Scenario and rates of the loads that need ``--traces``."""
 SKEWED_MODELS = {"short": "llama-3.1-8b", "long": "llama-2-13b"}
 SKEWED_MEANS = {"short": (70, 14), "long": (800, 650)}
-"""Prompt and output tokens, for what a request takes alone."""
+"""Prompt and output tokens of the mean request."""
 
 
 def schedulers() -> dict[str, SchedulerOptions]:
-    """What is compared, by name."""
+    """Compared schedulers by name."""
     shoal = SchedulerOptions()
     unbounded = replace(shoal, max_token_gap_s=LONGEST_S)
     return {
@@ -104,19 +104,15 @@ class Point:
     """One run."""
 
     load: str
-    """Name of the load."""
     rate: float
     """Requests per second."""
     requests: int
-    """How many."""
     scheduler: str
-    """Name of the scheduler."""
     traces: Path | None = None
-    """Folder of traces."""
 
 
 def from_text(text: str) -> Callable[[Point], RunRecord]:
-    """Runs of a scenario."""
+    """A function that runs a scenario."""
 
     def run(point: Point) -> RunRecord:
         written = text.format(rate=point.rate, requests=point.requests, traces=point.traces)
@@ -127,7 +123,7 @@ def from_text(text: str) -> Callable[[Point], RunRecord]:
 
 
 def skewed(memory_gib: float, share: float) -> Callable[[Point], RunRecord]:
-    """Runs of two services whose requests differ eightyfold in length, ``share`` of them short."""
+    """A function that runs two services whose lengths differ eightyfold; share: of short requests."""
 
     def run(point: Point) -> RunRecord:
         device = device_spec("a100-80")
@@ -191,7 +187,6 @@ LOADS = {**LOADS, **{name: (from_text(text), rates) for name, (text, rates) in T
 
 
 def measure(point: Point) -> dict[str, float]:
-    """The figures of one run."""
     group = summarise(LOADS[point.load][0](point)).overall
     spreads = (group.ttft_s, group.e2e_s, group.normalised_latency, group.largest_gap_s)
     ttft, e2e, alone, gap = (spread for spread in spreads if spread is not None)
@@ -209,7 +204,7 @@ def measure(point: Point) -> dict[str, float]:
 
 
 def is_best(row: Mapping[str, float], rows: Mapping[str, Mapping[str, float]]) -> bool:
-    """Whether no other has both a lower mean latency and a lower largest gap (by more than 1%)."""
+    """Whether no row has both a lower mean latency and a lower p99 gap (by more than 1%)."""
     return not any(
         other["x alone"] < 0.99 * row["x alone"] and other["p99 gap"] < 0.99 * row["p99 gap"]
         for other in rows.values()
@@ -217,7 +212,6 @@ def is_best(row: Mapping[str, float], rows: Mapping[str, Mapping[str, float]]) -
 
 
 def main() -> None:
-    """Run every load, and print a table for each."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,10 +1,10 @@
-"""How long a search for a device map takes, on one core.
+"""Run time of the search for a device map, on one core.
 
     python -m benchmarks.device_maps
     python -m benchmarks.device_maps --classes 14 --devices 14 --layers 40
 
-Devices are in classes of equal memory, speed and links. Links are at random between classes, and faster
-within one; or by host and network, a class on a host.
+Devices are in classes of equal memory, speed and links. Links are random between classes, and faster within
+a class; or by host and network, with a host for each class.
 """
 
 import argparse

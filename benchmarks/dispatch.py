@@ -1,11 +1,11 @@
-"""Which dispatch should be the default: latency over several engines, in simulation.
+"""Simulated comparison of dispatch policies over several engines, for the choice of the default.
 
     python -m benchmarks.dispatch --traces FOLDER [--engines 2 4 8] [--requests 200] [--jobs 2] [--only code]
 
 Equal and unequal engines, one and two services, traces with and without shared prefixes; moderate and heavy
-load. For every dispatch: mean and 99th percentile of latency in units of what the service's mean request
-takes alone ("x alone"), mean and 99th percentile of the time to the first token, and the share of answers
-within five times the time alone (SLO). At last the geometric mean over all runs, relative to round-robin.
+load. For every policy: mean and 99th percentile of latency relative to the service's mean request alone ("x
+alone"), mean and 99th percentile of TTFT, and the share of answers within five times the time alone (SLO).
+The last table has geometric means over all runs, relative to round-robin.
 """
 
 import argparse
@@ -46,10 +46,10 @@ EQUAL, UNEQUAL = ("a100-80",), ("h100", "l40s")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A workload, and the engines that it comes to."""
+    """A workload and its engines."""
 
     text: str
-    """A scenario, with words in capitals to be filled in."""
+    """A scenario; words in capitals are replaced."""
     devices: tuple[str, ...]
     """Of the engines in turn."""
     rates: tuple[float, ...]
@@ -93,7 +93,6 @@ def prepared(point: Point, device: str) -> PreparedRun:
 
 
 def measure(point: Point) -> dict[str, float]:
-    """The figures of one run."""
     runs = [prepared(point, device) for device in LOADS[point.load].devices]
     engines = [runs[number % len(runs)].engine for number in range(point.engines)]
     simulation = Simulation(engines, OpenLoop(runs[0].requests), dispatch=DISPATCHES[point.dispatch])
@@ -113,7 +112,6 @@ def measure(point: Point) -> dict[str, float]:
 
 
 def print_table(title: str, rows: Mapping[str, Mapping[str, float]]) -> None:
-    """One table in Markdown."""
     heads = list(next(iter(rows.values())))
     print(f"\n| {title} | " + " | ".join(heads) + " |")
     print("|---|" + "---:|" * len(heads))
@@ -122,7 +120,6 @@ def print_table(title: str, rows: Mapping[str, Mapping[str, float]]) -> None:
 
 
 def main() -> None:
-    """Run every load, and print a table for each and one of all."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,11 +1,10 @@
-"""Every dispatch on two real engines, with the lengths of a trace.
+"""Dispatch policies on two real engines, with the lengths of a trace.
 
     python -m benchmarks.dispatch_real --traces FOLDER [--rate 2] [--requests 80] [--rounds 2]
 
-Two engines of one thread each serve SmolLM2; requests arrive at random with the lengths of Azure's
-conversation trace, cut to an eighth. All policies get the same requests at the same times, in turns. Printed
-are medians over the rounds of the mean latency, in units of what the mean request takes alone, its 99th
-percentile, and the mean time to the first token.
+Two engines of one thread each serve SmolLM2, with Poisson arrivals and an eighth of the lengths of Azure's
+conversation trace. All policies get the same requests, in turns. Prints medians over the rounds of mean and
+99th percentile of latency, relative to the mean request alone, and of mean TTFT.
 """
 
 import argparse
@@ -34,7 +33,7 @@ SCALE = 8
 
 
 def make_requests(folder: Path, count: int, rate: float) -> list[tuple[float, list[int], int]]:
-    """Arrival in seconds, prompt and length of the output of each request."""
+    """Arrival in seconds, prompt, and output tokens of each request."""
     with (folder / TRACE).open() as file:
         rows = [(int(row["ContextTokens"]), int(row["GeneratedTokens"])) for row in csv.DictReader(file)]
     rng = random.Random(5)
@@ -49,7 +48,7 @@ def make_requests(folder: Path, count: int, rate: float) -> list[tuple[float, li
 async def play(
     router: Router, requests: list[tuple[float, list[int], int]]
 ) -> tuple[list[float], list[float]]:
-    """Latency and time to the first token of each request, in seconds."""
+    """Latencies and TTFTs, in seconds."""
     latencies, firsts = [], []
     began = time.perf_counter()
 
@@ -71,7 +70,6 @@ async def play(
 
 
 async def main(options: argparse.Namespace) -> None:
-    """All policies in turns."""
     folder = resolve_model(MODEL)
     engine = EngineOptions(
         services=(Service(name=MODEL, model=MODEL),),

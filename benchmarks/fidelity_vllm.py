@@ -1,12 +1,12 @@
-"""How near the simulator comes to somebody else's engine: runs of vLLM that were measured elsewhere.
+"""Fidelity of the simulator to recorded vLLM runs.
 
     python -m benchmarks.fidelity_vllm [--calibration FOLDER] [--roofline] [--fit N]
 
-A folder holds ``measured/requests.jsonl``, ``measured/meta.json`` (what the run says of itself: blocks, batch
-limits, devices, whether it scheduled asynchronously) and ``profile/``, the tables of that GPU's kernels. Its
-requests are simulated with Shoal's scheduler, and TTFT, TPOT and E2E printed beside those measured, with what
-1% of step time changes. Nothing is fitted to the timings, but with ``--fit N`` what the host adds is, to the
-first N requests. ``--roofline`` takes step times from data sheets instead of the tables.
+A folder holds ``measured/requests.jsonl``, ``measured/meta.json`` (the run's blocks, batch limits, devices,
+asynchronous scheduling) and ``profile/``, the tables of the GPU's kernels. The requests are simulated with
+Shoal's scheduler, and TTFT, TPOT and E2E printed next to the measured ones, with the effect of 1% of step
+time. Nothing is fitted to the timings, except the host's overhead with ``--fit N``, to the first N requests.
+``--roofline`` takes step times from data sheets instead of the tables.
 """
 
 import argparse
@@ -39,7 +39,7 @@ DEFAULT = HERE.parent.parent / "shared" / "calibration" / "vllm_rtx4090_llama31_
 
 
 def scenario_of(folder: Path, run: dict[str, Any], roofline: bool) -> Scenario:
-    """The run as it describes itself; raises ConfigError for what cannot be simulated."""
+    """The scenario of a run by its meta.json; raises ConfigError if it cannot be simulated."""
     engine, cache, scheduler = run["engine_kwargs"], run["kv_cache"], run["scheduler"]
     tp, ranks = engine["tensor_parallel_size"], engine.get("data_parallel_size", 1)
     grouped = ranks > 1 and engine.get("enable_expert_parallel", False)
@@ -82,7 +82,7 @@ def scenario_of(folder: Path, run: dict[str, Any], roofline: bool) -> Scenario:
 
 
 def compare(console: Console, scenario: Scenario, log: Path, fit_requests: int | None) -> None:
-    """Simulate, and print both runs side by side."""
+    """Simulate, and print both runs."""
     if fit_requests is not None:
         overhead, _ = fit_scenario(scenario, log, fit_requests)
         scenario = with_overhead(scenario, overhead)

@@ -1,13 +1,13 @@
-"""How long hostile grammars hold up somebody else's stream, and what becomes of them.
+"""Hostile grammars against a server: gaps in another client's stream, and the answers to the grammars.
 
     python -m benchmarks.hostile_grammars                     # smollm2, rounds without and with attack
     python -m benchmarks.hostile_grammars --model gemma3-270m
 
-A stream of one request after another is read all along. In every other round clients send grammars that
-take too much time, memory or stack, to compile or at a later token: each client one grammar, 0.2 s after the
-answer to the one before. Server, reader and attackers are processes of their own, the attackers with the
-lowest priority. Printed are the largest gaps between two events of the stream in each round, and how often
-each grammar got which answer in the last round.
+A client reads one stream after another. In every second round other clients send grammars that take too much
+time, memory or stack, to compile or at a later token: each client one grammar, 0.2 s after its last answer.
+Server, reader and attackers are separate processes, the attackers with the lowest priority. Prints the
+largest gaps between two events of the stream in each round, and the answers to each grammar in the last
+round.
 """
 
 import argparse
@@ -30,12 +30,12 @@ PAUSE_S = 0.2
 
 
 def nested(depth: int) -> str:
-    """A schema as deep, which Python's own writer could not write."""
+    """A schema of this depth, too deep for Python's JSON writer."""
     return '{"properties": {"a": ' * depth + "{}" + "}}" * depth
 
 
 def hostile_grammars() -> Mapping[str, str]:
-    """Fields of a request's body, as JSON, by name of the attack."""
+    """Fields of a request's body as JSON, by attack."""
     doubled = {
         f"a{i}": {"properties": {"x": {"$ref": f"#/$defs/a{i + 1}"}, "y": {"$ref": f"#/$defs/a{i + 1}"}}}
         for i in range(100)
@@ -73,7 +73,7 @@ def hostile_grammars() -> Mapping[str, str]:
 
 
 async def attack(url: str, model: str, seconds: float) -> Counter[str]:
-    """Send all grammars for a time; counts the answers."""
+    """Send all grammars for ``seconds``; counts the answers."""
     answers: Counter[str] = Counter()
 
     async def repeat(client: httpx.AsyncClient, name: str, fields: str) -> None:
@@ -83,10 +83,10 @@ async def attack(url: str, model: str, seconds: float) -> Counter[str]:
             headers = {"Content-Type": "application/json"}
             response = await client.post("/v1/completions", content=body, headers=headers)
             took_ms = round(1000 * (time.monotonic() - begun))
-            said = response.json().get("error", {}).get("message", "")
+            message = response.json().get("error", {}).get("message", "")
             answers[f"{name}|{response.status_code}"] += 1
             answers[f"{name}|slowest"] = max(answers[f"{name}|slowest"], took_ms)
-            answers[f"{name}|{said[-60:]}"] += 0
+            answers[f"{name}|{message[-60:]}"] += 0
             await asyncio.sleep(PAUSE_S)
 
     async with httpx.AsyncClient(base_url=url, timeout=120) as client:
@@ -99,7 +99,7 @@ async def attack(url: str, model: str, seconds: float) -> Counter[str]:
 
 
 async def read_stream(client: httpx.AsyncClient, model: str, until_s: float) -> list[float]:
-    """Gaps in seconds between the events of streams that follow one another."""
+    """Seconds between events of consecutive streams."""
     gaps: list[float] = []
     body = {
         "model": model,
@@ -123,7 +123,7 @@ async def read_stream(client: httpx.AsyncClient, model: str, until_s: float) -> 
 
 
 async def measure(url: str, model: str, rounds: int, seconds: float) -> None:
-    """Rounds in turns without and with attack."""
+    """Rounds, alternately without and with attack."""
     answers: Counter[str] = Counter()
     table = Table("round", "attack", "events", "median gap, ms", "99%", "largest gaps, ms")
     async with httpx.AsyncClient(base_url=url, timeout=120) as client:
@@ -152,17 +152,16 @@ async def measure(url: str, model: str, rounds: int, seconds: float) -> None:
             largest = " ".join(f"{1000 * gap:.0f}" for gap in gaps[-5:])
             table.add_row(str(number), "yes" if attacker else "", str(len(gaps)), *at, largest)
     Console().print(table)
-    answered = Table("grammar", "answers", "slowest, ms", "said")
+    answered = Table("grammar", "answers", "slowest, ms", "message")
     for name in hostile_grammars():
         own = {key.split("|", 1)[1]: count for key, count in answers.items() if key.startswith(f"{name}|")}
         counts = ", ".join(f"{count} x {status}" for status, count in own.items() if status.isdigit())
-        said = [text for text, count in own.items() if not count and text]
-        answered.add_row(name, counts, str(own.get("slowest", "")), said[0] if said else "")
+        message = [text for text, count in own.items() if not count and text]
+        answered.add_row(name, counts, str(own.get("slowest", "")), message[0] if message else "")
     Console(width=160).print(answered)
 
 
 def main() -> None:
-    """Start a server, and measure."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

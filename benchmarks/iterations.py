@@ -1,13 +1,12 @@
-"""Decode speed with one decode step to a scheduling decision, and with several (``max_iterations``).
+"""Decode speed with one and with several decode steps per scheduling decision (``max_iterations``).
 
     python -m benchmarks.iterations                      # smollm2, bfloat16, 1 and 4, all cores
     python -m benchmarks.iterations --device cuda:0 --iterations 1 4 16 --concurrency 1 16 64
 
-One engine for each setting, around the same weights, in this process. They take turns within each round, so
-that a machine that slows down does so for all. All requests of a run come at once and have as many prompt and
-output tokens as asked (ignore_eos). Printed are medians over the rounds: tokens after the first ones per
-second, the same divided by the first setting's in the same round, the time between two tokens of a request
-(TPOT, as the engine makes them), and what `schedule` and `update` cost a decode step.
+One engine per setting, with the same weights, in this process. Settings take turns within each round, so that
+a slow machine affects all. All requests of a run arrive at once, with --input and --output tokens
+(ignore_eos). Prints medians over the rounds: tokens per second after the first tokens, their ratio to the
+first setting in the same round, TPOT in the engine, and the time of `schedule` and `update` per decode step.
 """
 
 import argparse
@@ -20,7 +19,7 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.interrupted import shown_at_end
+from benchmarks.interrupts import show_at_end
 from shoal.core import Request, SamplingParams, Service
 from shoal.engine import Engine, EngineOptions
 from shoal.engine.build import assemble_engine, default_threads
@@ -34,7 +33,7 @@ SERVICE = "bench"
 
 @dataclass(frozen=True)
 class Run:
-    """What one run of one setting took."""
+    """Figures of one run."""
 
     max_iterations: int
     concurrency: int
@@ -44,7 +43,7 @@ class Run:
 
 
 def make_requests(count: int, prompt: int, output: int, run: int) -> list[Request]:
-    """Requests whose prompts differ in their first block, so that no prefix is shared."""
+    """Requests without common prefixes: prompts differ in their first block."""
     sampling = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
     return [
         Request(
@@ -59,11 +58,11 @@ def make_requests(count: int, prompt: int, output: int, run: int) -> list[Reques
 
 
 def measure(engine: Engine, max_iterations: int, requests: list[Request]) -> Run:
-    """Answer the requests; times count from the step that makes the last of the first tokens."""
+    """Answer the requests; times count from the step with the last first token."""
     engine.submit(*requests)
-    begun: set[str] = set()
-    while len(begun) < len(requests):
-        begun.update(event.request_id for event in engine.step())
+    decoding: set[str] = set()
+    while len(decoding) < len(requests):
+        decoding.update(event.request_id for event in engine.step())
     started, before, tokens = time.perf_counter(), engine.stats().steps, 0
     while engine.busy:
         tokens += sum(len(event.tokens) for event in engine.step())
@@ -80,7 +79,7 @@ def measure(engine: Engine, max_iterations: int, requests: list[Request]) -> Run
 
 
 def build_engines(args: argparse.Namespace) -> dict[int, Engine]:
-    """An engine for each setting; all have the same weights."""
+    """An engine for each setting, all with the same weights."""
     service = Service(name=SERVICE, model=args.model, dtype=args.dtype)
     threads = args.threads or default_threads()
     models = load_models([service], {SERVICE: resolve_model(args.model)}, device=args.device, threads=threads)
@@ -100,7 +99,6 @@ def build_engines(args: argparse.Namespace) -> dict[int, Engine]:
 
 
 def show(runs: list[Run]) -> None:
-    """A row for each setting and concurrency."""
     table = Table(title="medians over the rounds")
     columns = (
         "concurrent",
@@ -130,7 +128,6 @@ def show(runs: list[Run]) -> None:
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -155,7 +152,7 @@ def main() -> None:
         if args.json:
             args.json.write_text(json.dumps([asdict(run) for run in runs], indent=1) + "\n")
 
-    with shown_at_end(finish):
+    with show_at_end(finish):
         for round_number in range(-1, args.rounds):  # the first round only warms up
             for concurrency in args.concurrency:
                 for max_iterations, engine in engines.items():

@@ -1,4 +1,4 @@
-"""How fast the KV pool hands out blocks, and how much memory its layouts waste.
+"""Speed of the KV pool's block allocator, and memory waste of its layouts.
 
     python -m benchmarks.kvcache_pool [--memory-mib 2048] [--seconds 1] [--sweep]
 
@@ -23,7 +23,7 @@ SHAPES = {
 
 
 def measure_speed(pool: BlockPool, service: str, seconds: float, held: list[list[int]]) -> float:
-    """Blocks per second of replacing, in turn, each of the tables ``held`` by a new one of its size."""
+    """Blocks per second of freeing and allocating each table of ``held`` in turn."""
     done = 0
     start = time.perf_counter()
     while time.perf_counter() - start < seconds:
@@ -37,7 +37,7 @@ def measure_speed(pool: BlockPool, service: str, seconds: float, held: list[list
 
 
 def scattered_tables(pool: BlockPool, service: str, tables: int) -> list[list[int]]:
-    """Tables of 86 blocks each, dealt from a random permutation of three times as many."""
+    """Tables of 86 random blocks each, among three times as many."""
     blocks = pool.allocate(service, 3 * BULK * tables)
     assert blocks is not None
     random.Random(0).shuffle(blocks)
@@ -47,7 +47,7 @@ def scattered_tables(pool: BlockPool, service: str, tables: int) -> list[list[in
 
 @dataclass
 class Sequence:
-    """One running sequence of the mixed workload."""
+    """A running sequence of the mixed workload."""
 
     service: str
     table: list[int]
@@ -66,7 +66,7 @@ class Waste:
 
 
 def grow(pool: BlockPool, sequence: Sequence) -> bool:
-    """One more token; False where no block is left for it."""
+    """Add a token; False if no block is left for it."""
     if sequence.tokens == len(sequence.table) * pool.block_size:
         blocks = pool.allocate(sequence.service, 1)
         if blocks is None:
@@ -87,7 +87,7 @@ def join(pool: BlockPool, draw: random.Random, share: float) -> Sequence | None:
 
 
 def measure_waste(layout: PoolLayout, steps: int) -> Waste:
-    """Run the mixed workload: the mix of services swings, the newest sequence is evicted when needed."""
+    """Run the mixed workload with an alternating mix of services; preempts the newest sequence if needed."""
     pool = BlockPool(layout)
     draw = random.Random(1)
     running: list[Sequence] = []

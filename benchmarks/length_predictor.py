@@ -1,12 +1,12 @@
-"""How well the learned predictor foresees output lengths of a real model.
+"""Accuracy of the learned length predictor on answers of a real model.
 
     python -m benchmarks.length_predictor [--model smollm2] [--seeds 5] [--json PATH]
 
-Two kinds of question that a person tells apart at a glance, 150 of each (15 wordings x 10 subjects): some
-want an answer of a few words, some want a long text. The model answers all of them greedily, with at most
-192 tokens. Then the lengths are streamed through the predictor in random order, each predicted before it is
-learnt. Prints, for every 50 requests, the share of buckets foreseen, the share of that window's commonest
-bucket, and the difference; last, for several orders, the same over all requests after the 200th.
+Two kinds of questions, 150 of each (15 wordings x 10 subjects): one asks for a few words, one for a long
+text. The model answers all of them greedily, with at most 192 tokens. Then the lengths go through the
+predictor in random order, each predicted before it is learnt. Prints, for every 50 requests, the share of
+correctly predicted buckets, the share of the window's most common bucket, and the difference; then the same
+over all requests after the 200th, for several orders.
 """
 
 import argparse
@@ -30,7 +30,7 @@ MAX_TOKENS = 192
 WINDOW = 50
 LESSON = 8
 LEARNT_AFTER = 200
-"""Requests after which the predictor is judged."""
+"""Requests before the final accuracy counts."""
 
 SHORT_WORDINGS = (
     "Reply with one word: what do you think of first when you hear {}?",
@@ -82,7 +82,7 @@ SUBJECTS = (
 
 @dataclass(frozen=True)
 class Answered:
-    """One question, as the model saw it, and how many tokens its answer had."""
+    """One question, and the number of tokens of its answer."""
 
     kind: str
     prompt: tuple[int, ...]
@@ -91,7 +91,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class Window:
-    """Shares of requests, over ``requests`` that ended with number ``until``, in percent."""
+    """Accuracies in percent over ``requests`` requests that end with number ``until``."""
 
     until: int
     requests: int
@@ -100,12 +100,12 @@ class Window:
 
     @property
     def gain(self) -> float:
-        """How far ``accuracy`` is above ``majority``, in percentage points."""
+        """Accuracy above that of the most common bucket, in percentage points."""
         return self.accuracy - self.majority
 
 
 def ask(model: str) -> list[Answered]:
-    """The model's answers to every question."""
+    """The model's answers to all questions."""
     kinds = [("short", w.format(s)) for w in SHORT_WORDINGS for s in SUBJECTS]
     kinds += [("long", w.format(s)) for w in LONG_WORDINGS for s in SUBJECTS]
     with Shoal(model, progress=False) as shoal:
@@ -120,7 +120,7 @@ def ask(model: str) -> list[Answered]:
 
 
 def stream(answered: Sequence[Answered], seed: int) -> tuple[list[tuple[int, int]], LearnedLengths]:
-    """(foreseen, true) bucket of each request, in an order drawn from ``seed``; and the predictor."""
+    """(predicted, true) bucket of each request in random order, and the predictor."""
     predictor = LearnedLengths(MAX_TOKENS)
     order = random.Random(seed).sample(list(answered), len(answered))
     buckets = []
@@ -131,21 +131,21 @@ def stream(answered: Sequence[Answered], seed: int) -> tuple[list[tuple[int, int
             prompt=one.prompt,
             sampling=SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS),
         )
-        foreseen = predictor.predict(request, 0, MAX_TOKENS)
-        buckets.append((predictor.bucket_of(foreseen), predictor.bucket_of(one.output_tokens)))
+        predicted = predictor.predict(request, 0, MAX_TOKENS)
+        buckets.append((predictor.bucket_of(predicted), predictor.bucket_of(one.output_tokens)))
         predictor.record(request, one.output_tokens)
     return buckets, predictor
 
 
 def window_of(buckets: Sequence[tuple[int, int]], start: int, until: int) -> Window:
     part = buckets[start:until]
-    hits = sum(foreseen == true for foreseen, true in part)
-    [(_, commonest)] = Counter(true for _, true in part).most_common(1)
-    return Window(until, len(part), 100 * hits / len(part), 100 * commonest / len(part))
+    hits = sum(predicted == true for predicted, true in part)
+    [(_, most_common)] = Counter(true for _, true in part).most_common(1)
+    return Window(until, len(part), 100 * hits / len(part), 100 * most_common / len(part))
 
 
 def time_calls(answered: Sequence[Answered]) -> dict[str, float]:
-    """Median milliseconds of a prediction, of a record, and of those records that train the classifier."""
+    """Median milliseconds of predictions, of records, and of records that train the classifier."""
     predictor = LearnedLengths(MAX_TOKENS, batch=LESSON)
     predicting, recording = [], []
     for number, one in enumerate(answered):
@@ -173,7 +173,7 @@ def print_lengths(console: Console, answered: Sequence[Answered], bounds: Sequen
 
 
 def print_windows(console: Console, windows: Sequence[Window], title: str, first: str) -> None:
-    table = Table(first, "requests", "foreseen %", "commonest bucket %", "gain, points", title=title)
+    table = Table(first, "requests", "predicted %", "most common bucket %", "gain, points", title=title)
     for window in windows:
         shares = (window.accuracy, window.majority, window.gain)
         table.add_row(str(window.until), str(window.requests), *(f"{share:.1f}" for share in shares))

@@ -1,15 +1,14 @@
-"""How long all linear layers of one step take, in float32, bfloat16 and int8.
+"""Times of all linear layers of a step, in float32, bfloat16 and int8.
 
     python -m benchmarks.linears                               # smollm2 at 1, 16, 64 and 2,048 rows
     python -m benchmarks.linears --model gemma3-270m --rows 1 64
     python -m benchmarks.linears --threads 1                   # by CPU time, on a busy machine
 
-Layers have the model's shapes and random weights, and are called one after the other. The output head is one
-of them; for more than 256 rows, which are a prompt's chunk, it computes one row. Each way computes all layers
-in turn, round after round; printed are medians in milliseconds, and the fastest in brackets. int8 quantises
-its inputs in that time, which oneDNN's, the yardstick, are given; its weights have a scale for each output,
-or, as those from GGUF files, for every 32 inputs of an output. With one thread its CPU time is taken, which
-other programs change less; with more, the time that passes.
+Layers have the model's shapes and random weights, and are called one after another. The output head is among
+them; for more than 256 rows (a prompt's chunk) it computes one row. Formats take turns in each round; prints
+medians in milliseconds, and the fastest in brackets. int8 includes the quantisation of inputs, oneDNN's int8
+does not; weights have a scale for each output or, as in GGUF files, for every 32 inputs of an output. With
+one thread, CPU time is measured, which other processes affect less; with more, elapsed time.
 """
 
 import argparse
@@ -25,7 +24,7 @@ from rich.table import Table
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from benchmarks.interrupted import printed_at_end
+from benchmarks.interrupts import print_at_end
 from shoal.execute.huge_pages import HugePages
 from shoal.execute.linear.bf16_linear import Bf16Packing
 from shoal.execute.linear.int8_linear import Int8Linear
@@ -63,9 +62,9 @@ def onednn_int8(values: torch.Tensor, scales: torch.Tensor) -> Product:
     return multiply
 
 
-def ways_of(shapes: list[tuple[int, int]]) -> dict[str, tuple[torch.dtype, list[Product]]]:
-    """By name, the dtype of inputs and a product for each layer."""
-    ways: dict[str, tuple[torch.dtype, list[Product]]] = {
+def formats_of(shapes: list[tuple[int, int]]) -> dict[str, tuple[torch.dtype, list[Product]]]:
+    """Dtype of inputs and a product for each layer, by format."""
+    formats: dict[str, tuple[torch.dtype, list[Product]]] = {
         "float32": (torch.float32, []),
         "oneDNN bfloat16": (torch.bfloat16, []),
         "bfloat16": (torch.bfloat16, []),
@@ -73,7 +72,7 @@ def ways_of(shapes: list[tuple[int, int]]) -> dict[str, tuple[torch.dtype, list[
         "int8 in groups": (torch.bfloat16, []),
         "oneDNN int8, quantised before": (torch.uint8, []),
     }
-    products = [products for _, products in ways.values()]
+    products = [products for _, products in formats.values()]
     pages, native, prepacked = HugePages(), load_native(), can_prepack(torch.bfloat16)
     packing = Bf16Packing.for_this_cpu()
     for outputs, inputs in shapes:
@@ -87,7 +86,7 @@ def ways_of(shapes: list[tuple[int, int]]) -> dict[str, tuple[torch.dtype, list[
         grouped = scales[:, None].expand(-1, -(-inputs // GROUP))
         products[4].append(Int8Linear(pack(values, grouped).copied(pages.put), native))
         products[5].append(onednn_int8(values, scales))
-    return ways
+    return formats
 
 
 @torch.inference_mode()
@@ -112,22 +111,22 @@ def main() -> None:
     native = load_native()
     shapes = shapes_of(args.model)
     widths = [inputs for _, inputs in shapes]
-    ways = ways_of(shapes)
+    formats = formats_of(shapes)
     kernel = "torch (the native library is not built)" if native is None else native.variant
     Console().print(
         f"{args.model}, {len(shapes)} layers, {args.threads} threads, int8 by {kernel}; milliseconds"
     )
-    table = Table("rows", *ways)
-    with printed_at_end(table):
+    table = Table("rows", *formats)
+    with print_at_end(table):
         for rows in args.rows:
             inputs = {
                 dtype: {width: torch.rand(rows, width).mul(100).to(dtype) for width in set(widths)}
-                for dtype, _ in ways.values()
+                for dtype, _ in formats.values()
             }
-            taken: dict[str, list[float]] = {name: [] for name in ways}
+            taken: dict[str, list[float]] = {name: [] for name in formats}
             end = time.perf_counter() + args.seconds
             while time.perf_counter() < end or len(taken["int8"]) < 4:
-                for name, (dtype, products) in ways.items():
+                for name, (dtype, products) in formats.items():
                     taken[name].append(seconds(products, inputs[dtype], widths))
             shown = (
                 f"{median(times[1:]) * 1e3:.1f} ({min(times[1:]) * 1e3:.1f})" for times in taken.values()

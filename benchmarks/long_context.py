@@ -1,13 +1,12 @@
-"""One request with a long prompt: what memory it takes beyond weights and KV, and what context costs.
+"""Memory and step times of one request with a long prompt.
 
     python -m benchmarks.long_context                      # 8,000 and 30,000 tokens, bfloat16, all cores
     python -m benchmarks.long_context --tokens 8000 --dtype int8 --chunk 512
 
-The model is random, with the shapes of SmolLM2-135M. The KV pool is written to once before, so the process
-grows by nothing but what steps take. Printed for each length of the prompt: seconds until the first token; by
-how much the largest resident size of the process grew since the model was loaded; the median decode step; its
-slope against that with a prompt of 128 tokens, for a thousand tokens of context; and the KV read in that time
-as GB/s, beside the speed at which all threads together read a large tensor.
+The model is random, with the shapes of SmolLM2-135M. The KV pool is written once before, so the process grows
+only by the memory of steps. Prints for each prompt length: TTFT; growth of the process's largest resident
+size since the model was loaded; the median decode step; its increase per thousand tokens of context relative
+to a prompt of 128 tokens; and that as GB/s of KV, with the speed at which all threads read a large tensor.
 """
 
 import argparse
@@ -51,23 +50,22 @@ CONFIG = LlamaConfig(
 
 @dataclass(frozen=True)
 class Run:
-    """What one request took."""
+    """Figures of one request."""
 
     prompt_tokens: int
     first_token_s: float
     decode_s: float
-    """Median of the steps after the first token."""
+    """Median step after the first token."""
     peak_bytes: int
-    """The largest resident size of the process until now."""
+    """Largest resident size of the process so far."""
 
 
 def peak_bytes() -> int:
-    """The largest resident size that this process had."""
+    """Largest resident size of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 def measure(engine: Engine, prompt_tokens: int, output_tokens: int) -> Run:
-    """Answer one request."""
     prompt = torch.randint(0, CONFIG.vocab_size, (prompt_tokens,)).tolist()
     sampling = SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True)
     started = time.perf_counter()
@@ -86,7 +84,7 @@ def measure(engine: Engine, prompt_tokens: int, output_tokens: int) -> Run:
 
 
 def read_bytes_per_s() -> float:
-    """How fast all threads read memory."""
+    """Memory read speed of all threads."""
     numbers = torch.ones(1 << 28, dtype=torch.int32)
     best = float("inf")
     for _ in range(3):
@@ -97,7 +95,7 @@ def read_bytes_per_s() -> float:
 
 
 def build_engine(args: argparse.Namespace, folder: Path) -> Engine:
-    """An engine with a random model and a touched KV pool for the longest prompt."""
+    """An engine with a random model, and a resident KV pool for the longest prompt."""
     service = Service(name=SERVICE, model="random", dtype=args.dtype)
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(CONFIG, dtype=torch.bfloat16).save_pretrained(folder)
@@ -112,14 +110,13 @@ def build_engine(args: argparse.Namespace, folder: Path) -> Engine:
 
 
 def touch_pool(executor: Executor) -> Executor:
-    """Let all of the pool be resident."""
+    """Make the whole pool resident."""
     assert isinstance(executor, TorchExecutor)
     executor.store.buffer.zero_()
     return executor
 
 
 def show(runs: Sequence[Run], before_bytes: int, args: argparse.Namespace) -> None:
-    """A row for each prompt."""
     token_bytes = 2 * LAYERS * KV_HEADS * HEAD_DIM * 2
     table = Table(title=f"{args.dtype}, chunks of {args.chunk}, threads: {args.threads}")
     for column in (
@@ -145,7 +142,6 @@ def show(runs: Sequence[Run], before_bytes: int, args: argparse.Namespace) -> No
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

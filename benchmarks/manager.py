@@ -1,10 +1,9 @@
-"""How many requests a second a manager takes on one core: each is submitted, dispatched and ended.
+"""Requests per second that the cluster manager handles on one core: submit, dispatch, end.
 
     python -m benchmarks.manager [--engines 64] [--requests 100000] [--unfinished 2000] [--dispatch max-min]
 
-Engines beat and time is ticked as in a server. As many requests as ``--unfinished`` says are under way, which
-fill two thirds of the engines. A packer is told every second how far they are; none grows.
-Times are the process's own.
+Engines send heartbeats, and ticks come as in a server. ``--unfinished`` requests are running, which fill two
+thirds of the engines. A packer gets their progress every second; no request grows. Times are CPU time.
 """
 
 import argparse
@@ -15,9 +14,9 @@ from random import Random
 
 from rich.table import Table
 
-from benchmarks.interrupted import printed_at_end
-from shoal.cluster.manager.dispatch import DISPATCH_NAMES, dispatch_named
-from shoal.cluster.manager.events import (
+from benchmarks.interrupts import print_at_end
+from shoal.cluster.dispatch import DISPATCH_NAMES, dispatch_named
+from shoal.cluster.events import (
     ClusterEvent,
     Ended,
     EngineAdded,
@@ -42,7 +41,7 @@ _MEAN_TOKENS = 1055
 def make_events(
     engines: int, requests: int, unfinished: int, prefixes: bool, packs: bool
 ) -> list[tuple[int, ClusterEvent]]:
-    """What a manager is told, with the times."""
+    """Events with their times in nanoseconds."""
     random = Random(1)
     speeds = {name: ServiceSpeed(2e-4, 2e-2) for name in ("chat", "code")}
     names = [f"e{number}" for number in range(engines)]
@@ -50,14 +49,14 @@ def make_events(
     kv_tokens = round(1.5 * unfinished * _MEAN_TOKENS / engines)
     room = dict.fromkeys(speeds, kv_tokens)
     events += [(0, EngineReady(name, 1, speeds, {}, kv_tokens, room)) for name in names]
-    under_way: deque[str] = deque()
+    unfinished_ids: deque[str] = deque()
     for number in range(requests):
         now_ns = round(number / RATE * 1e9)
         if number % (RATE // 4) == 0:
             events.append((now_ns, Ticked()))
             events += [(now_ns, EngineBeat(name, 1)) for name in names]
         if packs and number % RATE == 0:
-            events.append((now_ns, EpochBegan(dict.fromkeys(under_way, 0))))
+            events.append((now_ns, EpochBegan(dict.fromkeys(unfinished_ids, 0))))
         family = random.randrange(500)
         request = Submitted(
             f"3f9a01bc-{number}",
@@ -69,14 +68,13 @@ def make_events(
             else (),
         )
         events.append((now_ns, request))
-        under_way.append(request.request)
-        if len(under_way) > unfinished:
-            events.append((now_ns, Ended(under_way.popleft(), random.randint(1, 1000))))
+        unfinished_ids.append(request.request)
+        if len(unfinished_ids) > unfinished:
+            events.append((now_ns, Ended(unfinished_ids.popleft(), random.randint(1, 1000))))
     return events
 
 
 def main() -> None:
-    """Print a table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -86,10 +84,10 @@ def main() -> None:
     parser.add_argument("--dispatch", nargs="*", choices=NAMES, default=NAMES)
     arguments = parser.parse_args()
     table = Table("dispatch", "requests", "requests/s", "µs a request")
-    with printed_at_end(table, 120):
+    with print_at_end(table, 120):
         for name in arguments.dispatch:
             policy = dispatch_named(name)
-            # A forecast looks at every unfinished request of every engine.
+            # The policy "forecast" examines every unfinished request of every engine.
             packs = name in PACKERS
             requests = arguments.requests // (50 if name == "forecast" else 10 if packs else 1)
             events = make_events(
@@ -100,8 +98,8 @@ def main() -> None:
             started = time.process_time()
             for now_ns, event in events:
                 manager.handle(event, now_ns)
-            took_s = time.process_time() - started
-            table.add_row(name, str(requests), f"{requests / took_s:,.0f}", f"{took_s / requests * 1e6:.1f}")
+            cpu_s = time.process_time() - started
+            table.add_row(name, str(requests), f"{requests / cpu_s:,.0f}", f"{cpu_s / requests * 1e6:.1f}")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
-"""Running streams move between engines again and again: nothing may be lost or changed, or be slow.
+"""Many migrations of running streams between engines: lost or changed tokens, and waits for the next token.
 
     python -m benchmarks.migration                   # SmolLM2 in float32, three engines, 60 streams
     python -m benchmarks.migration --methods live --moves 200
 
-Clients read one stream after the other. Every 100 ms one of the streams is moved to another engine, by a
-method that is chosen at random. All streams are compared with those of an undisturbed run: their tokens must
-be the same, but for places where the two likeliest tokens lay closer than 0.001, and their log-probabilities
-within 0.001. Printed are, for each method, how many moves were made, and how long the moved stream waited for
-its next token, in units of the median time between two tokens of the same run and of the undisturbed one; and
-how the other streams' time between tokens changed.
+Clients read one stream after another. Every 100 ms one of the streams migrates to another engine, by a random
+method. All streams are compared with those of an undisturbed run: tokens must be equal, except where the two
+likeliest tokens are closer than 0.001, and log-probabilities must be within 0.001. Prints for each method the
+number of migrations, and the inter-token latency over a migration, relative to the median of the same run and
+of the undisturbed one; and the change of the inter-token latency of other streams.
 """
 
 import argparse
@@ -25,10 +24,10 @@ from itertools import pairwise
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.undisturbed import SERVICE, TOLERANCE, Differences, Job, Output, make_jobs, read_job
-from shoal.cluster.backends.make import make_backend
-from shoal.cluster.manager.actions import ClusterAction, Commit, Dispatch, MoveEnded
-from shoal.cluster.manager.events import ClusterEvent, MoveMethod
+from benchmarks.stream_comparison import SERVICE, TOLERANCE, Differences, Job, Output, make_jobs, read_job
+from shoal.cluster.actions import ClusterAction, Commit, Dispatch, MoveEnded
+from shoal.cluster.backends import make_backend
+from shoal.cluster.events import ClusterEvent, MoveMethod
 from shoal.cluster.options import ClusterOptions, EnginePlan
 from shoal.cluster.router.router import Router
 from shoal.core import EngineDied, Service
@@ -39,27 +38,27 @@ from shoal.models import Tokenizer, resolve_model
 
 @dataclass
 class Outcome:
-    """What the run showed."""
+    """Counts, differences and times of a run."""
 
     streams: int = 0
     lost: list[str] = field(default_factory=list)
     differences: Differences = field(default_factory=Differences)
     ended: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Moves by method and what became of them."""
+    """Migrations by method and outcome."""
     why: Counter[str] = field(default_factory=Counter)
-    moved_s: dict[str, list[float]] = field(default_factory=dict)
-    """By method: the time between the last token before a move and the first after."""
+    over_migration_s: dict[str, list[float]] = field(default_factory=dict)
+    """By method: seconds from the last token before a migration to the first after it."""
     between_s: list[float] = field(default_factory=list)
-    """All other times between two tokens."""
+    """All other inter-token latencies."""
 
     @property
     def passed(self) -> bool:
-        """Whether nothing was lost, and nothing differs but at ties."""
+        """Whether no stream was lost, and none differs except at ties."""
         return not self.lost and self.differences.none
 
 
-class Moves:
-    """The load, and who moves it."""
+class MigrationRun:
+    """Clients that read and compare streams, and migrations of their requests."""
 
     def __init__(self, router: Router, jobs: Sequence[Job], options: argparse.Namespace) -> None:
         self.router = router
@@ -69,27 +68,26 @@ class Moves:
         self.reference: dict[Job, Output] = {}
         self.undisturbed_s: list[float] = []
         self.outcome = Outcome()
-        self.methods: dict[str, tuple[str, str]] = {}
-        """Request and method by migration."""
         self.handed_over_s: dict[str, list[tuple[float, str]]] = {}
-        """When a call went to another engine, and by which method."""
-        self.wanted: dict[str, str] = {}
-        """The last method that was asked for, by call."""
+        """Time of each handover of a call, and its method."""
+        self.requested_method: dict[str, str] = {}
+        """The last requested method, by call."""
 
     def on_decision(self, now_ns: int, event: ClusterEvent, decided: Sequence[ClusterAction]) -> None:
-        """Remember when a call was handed over."""
+        """Record outcomes and handovers of calls."""
         for action in decided:
             if isinstance(action, MoveEnded):
                 self.outcome.ended[action.method, action.outcome] += 1
                 if action.why:
                     self.outcome.why[action.why] += 1
             elif isinstance(action, Commit) or (isinstance(action, Dispatch) and action.attempt > 1):
-                method = "live or stop" if isinstance(action, Commit) else "tokens"
-                method = self.wanted.get(action.request, method) if isinstance(action, Commit) else "tokens"
+                method = "tokens"
+                if isinstance(action, Commit):
+                    method = self.requested_method.get(action.request, "live or stop")
                 self.handed_over_s.setdefault(action.request, []).append((now_ns / 1e9, method))
 
     async def read(self, job: Job) -> tuple[str, Output, list[float]]:
-        """One stream to its end: its id, its output, and when each token came."""
+        """Read a stream to its end: its id, its output, and the times of its tokens."""
         times_s: list[float] = []
         calls: list[str] = []
 
@@ -101,14 +99,14 @@ class Moves:
         return calls[0], output, times_s
 
     async def undisturbed(self) -> None:
-        """Read every job once, all at a time."""
+        """Read all jobs once, concurrently."""
         outputs = await asyncio.gather(*(self.read(job) for job in self.jobs))
         for job, (_, output, times_s) in zip(self.jobs, outputs, strict=True):
             self.reference[job] = output
             self.undisturbed_s += _between(times_s)
 
     async def client(self, until_s: asyncio.Event) -> None:
-        """Read streams until told to stop."""
+        """Read streams until stopped."""
         while not until_s.is_set():
             job = self.rng.choice(self.jobs)
             try:
@@ -121,17 +119,17 @@ class Moves:
             self._time(call, times_s)
 
     def _time(self, call: str, times_s: Sequence[float]) -> None:
-        """Sort a stream's times between tokens by whether it moved in them."""
+        """Record a stream's inter-token latencies, with or without a migration."""
         moves = self.handed_over_s.pop(call, [])
         for before_s, after_s in pairwise(times_s):
-            methods = [method for moved_s, method in moves if before_s <= moved_s < after_s]
+            methods = [method for at_s, method in moves if before_s <= at_s < after_s]
             if methods:
-                self.outcome.moved_s.setdefault(methods[-1], []).append(after_s - before_s)
+                self.outcome.over_migration_s.setdefault(methods[-1], []).append(after_s - before_s)
             else:
                 self.outcome.between_s.append(after_s - before_s)
 
     async def run(self) -> None:
-        """All moves, under load that outlasts them."""
+        """All migrations, under load."""
         stopped = asyncio.Event()
         clients = [asyncio.create_task(self.client(stopped)) for _ in range(self.options.streams)]
         methods = [MoveMethod(name) for name in self.options.methods]
@@ -146,7 +144,7 @@ class Moves:
                 continue
             call, method = self.rng.choice(calls), self.rng.choice(methods)
             others = [engine.name for engine in self.router.engines if engine.name != call.engine]
-            self.wanted[call.id] = method
+            self.requested_method[call.id] = method
             self.router.administration.move_request(call.id, self.rng.choice(others), method)
         stopped.set()
         await asyncio.gather(*clients)
@@ -156,9 +154,8 @@ def _between(times_s: Sequence[float]) -> list[float]:
     return [after - before for before, after in pairwise(times_s)]
 
 
-def report(moves: Moves, console: Console) -> None:
-    """Print the outcome."""
-    outcome = moves.outcome
+def report(run: MigrationRun, console: Console) -> None:
+    outcome = run.outcome
     differences = outcome.differences
     console.print(
         f"{outcome.streams} streams, {len(outcome.lost)} lost, {len(differences.different)} different, "
@@ -167,10 +164,10 @@ def report(moves: Moves, console: Console) -> None:
     console.print("moves: " + ", ".join(f"{m} {o} {n}" for (m, o), n in sorted(outcome.ended.items())))
     for why, count in outcome.why.most_common(8):
         console.print(f"  {count} x {why}")
-    usual, before = statistics.median(outcome.between_s), statistics.median(moves.undisturbed_s)
+    usual, before = statistics.median(outcome.between_s), statistics.median(run.undisturbed_s)
     table = Table("between two tokens", "n", "median ms", "p95 ms", "of this run", "of undisturbed")
-    rows = {"undisturbed": moves.undisturbed_s, "not moved": outcome.between_s}
-    rows |= {f"moved, {method}": times for method, times in sorted(outcome.moved_s.items())}
+    rows = {"undisturbed": run.undisturbed_s, "not moved": outcome.between_s}
+    rows |= {f"moved, {method}": times for method, times in sorted(outcome.over_migration_s.items())}
     for name, times in rows.items():
         median = statistics.median(times)
         p95 = statistics.quantiles(times, n=20)[-1] if len(times) > 1 else median
@@ -183,14 +180,14 @@ def report(moves: Moves, console: Console) -> None:
             f"{median / before:.2f}",
         )
     console.print(table)
-    means = statistics.mean(outcome.between_s), statistics.mean(moves.undisturbed_s)
+    means = statistics.mean(outcome.between_s), statistics.mean(run.undisturbed_s)
     console.print(f"mean between tokens, not moved: {means[0] / means[1]:.2f} of undisturbed")
     for text in [*outcome.lost, *outcome.differences.different][:20]:
         console.print(f"  {text}", style="red")
 
 
 async def main(options: argparse.Namespace, console: Console) -> bool:
-    """Start engines, move their streams about, and say what came of it."""
+    """Start engines, migrate their streams, print the results; whether it passed."""
     folder = resolve_model(options.model)
     tokenizer = Tokenizer.from_folder(folder)
     engine = EngineOptions(
@@ -199,31 +196,30 @@ async def main(options: argparse.Namespace, console: Console) -> bool:
         kv_cache=KVCacheOptions(memory_bytes=options.kv_mib << 20),
     )
     cluster = ClusterOptions(backend=options.backend, address=options.address)
-    moves: Moves | None = None
+    run: MigrationRun | None = None
     router = await Router.start(
         [EnginePlan(name=str(number), options=engine) for number in range(options.engines)],
         {SERVICE: folder},
         {SERVICE: tokenizer},
         make_backend(cluster),
         cluster,
-        on_decision=lambda *decision: moves.on_decision(*decision) if moves is not None else None,
+        on_decision=lambda *decision: run.on_decision(*decision) if run is not None else None,
     )
     try:
-        moves = Moves(router, make_jobs(tokenizer, options.streams, options.tokens), options)
-        await moves.undisturbed()
+        run = MigrationRun(router, make_jobs(tokenizer, options.streams, options.tokens), options)
+        await run.undisturbed()
         console.print(f"{options.streams} undisturbed streams read")
-        await moves.run()
+        await run.run()
         for name in [engine.name for engine in router.engines]:
             stats = await router.stats(name)
             console.print(f"engine {name} holds {stats.services[SERVICE].live_blocks} blocks in the end")
     finally:
         await router.close()
-    report(moves, console)
-    return moves.outcome.passed
+    report(run, console)
+    return run.outcome.passed
 
 
 def arguments() -> argparse.Namespace:
-    """The options of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,11 +1,11 @@
-"""What packing requests onto few engines costs and saves, in simulation.
+"""Simulated comparison of packing and spreading dispatch policies: engines in use, migrations, latency.
 
     python -m benchmarks.packed_dispatch --traces FOLDER [--engines 8] [--rate 8] [--requests 3000] [--jobs 2]
 
-Azure conversations (lengths as of ShareGPT where no folder is named) on engines with Llama 2 7B and memory
-for 40,000 tokens of KV each (an A100). For each dispatch: engines with requests in the mean and at most,
-moves a second by what became of them, preemptions by the engines' schedulers, mean and 99th percentile of the
-time to the first token, and the share of answers within five times the time alone.
+Azure conversations (ShareGPT's lengths without --traces) on engines with Llama 2 7B and memory for 40,000 KV
+tokens each (an A100). For each policy: mean and most engines in use, migrations per second by outcome,
+preemptions by the engines' schedulers, mean and 99th percentile of TTFT, and the share of answers within five
+times the time alone.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def measure(point: Point) -> list[str]:
 
 
 def engines_in_use(record: RunRecord, engines: int) -> npt.NDArray[np.int64]:
-    """Engines that computed something, second by second while requests arrived."""
+    """Engines that computed in each second of the arrivals."""
     last_s = max(row.arrival_ns for row in record.requests) // 10**9
     busy = np.zeros((last_s + 1, engines), dtype=bool)
     for span in record.spans:
@@ -93,7 +93,6 @@ def engines_in_use(record: RunRecord, engines: int) -> npt.NDArray[np.int64]:
 
 
 def main() -> None:
-    """Print the table in Markdown."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

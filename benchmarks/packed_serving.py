@@ -1,11 +1,11 @@
-"""How many engines real streams need: a packer as dispatch beside one that only spreads requests.
+"""Packing and spreading dispatch policies on real engines: engines in use, migrations, latency.
 
     python -m benchmarks.packed_serving                 # SmolLM2 in float32, three engines
     python -m benchmarks.packed_serving --dispatch max-min mell load-balance --seed 2
 
-Streams come at random, many in busy spells and few in quiet ones, the same for every dispatch. Printed are
-how many engines had requests in the mean, moves and withdrawals, times to the first token and between tokens;
-and whether every stream said what it says undisturbed (as in benchmarks/migration.py).
+Streams arrive at random, in busy and quiet periods, the same for every policy. Prints the mean number of
+engines in use, migrations and withdrawals, TTFT and inter-token latency; and whether all streams equal those
+of an undisturbed run (as in benchmarks/migration.py).
 """
 
 import argparse
@@ -24,8 +24,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.undisturbed import SERVICE, Differences, Job, Output, make_jobs, read_job
-from shoal.cluster.backends.make import make_backend
+from benchmarks.stream_comparison import SERVICE, Differences, Job, Output, make_jobs, read_job
+from shoal.cluster.backends import make_backend
 from shoal.cluster.options import ClusterOptions, EnginePlan, PackingOptions
 from shoal.cluster.router.router import Router
 from shoal.core import EngineDied, Service
@@ -38,27 +38,25 @@ _SAMPLE_S = 0.1
 
 @dataclass
 class Outcome:
-    """What one dispatch showed."""
+    """Results of one policy."""
 
     in_use: list[int] = field(default_factory=list)
-    """Engines with requests, now and then."""
+    """Samples of the number of engines with requests."""
     lost: list[str] = field(default_factory=list)
     differences: Differences = field(default_factory=Differences)
     moves: Counter[str] = field(default_factory=Counter)
     withdrawals: int = 0
     first_s: list[float] = field(default_factory=list)
-    """Times to the first token."""
     between_s: list[float] = field(default_factory=list)
-    """Times between two tokens."""
+    """Inter-token latencies."""
 
     @property
     def passed(self) -> bool:
-        """Whether nothing was lost, and nothing differs but at ties."""
+        """Whether no stream was lost, and none differs except at ties."""
         return not self.lost and self.differences.none
 
 
 async def read(router: Router, job: Job, outcome: Outcome) -> Output:
-    """One stream to its end."""
     times_s = [time.monotonic()]
     output = await read_job(router, job, lambda _, tokens: times_s.extend([time.monotonic()] * tokens))
     outcome.first_s.append(times_s[1] - times_s[0])
@@ -67,14 +65,14 @@ async def read(router: Router, job: Job, outcome: Outcome) -> Output:
 
 
 async def watch(router: Router, outcome: Outcome) -> None:
-    """Count the engines in use until cancelled."""
+    """Sample the number of engines in use until cancelled."""
     while True:
         await asyncio.sleep(_SAMPLE_S)
         outcome.in_use.append(sum(engine.requests > 0 for engine in router.engines))
 
 
 async def load(router: Router, jobs: Sequence[Job], options: argparse.Namespace, outcome: Outcome) -> None:
-    """Streams come in busy and quiet spells; each is compared with what it says undisturbed."""
+    """Start streams in busy and quiet periods, and compare each with its undisturbed output."""
     reference = options.reference
     rng = random.Random(options.seed)
 
@@ -100,7 +98,7 @@ async def load(router: Router, jobs: Sequence[Job], options: argparse.Namespace,
 
 
 async def serve(dispatch: str, options: argparse.Namespace, console: Console) -> Outcome:
-    """All streams with one dispatch."""
+    """Run all streams with one policy."""
     folder = resolve_model(options.model)
     tokenizer = Tokenizer.from_folder(folder)
     engine = EngineOptions(
@@ -136,7 +134,6 @@ async def serve(dispatch: str, options: argparse.Namespace, console: Console) ->
 
 
 def report(outcomes: dict[str, Outcome], console: Console) -> None:
-    """Print what the dispatches showed."""
     heads = ("engines in use", "moves", "withdrawals", "first token s", "between ms", "p95 ms", "different")
     table = Table("dispatch", *heads)
     for name, outcome in outcomes.items():
@@ -157,7 +154,6 @@ def report(outcomes: dict[str, Outcome], console: Console) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The options of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -183,7 +179,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> bool:
-    """Serve with each dispatch; whether nothing was lost or changed."""
+    """Run each policy; whether all passed."""
     options, console = arguments(), Console(width=120)
     outcomes = {name: asyncio.run(serve(name, options, console)) for name in options.dispatch}
     report(outcomes, console)

@@ -1,4 +1,4 @@
-"""How long packing takes: growing requests on simulated engines, on one core.
+"""CPU time of packing growing requests onto simulated engines.
 
     python -m benchmarks.packing
     python -m benchmarks.packing --packer mell-eager --requests 10000 --engines 32 --rate 1.2
@@ -22,11 +22,11 @@ def main() -> None:
     parser.add_argument("--engines", type=int, default=64)
     parser.add_argument("--rate", type=float, default=2.6, help="requests per second")
     options = parser.parse_args()
-    on = model_on_device("llama2-7b")
-    requests = workload.mell_requests(options.rate, options.requests / options.rate, 0, on.capacity)
-    groups = [DeviceGroup(name=f"g{number:03}", capacity=on.capacity) for number in range(options.engines)]
+    model = model_on_device("llama2-7b")
+    requests = workload.mell_requests(options.rate, options.requests / options.rate, 0, model.capacity)
+    groups = [DeviceGroup(name=f"g{number:03}", capacity=model.capacity) for number in range(options.engines)]
     packer = PACKERS[options.packer](Packing(groups))
-    cluster = PackedCluster(packer, on.speed, expected=Expectations(on.capacity).forecast)
+    cluster = PackedCluster(packer, model.speed, expected=Expectations(model.capacity).forecast)
     begun_s = time.process_time()
     run = cluster.run(requests)
     print(f"{run.finished:,} requests in {time.process_time() - begun_s:.0f} s of CPU time")

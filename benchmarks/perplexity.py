@@ -4,10 +4,9 @@
     python -m benchmarks.perplexity --model gemma3-270m --text book.txt --tokens 40000
     python -m benchmarks.perplexity --dtypes bfloat16 --kv-cache-dtypes auto int8
 
-The text (by default Python's own language reference, as `help()` shows it) is cut into windows, each of
-which is served as a prompt. What the model gives for each prompt token is read from the forward passes that
-the engine makes, chunked and packed as it does with any prompt. Each dtype of weights is run with each of KV;
-the first pair is what the others are compared with.
+The text (by default Python's language reference, as in `help()`) is cut into windows, each of which is served
+as a prompt. Log-probabilities of prompt tokens are taken from the engine's own forward passes, with its usual
+chunks and batches. Each dtype of weights is run with each dtype of KV, and compared with the first pair.
 """
 
 import argparse
@@ -20,7 +19,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.interrupted import printed_at_end
+from benchmarks.interrupts import print_at_end
 from shoal import SamplingParams, Service
 from shoal.core import Request
 from shoal.engine import EngineOptions, assemble_engine
@@ -34,7 +33,7 @@ SERVICE = "model"
 
 
 class Scored:
-    """A model that notes how likely it finds each token of the prompts that it computes."""
+    """A model that sums the negative log-likelihood of the prompt tokens that it computes."""
 
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
@@ -105,21 +104,21 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32", "int8"])
     parser.add_argument("--kv-cache-dtypes", nargs="+", default=["auto"])
-    parser.add_argument("--text", type=Path, help="a file; Python's language reference if left out")
+    parser.add_argument("--text", type=Path, help="a file; default: Python's language reference")
     parser.add_argument("--tokens", type=int, default=20_480)
     parser.add_argument("--window", type=int, default=512, help="tokens of a prompt")
     args = parser.parse_args()
     folder = resolve_model(args.model)
     text = args.text.read_text() if args.text else default_text()
     tokenizer = Tokenizer.from_folder(folder)
-    begin = tokenizer.encode("")  # where the model was trained with a token that begins a text
+    begin = tokenizer.encode("")  # a begin token, if the model was trained with one
     tokens = tokenizer.encode(text, add_special_tokens=False)[: args.tokens]
     starts = range(0, len(tokens) - args.window + 1, args.window)
     windows = [begin + tokens[at : at + args.window] for at in starts]
     table = Table("dtype", "KV", "perplexity", f"against {args.dtypes[0]}, {args.kv_cache_dtypes[0]}")
     first = None
     Console().print(f"{args.model}, {len(windows) * args.window:,} tokens in windows of {args.window}")
-    with printed_at_end(table):
+    with print_at_end(table):
         for dtype, kv_dtype in product(args.dtypes, args.kv_cache_dtypes):
             found = perplexity(folder, dtype, kv_dtype, windows)
             first = first or found

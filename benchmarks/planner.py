@@ -1,10 +1,9 @@
-"""Plans for the earlier part of public traces, and what becomes of them on the later part.
+"""Capacity plans for the earlier part of public traces, tested on the later part.
 
     python -m benchmarks.planner --traces ../shared/traces [--trials 9] [--json FILE]
 
-For each case the cheapest fleet, and the same with one device less, both on requests that were not planned
-for.
-A plan holds if its attainment there is at most 2 points below what was wanted.
+Prints for each case the cheapest fleet, and the same with one device less, both on held-out requests. A plan
+holds if its attainment on these is at most 2 points below the target.
 """
 
 import argparse
@@ -25,7 +24,7 @@ from shoal.plan.demand import Demand, build_demand
 from shoal.plan.goals import PlanningOptions, parse_goals
 
 TOLERANCE = 0.02
-"""How much less than what was wanted still holds."""
+"""Largest shortfall of attainment at which a plan holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +36,12 @@ class Case:
     workload: str
     """Further keys of the workload."""
     services: str
-    """The services."""
     goals: str
-    """Of all of them."""
+    """SLOs of all services."""
     devices: tuple[DeviceKind, ...]
-    """What can be had."""
+    """Available devices."""
     attainment: float
-    """What is wanted."""
+    """The target."""
 
 
 CASES = {
@@ -75,7 +73,6 @@ CASES = {
 
 
 def demand_of(case: Case, traces: Path) -> Demand:
-    """The case's requests and services."""
     workload = ", ".join(filter(None, [f"trace: {traces.resolve() / case.trace}", case.workload]))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "scenario.yaml"
@@ -85,18 +82,18 @@ def demand_of(case: Case, traces: Path) -> Demand:
 
 
 def holds(found: Plan) -> bool:
-    """Whether the plan keeps what was wanted on later requests."""
+    """Whether the plan reaches the target on held-out requests, within the tolerance."""
     assert found.chosen is not None
     return found.chosen.attainment.mean >= found.options.attainment - TOLERANCE
 
 
 def fails_with_less(found: Plan) -> bool:
-    """Whether every fleet with one device less does not."""
-    return all(each.attainment.mean < found.options.attainment - TOLERANCE for each in found.one_less)
+    """Whether no fleet with one device less does."""
+    return all(each.attainment.mean < found.wanted.attainment - TOLERANCE for each in found.one_less)
 
 
 def main() -> int:
-    """Plan every case; returns 1 where one does not hold, or holds with less."""
+    """Plan every case; returns 1 if a plan does not hold, or holds with less."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--traces", type=Path, default=Path("../shared/traces"))
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))

@@ -1,10 +1,10 @@
-"""How soon a server that is started again after a kill -9 has its engines back, and what they still hold.
+"""Time until a server restarted after kill -9 has reattached to its engines, and the KV that they still hold.
 
     python -m benchmarks.reattach
 
-In each round eight streams run, the server's process is killed, and another one is started with the same
-settings. Printed are the times from its start until it answers /health, those of its imports alone, whether
-the engine's process is the same, and the KV that the engine holds one second later.
+In each round eight streams run, the server's process is killed, and a new one is started with the same
+settings. Prints the time from its start until /health answers, that of its imports alone, whether the
+engine's process is the same, and the KV that the engine holds one second later.
 """
 
 import argparse
@@ -22,13 +22,12 @@ IMPORTS = "import shoal.cli.serve, shoal.serve.launch"
 
 
 def start(options: argparse.Namespace) -> subprocess.Popen[bytes]:
-    """A server."""
     command = [sys.executable, "-m", "shoal.cli", "serve", options.model, "--port", str(options.port)]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 async def ready(client: httpx.AsyncClient) -> str:
-    """The pid of the engine, once the server is ready."""
+    """Wait until the server is ready; returns the engine's pid."""
     while True:
         try:
             health = (await client.get("/health")).json()
@@ -40,7 +39,7 @@ async def ready(client: httpx.AsyncClient) -> str:
 
 
 async def read(client: httpx.AsyncClient, model: str) -> None:
-    """A stream that is never read to its end."""
+    """Read a stream until the server is killed."""
     body = {
         "model": model,
         "prompt": "Once upon a time",
@@ -57,7 +56,7 @@ async def read(client: httpx.AsyncClient, model: str) -> None:
 
 
 async def live_blocks(client: httpx.AsyncClient) -> float:
-    """Blocks that requests hold, by the metrics."""
+    """KV blocks of running requests, from /metrics."""
     text = (await client.get("/metrics")).text
     values = [
         line for line in text.splitlines() if line.startswith("shoal_kv_blocks{") and 'use="live"' in line
@@ -66,7 +65,6 @@ async def live_blocks(client: httpx.AsyncClient) -> float:
 
 
 async def main(options: argparse.Namespace) -> None:
-    """All rounds."""
     began = time.perf_counter()
     subprocess.run([sys.executable, "-c", IMPORTS], check=True)
     imports_s = time.perf_counter() - began

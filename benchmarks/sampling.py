@@ -1,12 +1,11 @@
-"""What choosing the next tokens costs: a step's rows with several settings, by torch and by native kernels.
+"""Time of sampling a step's rows with several settings, by torch and by native kernels.
 
     python -m benchmarks.sampling [--rows 64] [--model smollm2] [--threads 1] [--step 60]
 
-The logits are those of a model at so many places of a text (this project's README). Kinds of settings and
-both ways take turns; a cell is the median of the rounds, and the fastest, in milliseconds. With one thread
-its CPU time is taken, which other programs change less; with more, the time that passes. With --step, the
-milliseconds of a whole step (see step_profile.py), it also says by how much of it settings cost more than
-greedy sampling.
+The logits are those of a model at --rows places of a text (this project's README). Settings and samplers take
+turns; a cell has the median of the rounds, and the fastest, in milliseconds. With one thread, CPU time is
+measured, which other processes affect less; with more, elapsed time. With --step, the milliseconds of a whole
+step (see step_profile.py), it also prints the additional cost over greedy sampling as a share of the step.
 """
 
 import argparse
@@ -57,30 +56,29 @@ def read_logits(model: str, rows: int) -> tuple[torch.Tensor, list[int]]:
 def measure(
     logits: torch.Tensor, tokens: list[int], rounds: int, threads: int
 ) -> dict[str, list[list[float]]]:
-    """By kind, the times of each way in milliseconds."""
+    """Times of each sampler in milliseconds, by settings."""
     library = load_native()
-    ways = [None] if library is None else [None, NativeSampler(library)]
+    samplers = [None] if library is None else [None, NativeSampler(library)]
     clock = time.thread_time if threads == 1 else time.perf_counter
     groups = {
-        (kind, way): [
+        (kind, sampler): [
             RunningSequence([*tokens[:200], row], 200, row, params, seed=row) for row in range(len(logits))
         ]
         for kind, params in KINDS.items()
-        for way in range(len(ways))
+        for sampler in range(len(samplers))
     }
-    times: dict[str, list[list[float]]] = {kind: [[] for _ in ways] for kind in KINDS}
+    times: dict[str, list[list[float]]] = {kind: [[] for _ in samplers] for kind in KINDS}
     for number in range(rounds + 1):
-        for (kind, way), rows in groups.items():
+        for (kind, sampler), rows in groups.items():
             fresh = logits.clone()
             started = clock()
-            sample(fresh, rows, [0], ways[way])
+            sample(fresh, rows, [0], samplers[sampler])
             if number:  # the first only warms up
-                times[kind][way].append((clock() - started) * 1e3)
+                times[kind][sampler].append((clock() - started) * 1e3)
     return times
 
 
 def main() -> None:
-    """Measure and print a table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -96,13 +94,13 @@ def main() -> None:
     greedy_ms = median(times["greedy"][-1])
     table = Table(title=f"{args.rows} rows of {args.model}, {args.threads} threads; {native_status()}")
     table.add_column("sampling")
-    for way in ("torch, ms", "native, ms")[: len(times["greedy"])]:
-        table.add_column(way, justify="right")
+    for sampler in ("torch, ms", "native, ms")[: len(times["greedy"])]:
+        table.add_column(sampler, justify="right")
     if args.step:
         table.add_column("of a step", justify="right")
-    for kind, ways in times.items():
-        cells = [f"{median(each):.2f} ({min(each):.2f})" for each in ways]
-        more = [f"{(median(ways[-1]) - greedy_ms) / args.step:+.1%}"] if args.step else []
+    for kind, samplers in times.items():
+        cells = [f"{median(each):.2f} ({min(each):.2f})" for each in samplers]
+        more = [f"{(median(samplers[-1]) - greedy_ms) / args.step:+.1%}"] if args.step else []
         table.add_row(kind, *cells, *more)
     Console(width=110).print(table)
 

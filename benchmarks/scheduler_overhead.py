@@ -1,12 +1,12 @@
-"""How long one scheduling decision takes, without a model.
+"""Time of one scheduling decision, without a model.
 
     python -m benchmarks.scheduler_overhead [--running 256] [--waiting 10000] [--services 1] [--preempt]
 
-Blocks of 16 tokens, a pool that is full enough for the head of the queue to be examined and
-refused at most steps. Prints, for every order and admission, median and 99th percentile of ``schedule()``
-and ``update()`` in microseconds, with about ``running`` requests running and ``waiting`` requests queued;
-and the median of a fixed loop in between, which says how fast the machine was during that line.
-A line ends with ! where the median of ``schedule()`` is above 500 us or its 99th percentile above 2 ms.
+Blocks have 16 tokens, and the pool is so full that the head of the queue is examined and not admitted at most
+steps. Prints, for every order and admission, median and 99th percentile of ``schedule()`` and ``update()`` in
+microseconds, with about ``running`` running and ``waiting`` queued requests; and the median of a fixed loop
+in between, as a measure of the machine's speed. A line ends with ! if the median of ``schedule()`` is above
+500 us or its 99th percentile above 2 ms.
 """
 
 import argparse
@@ -35,7 +35,7 @@ STEP_NS = 20_000_000
 WARMUP_STEPS = 1_000
 COUNTERS = [[0] for _ in range(256)]
 POOL_TOKENS = 250
-"""Of the pool for each running request, to begin with; then it is changed until about as many run."""
+"""Initial pool size per running request; it is adjusted until about ``running`` requests run."""
 
 
 def make_pool(blocks: int, services: int) -> BlockPool:
@@ -60,7 +60,7 @@ def make_request(number: int, services: int, random: Random) -> Request:
 
 @dataclass(frozen=True)
 class Load:
-    """What is measured: ``running`` and ``waiting`` requests of some services, for so many steps."""
+    """``running`` and ``waiting`` requests of ``services`` services, for ``steps`` steps."""
 
     running: int
     waiting: int
@@ -85,7 +85,7 @@ def make_scheduler(order: Order, admission: str, load: Load, pool_tokens: float)
 
 
 def fixed_loop() -> float:
-    """Microseconds of always the same work."""
+    """Microseconds of a fixed amount of work."""
     started = time.perf_counter_ns()
     for counter in COUNTERS:
         counter[0] += 1
@@ -135,7 +135,7 @@ def main() -> None:
     print(f"{'order':<24} {'admission':<13} running{'schedule us':>20}{'update us':>19}{'loop us':>11}")
     print(f"{'':<46}" + f"{'median':>9} {'p99':>8} " * 2 + f"{'median':>9}")
     load = Load(arguments.running, arguments.waiting, arguments.services, arguments.steps, arguments.preempt)
-    # What is long-lived is left alone by the garbage collector, as in the engine's process.
+    # Exclude long-lived objects from garbage collection, as in the engine's process.
     gc.freeze()
     for name, order in orders.items():
         for admission in ADMISSIONS:

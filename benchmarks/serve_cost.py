@@ -1,12 +1,11 @@
-"""What the server's own process costs for each token: this checkout against another one, in turns.
+"""CPU time of the API server process per token: this checkout compared with another, in turns.
 
     git worktree add --detach ../before COMMIT
     python -m benchmarks.serve_cost ../before
 
-Both serve the same model with the same settings, and stand by while the other one is measured. In each pair
-both answer the same streams, the first of them changing. Printed are the CPU time of the process that speaks
-HTTP, for each token, and tokens per second: medians, and the median of the pairs' ratios with its interval
-(95%, from the order of the ratios).
+Both serve the same model with the same settings, and idle while the other is measured. In each pair both
+answer the same streams, in alternating order. Prints CPU time of the HTTP process per token, and tokens per
+second: medians, and the median ratio of pairs with its 95% interval (from order statistics).
 """
 
 import argparse
@@ -30,7 +29,7 @@ WORDS = "river stone light market winter garden engine letter window bridge copp
 
 @dataclass
 class Server:
-    """One of the two."""
+    """One of the two servers, with its measurements."""
 
     name: str
     checkout: Path
@@ -39,14 +38,13 @@ class Server:
     tokens_per_s: list[float] = field(default_factory=list)
 
     def start(self, model: str) -> subprocess.Popen[bytes]:
-        """Run it; it ends with its process."""
         environment = os.environ | {"PYTHONPATH": str(self.checkout.resolve() / "src")}
         command = [sys.executable, "-m", "shoal.cli", "serve", model, "--port", str(self.port)]
         return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
 
 
 async def wait_for(server: Server) -> None:
-    """Until it is ready."""
+    """Wait until the server is ready."""
     async with httpx.AsyncClient() as client:
         while True:
             try:
@@ -58,7 +56,7 @@ async def wait_for(server: Server) -> None:
 
 
 async def stream(client: httpx.AsyncClient, server: Server, model: str, prompt: str, tokens: int) -> int:
-    """Read one answer to its end; the number of its pieces."""
+    """Read one answer to its end; its number of tokens."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": prompt}],
@@ -78,7 +76,7 @@ async def stream(client: httpx.AsyncClient, server: Server, model: str, prompt: 
 
 
 async def load(server: Server, process: psutil.Process, options: argparse.Namespace, seed: int) -> None:
-    """All streams at once, measured."""
+    """Run all streams at once, and record CPU time and throughput."""
     rng = random.Random(seed)
     prompts = [" ".join(rng.choice(WORDS.split()) for _ in range(12)) for _ in range(options.streams)]
     limits = httpx.Limits(max_connections=options.streams)
@@ -94,7 +92,7 @@ async def load(server: Server, process: psutil.Process, options: argparse.Namesp
 
 
 def interval(ratios: Sequence[float]) -> str:
-    """The median, and between which order statistics it lies with 95%."""
+    """The median with its 95% interval of order statistics."""
     ordered = sorted(ratios)
     count = len(ordered)
     # The largest k with P(Binomial(count, 1/2) < k) below 2.5%.
@@ -108,7 +106,6 @@ def interval(ratios: Sequence[float]) -> str:
 
 
 async def main(options: argparse.Namespace) -> None:
-    """Measure both in turns."""
     servers = [Server("before", options.before, 18101), Server("now", HERE, 18102)]
     processes = [server.start(options.model) for server in servers]
     try:

@@ -1,11 +1,11 @@
-"""How many requests a second of wall time the simulator gets through, in one process.
+"""Simulated requests per second of wall time, in one process.
 
     python -m benchmarks.simulator_speed [--trace ../shared/traces/azure_llm_2023/...conv.csv] [--repeat 3]
 
-Lengths of Azure's conversation trace (of its fitted distribution, where the file is missing), Poisson
-arrivals of 6.45 requests/s for every replica, Llama 3.1 8B on an A100 by roofline, first come first served
-as vLLM's preset, and other schedulers beside it. Prints the best of ``--repeat`` runs with and without
-skip-ahead; ``--profile`` prints where the time of the first case goes instead.
+Lengths of Azure's conversation trace (of a fitted distribution without the file), Poisson arrivals of 6.45
+requests/s per replica, Llama 3.1 8B on an A100 by roofline, the preset vllm with FCFS, and other schedulers.
+Prints the best of ``--repeat`` runs with and without skip-ahead; ``--profile`` prints a profile of the first
+case instead.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from benchmarks.interrupted import printed_at_end
+from benchmarks.interrupts import print_at_end
 from shoal.config import PRESETS
 from shoal.core import Request
 from shoal.forecast import RooflineTimes, device_spec, kv_tokens, model_spec
@@ -67,7 +67,7 @@ def make_requests(count: int, replicas: int, trace: Path) -> Sequence[Request]:
 
 
 def simulate(case: Case, requests: Sequence[Request], *, skip_ahead: bool) -> tuple[RunRecord, float]:
-    """The record, and the seconds that it took."""
+    """The record, and its wall time in seconds."""
     model, device = model_spec("llama-3.1-8b"), device_spec("a100-80")
     layout = token_layout(kv_tokens(model, device) // BLOCK_SIZE, BLOCK_SIZE)
     spec = EngineSpec(
@@ -102,7 +102,7 @@ def main() -> None:
         pstats.Stats(profile).sort_stats("tottime").print_stats(30)
         return
     table = Table("", "requests", "steps", "requests/s", "every step made", "TTFT s", "TPOT s")
-    with printed_at_end(table, 120):
+    with print_at_end(table, 120):
         for case in cases():
             requests = make_requests(case.requests, case.replicas, arguments.trace)
             runs = [

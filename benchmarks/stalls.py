@@ -1,13 +1,13 @@
-"""How long a server stands still for others while it gets much work at once.
+"""Stalls of a server under bursts of expensive work: /health and another client's stream.
 
     python -m benchmarks.stalls                       # SmolLM2 and Gemma 3 270M, every kind of work
     python -m benchmarks.stalls --only schemas tokenize --rounds 5
 
-Two clients are watched: one asks for /health every 20 ms, and one reads streams of SmolLM2, one after the
-other. In turns nothing else happens, and one kind of work comes: 122 requests with a schema each; the service
-with Gemma's tokenizer (262,144 tokens) goes and comes again; ten /tokenize and ten /detokenize of 900 KB; a
-prompt of 7,000 tokens for Gemma with log-probabilities. Printed are, for each turn, the longest times between
-two answers and between two tokens, and how late the watching process was woken, which is the machine's part.
+Two clients are measured: one requests /health every 20 ms, and one reads streams of SmolLM2. Turns without
+other work alternate with one kind of work each: 122 requests with a schema each; removing and adding the
+service with Gemma's tokenizer (262,144 tokens); ten /tokenize and ten /detokenize of 900 KB; a prompt of
+7,000 tokens for Gemma with log-probabilities. Prints for each turn the longest /health answer and inter-token
+latency, and the largest wake-up delay of the measuring process, which is due to the machine.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from rich.table import Table
 
 from benchmarks.chaos.configurations import Configuration
 from benchmarks.chaos.server import Server
-from benchmarks.interrupted import printed_at_end
+from benchmarks.interrupts import print_at_end
 
 POLL_S = 0.02
 SETTLE_S = 1.0
@@ -38,14 +38,14 @@ TEXT = "The river ran past the stone bridge into the winter light. "
 
 @dataclass
 class Watch:
-    """What the clients saw that are watched."""
+    """Measurements of the watching clients, in seconds."""
 
     health_s: list[float] = field(default_factory=list)
     stream_s: list[float] = field(default_factory=list)
     late_s: list[float] = field(default_factory=list)
 
     async def health(self, client: httpx.AsyncClient) -> None:
-        """Ask again and again, until cancelled."""
+        """Request /health repeatedly until cancelled."""
         while True:
             began = time.monotonic()
             (await client.get("/health")).raise_for_status()
@@ -53,7 +53,7 @@ class Watch:
             await asyncio.sleep(POLL_S)
 
     async def stream(self, client: httpx.AsyncClient) -> None:
-        """Read one stream after the other, until cancelled."""
+        """Read one stream after another until cancelled."""
         body = {
             "model": "chat",
             "prompt": "Once upon a time",
@@ -73,7 +73,7 @@ class Watch:
                         last = now
 
     async def lateness(self) -> None:
-        """How much later than asked for this process goes on, until cancelled."""
+        """Record wake-up delays of this process until cancelled."""
         while True:
             began = time.monotonic()
             await asyncio.sleep(0.005)
@@ -81,7 +81,7 @@ class Watch:
 
 
 async def schemas(client: httpx.AsyncClient) -> Counter[str]:
-    """122 of them, all different, at once."""
+    """122 requests with different schemas, at once."""
 
     async def ask(number: int) -> int:
         properties = {f"field_{number}_{each}": {"type": "integer"} for each in range(20)}
@@ -93,7 +93,7 @@ async def schemas(client: httpx.AsyncClient) -> Counter[str]:
 
 
 async def tokenizer(client: httpx.AsyncClient) -> Counter[str]:
-    """The service with it goes, and comes again."""
+    """Remove and add the service with the large tokenizer."""
     answer = await client.delete("/admin/services/complete")
     statuses = [answer.status_code]
     await _end(client, answer)
@@ -107,7 +107,7 @@ async def tokenizer(client: httpx.AsyncClient) -> Counter[str]:
 
 
 async def _end(client: httpx.AsyncClient, answer: httpx.Response) -> None:
-    """Wait for the operation that was started."""
+    """Wait until the started operation ends."""
     number = answer.raise_for_status().json()["id"]
     while (await client.get(f"/admin/operations/{number}")).json()["state"] == "running":
         await asyncio.sleep(0.05)
@@ -128,7 +128,7 @@ async def detokenize(client: httpx.AsyncClient) -> Counter[str]:
 
 
 async def scored(client: httpx.AsyncClient) -> Counter[str]:
-    """A prompt of 7,000 tokens whose log-probabilities are wanted."""
+    """A prompt of 7,000 tokens with log-probabilities."""
     body = {"model": "complete", "prompt": [1_000] * 7_000, "max_tokens": 1, "prompt_logprobs": 1}
     return Counter([str((await client.post("/v1/completions", json=body)).status_code)])
 
@@ -139,7 +139,7 @@ WORK: dict[str, Callable[[httpx.AsyncClient], Awaitable[Counter[str]]]] = {
 
 
 async def attack(url: str, name: str) -> None:
-    """Do the work, in a process of its own; prints how many answers had which status."""
+    """Run the work in this process; prints the number of answers by status."""
     async with httpx.AsyncClient(
         base_url=url, timeout=None, limits=httpx.Limits(max_connections=None)
     ) as client:
@@ -147,14 +147,14 @@ async def attack(url: str, name: str) -> None:
 
 
 async def turn(server: Server, name: str | None) -> tuple[Watch, str]:
-    """Watch the server for the time of one kind of work."""
+    """Measure during one kind of work; None: without work."""
     watch = Watch()
     assert server.client is not None
     watching = [
         asyncio.create_task(each)
         for each in (watch.health(server.client), watch.stream(server.client), watch.lateness())
     ]
-    said = ""
+    answer_counts = ""
     try:
         await asyncio.sleep(SETTLE_S)
         if name is None:
@@ -163,7 +163,7 @@ async def turn(server: Server, name: str | None) -> tuple[Watch, str]:
             command = [sys.executable, "-m", "benchmarks.stalls", "--attack", server.url, "--only", name]
             worker = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
             answers: dict[str, Any] = json.loads((await worker.communicate())[0])
-            said = ", ".join(f"{count} x {status}" for status, count in sorted(answers.items()))
+            answer_counts = ", ".join(f"{count} x {status}" for status, count in sorted(answers.items()))
         await asyncio.sleep(SETTLE_S)
         for task in watching:
             if task.done():
@@ -172,24 +172,24 @@ async def turn(server: Server, name: str | None) -> tuple[Watch, str]:
         for task in watching:
             task.cancel()
         await asyncio.gather(*watching, return_exceptions=True)
-    return watch, said
+    return watch, answer_counts
 
 
 async def measure(names: list[str], rounds: int, table: Table) -> None:
-    """Every kind of work in each round, and none."""
+    """In each round a turn without work, and one for each kind of work."""
     configuration = Configuration("stalls", kv_memory="512MiB")
     with tempfile.TemporaryDirectory() as folder:
         async with Server(configuration, Path(folder)) as server:
             for _ in range(rounds):
                 for name in [None, *names]:
-                    watch, said = await turn(server, name)
+                    watch, answers = await turn(server, name)
                     longest = [max(times) for times in (watch.health_s, watch.stream_s, watch.late_s)]
                     median = statistics.median(watch.stream_s)
-                    table.add_row(name or "none", *[f"{each:.2f}" for each in longest], f"{median:.3f}", said)
+                    cells = [f"{each:.2f}" for each in longest]
+                    table.add_row(name or "none", *cells, f"{median:.3f}", answers)
 
 
 def main() -> None:
-    """Start a server, and watch it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -201,7 +201,7 @@ def main() -> None:
         asyncio.run(attack(arguments.attack, arguments.only[0]))
         return
     table = Table("work", "/health, s", "stream, s", "watcher late, s", "median token, s", "answers")
-    with printed_at_end(table):
+    with print_at_end(table):
         asyncio.run(measure(arguments.only, arguments.rounds, table))
 
 

@@ -1,31 +1,31 @@
-"""Where the time of one step goes: decode steps of several sizes, and one chunk of a prompt.
+"""Breakdown of the time of a step by parts: decode steps of several sizes, and a prompt's chunk.
 
     python -m benchmarks.step_profile                                   # smollm2, bfloat16, all cores
     python -m benchmarks.step_profile --model gemma3-270m --rows 1 16 --prefill 512
     python -m benchmarks.step_profile --threads 1                       # by CPU time, on a busy machine
 
-The steps are plans carried out by the real executor, over a real model and a KV pool of 16-token blocks.
-Decode steps have ``--context`` tokens in every row; a prefill chunk is a prompt's first ``--prefill``
-tokens. Each kind of step is timed ``--rounds`` times in turn with the others, and a row shows the parts of
-the one with the median total, in milliseconds:
+The real executor runs plans with a real model and a KV pool of 16-token blocks. Decode steps have
+``--context`` tokens in every row; a prefill chunk is a prompt's first ``--prefill`` tokens. The kinds of
+steps take turns for ``--rounds`` rounds, and a row shows the parts of the one with the median total, in
+milliseconds:
 
-- *products*: matrix products of the layers, with what their epilogues do. *head*: that of the vocabulary.
-- *cache*: writing keys and values to the pool and gathering them (what native attention does not need).
+- *products*: matrix products of the layers, with their epilogues. *head*: that of the vocabulary.
+- *cache*: writing keys and values to the pool, and gathering them (not needed by native attention).
   *attention*: the rest of the attention calls.
 - *sampling*, and *packing* (building the batch).
-- *small*: torch operations and native kernels outside all of these: norms, rotary embeddings, residuals.
-- *Python*: what is left of the total: the interpreter, transformers' code, and dispatching.
+- *small*: other torch operations and native kernels: norms, rotary embeddings, residuals.
+- *Python*: the rest: the interpreter, transformers' code, and dispatching.
 
-Most parts are timed by wrapping the functions that compute them, each without what it calls of the others:
-on a CPU nothing is asynchronous. Torch operations outside the wrapped functions are too many and too small
-for that. They are traced by ``torch.profiler`` in a second run of each step: *small* is the sum over these
-*operations*, each the fastest of the rounds. The profiler slows them down by about a microsecond each, so
-*small* is a little too large and *Python* as much too small.
+Most parts are timed by wrapping the functions that compute them, without nested wrapped functions: on a CPU
+nothing is asynchronous. Torch operations outside the wrapped functions are too many and too small for that;
+``torch.profiler`` traces them in a second run of each step. *small* is the sum over these *operations*, each
+the fastest of the rounds. The profiler slows them down by about a microsecond each, so *small* is a little
+too large and *Python* too small.
 
-Layers that native code computes in one call are taken apart for this: their operations are called one after
-the other, with the same bits. *as it runs* is the whole step without that.
+Layers that native code computes in one call are computed one operation at a time for this, with the same
+bits. *as it runs* is the whole step without that.
 
-With one thread its CPU time is taken, which other programs change less; with more, the time that passes.
+With one thread, CPU time is measured, which other processes affect less; with more, elapsed time.
 """
 
 import argparse
@@ -63,7 +63,7 @@ SCOPE = "part: "
 
 
 class Clock:
-    """Times nested functions, each without the time of those inside it."""
+    """Times nested functions, each without the nested ones."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -74,13 +74,13 @@ class Clock:
         self._inside: list[tuple[str, float]] = []
 
     def wrap(self, owner: Any, name: str, part: str | Callable[[Any], str | None]) -> None:
-        """Time ``owner.name``, which is ``part``, or what that says of its first argument (None: do not)."""
+        """Time ``owner.name`` as ``part``, or as ``part`` of its first argument (None: not timed)."""
         setattr(owner, name, self.timed(getattr(owner, name), part))
 
     def timed(
         self, function: Callable[..., Any], part: str | Callable[[Any], str | None]
     ) -> Callable[..., Any]:
-        """``function``, timed."""
+        """``function`` with timing."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             label = part if isinstance(part, str) else part(args[0])
@@ -104,30 +104,29 @@ class Clock:
 
     @property
     def part(self) -> str | None:
-        """The part that is being timed."""
+        """The part being timed."""
         return self._inside[-1][0] if self._inside else None
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one step took."""
+    """Times of one step."""
 
     kind: str
     parts_ms: dict[str, float]
-    """By part; the torch operations among the small ones are in *Python* yet."""
+    """By part; small torch operations still count as *Python*."""
     operations_ms: list[float]
-    """Small torch operations, traced."""
+    """Of traced small torch operations."""
     as_it_runs_ms: float
-    """The whole step where layers are native calls."""
+    """Of the whole step with native calls of layers."""
 
     @property
     def total_ms(self) -> float:
-        """Of all parts."""
         return sum(self.parts_ms.values())
 
 
 class Bench:
-    """One model behind the real executor, whose steps are made by hand."""
+    """The real executor with one model, and plans made by hand."""
 
     def __init__(self, models: ModelSet, kv_bytes: int) -> None:
         self.executor = TorchExecutor(
@@ -140,7 +139,7 @@ class Bench:
 
     @contextmanager
     def layers_apart(self) -> Iterator[None]:
-        """Inside, layers are computed one operation after the other."""
+        """Within the block, layers are computed one operation at a time."""
         native = getattr(self._forward, "native_layers", [])
         kept = list(native)
         native.clear()
@@ -169,7 +168,7 @@ class Bench:
             self._pool.free(SERVICE, table)
 
     def step(self, joined: tuple[NewSequence, ...], new_tokens: int) -> None:
-        """One step in which the sequences come, compute ``new_tokens`` each, sample, and are forgotten."""
+        """One step in which the sequences join, compute ``new_tokens`` each, sample, and leave."""
         ids = tuple(sequence.seq_id for sequence in joined)
         plan = StepPlan(
             number=0,
@@ -186,7 +185,7 @@ class Bench:
 
 
 def time_functions(clock: Clock, models: ModelSet) -> None:
-    """Wrap all functions that make up a part; native kernels are wrapped by ``time_kernels``."""
+    """Wrap the functions of all parts, except native kernels (``time_kernels``)."""
     module = models.models[SERVICE].module
     head = module.get_output_embeddings()
     packed = {id(part) for part in module.modules() if hasattr(part, "gate") and hasattr(part, "down")}
@@ -209,7 +208,7 @@ def time_functions(clock: Clock, models: ModelSet) -> None:
 
 
 def time_kernels(clock: Clock) -> None:
-    """Time native kernels that no other part calls; before anything takes one from the library."""
+    """Time native kernels outside other parts; call it before any kernel is taken from the library."""
     plain = NativeLibrary.kernel
 
     def kernel(library: NativeLibrary, name: str, *arguments: Any, result: Any = None) -> Callable[..., Any]:
@@ -230,7 +229,7 @@ def small_operations(traced: profile) -> list[float]:
 
 
 def measure(bench: Bench, clock: Clock, kind: str, joined: tuple[NewSequence, ...], new_tokens: int) -> Step:
-    """One step as it runs, one with timers, and one under the profiler."""
+    """Run a step as it is, one with timers, and one under the profiler."""
     clock.seconds.clear()
     bench.step(joined, new_tokens)
     as_it_runs_ms = 1e3 * sum(clock.seconds.values())
@@ -242,7 +241,7 @@ def measure(bench: Bench, clock: Clock, kind: str, joined: tuple[NewSequence, ..
 def _parts(
     bench: Bench, clock: Clock, joined: tuple[NewSequence, ...], new_tokens: int
 ) -> tuple[dict[str, float], profile]:
-    """Milliseconds of each part, and the trace of another such step."""
+    """Milliseconds of each part, and the trace of another step."""
     clock.seconds.clear()
     bench.step(joined, new_tokens)
     parts = {name: 1e3 * clock.seconds[name] for name in PARTS}
@@ -254,7 +253,7 @@ def _parts(
 
 
 def medians(steps: list[Step]) -> list[Step]:
-    """Of each kind, the step whose total is the median, with each operation the fastest of all."""
+    """The step with the median total of each kind, with the fastest time of each operation."""
     kinds: dict[str, list[Step]] = {}
     for step in steps:
         kinds.setdefault(step.kind, []).append(step)
@@ -269,7 +268,6 @@ def medians(steps: list[Step]) -> list[Step]:
 
 
 def show(title: str, steps: list[Step]) -> None:
-    """A row for each kind of step."""
     table = Table(title=title)
     for column in ("step", "as it runs, ms", "total, ms", *PARTS, "operations"):
         table.add_column(column, justify="right")
@@ -281,7 +279,6 @@ def show(title: str, steps: list[Step]) -> None:
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,11 +1,10 @@
-"""The largest gaps between the tokens of streams that arrive one after another at a real engine.
+"""Largest inter-token latencies of streams that arrive one after another, by scheduler, on a real engine.
 
     python -m benchmarks.streams                              # 8 streams, 0.5 s apart, 2 at a time
     python -m benchmarks.streams --max-running 0              # as many at a time as the scheduler allows
 
-Smollm2 by default, one service, every scheduler in turn around the same weights. Printed are for each the
-time until all streams ended, the mean time to the first token, the three largest gaps between two tokens of a
-stream, and preemptions.
+One service, smollm2 by default, every scheduler in turn with the same weights. Prints for each the time until
+all streams have ended, mean TTFT, the three largest inter-token latencies, and preemptions.
 """
 
 import argparse
@@ -16,7 +15,7 @@ from itertools import pairwise
 
 from rich.table import Table
 
-from benchmarks.interrupted import printed_at_end
+from benchmarks.interrupts import print_at_end
 from shoal.config.presets import PRESETS
 from shoal.core import Request, SamplingParams, Service
 from shoal.engine import Engine, EngineOptions
@@ -30,7 +29,7 @@ SERVICE = "bench"
 
 
 def schedulers(max_running: int | None) -> Mapping[str, SchedulerOptions]:
-    """What is compared, by name."""
+    """Compared schedulers by name."""
     shoal = SchedulerOptions(max_running=max_running)
     return {
         "shoal": shoal,
@@ -41,16 +40,16 @@ def schedulers(max_running: int | None) -> Mapping[str, SchedulerOptions]:
 
 
 def serve(engine: Engine, count: int, apart_s: float, output: int) -> dict[str, list[float]]:
-    """Times of the tokens of each stream, in seconds from its arrival."""
+    """Token times of each stream, in seconds from its arrival."""
     sampling = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
     start_ns = time.monotonic_ns()
     arrivals = {f"r{number}": start_ns + round(number * apart_s * 1e9) for number in range(count)}
-    coming = list(arrivals)
+    upcoming = list(arrivals)
     times: dict[str, list[float]] = {name: [] for name in arrivals}
-    while coming or engine.busy:
-        while coming and arrivals[coming[0]] <= time.monotonic_ns():
-            name = coming.pop(0)
-            prompt = [(131 * len(coming) + 17 * at) % 40_000 + 100 for at in range(64)]
+    while upcoming or engine.busy:
+        while upcoming and arrivals[upcoming[0]] <= time.monotonic_ns():
+            name = upcoming.pop(0)
+            prompt = [(131 * len(upcoming) + 17 * at) % 40_000 + 100 for at in range(64)]
             engine.submit(
                 Request(id=name, service=SERVICE, prompt=prompt, sampling=sampling, arrival_ns=arrivals[name])
             )
@@ -61,7 +60,6 @@ def serve(engine: Engine, count: int, apart_s: float, output: int) -> dict[str, 
 
 
 def main() -> None:
-    """Run every scheduler, and print a table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -77,7 +75,7 @@ def main() -> None:
     folders = {SERVICE: resolve_model(arguments.model)}
     models = load_models([service], folders, device=arguments.device, threads=threads)
     table = Table("scheduler", "seconds", "mean TTFT, s", "largest gaps, s", "preemptions")
-    with printed_at_end(table):
+    with print_at_end(table):
         for name, scheduler in schedulers(arguments.max_running or None).items():
             options = EngineOptions(
                 services=(service,),

@@ -1,11 +1,11 @@
-"""What grammars cost: throughput of many streams of which some follow one, against none that does.
+"""Cost of structured output: throughput with some constrained streams, relative to none.
 
     python -m benchmarks.structured_output                    # smollm2, 16 of 64 streams, 5 rounds of each
     python -m benchmarks.structured_output --model gemma3-270m --distinct 16
 
-One engine, rounds in turns. Every round decodes as many tokens in as many rows: the schema has an array
-that cannot end before. Printed are tokens per second of each round and their medians, how long a step waits
-for masks after its forward pass, and the time that a mask takes where it is computed.
+One engine, alternating rounds. All rounds decode equally many tokens in equally many rows: the schema has an
+array that cannot end earlier. Prints tokens per second of each round and medians, the wait of a step for
+masks after its forward pass, and the time of computing a mask.
 """
 
 import argparse
@@ -35,12 +35,12 @@ SERVICE = "bench"
 
 @dataclass
 class Waits:
-    """Measures how long an executor waits for masks."""
+    """Measures an executor's waits for masks."""
 
     seconds: list[float] = field(default_factory=list)
 
     def watch(self, executor: Any) -> Executor:
-        """Measure from now on."""
+        """Wrap the executor's mask reader."""
         finish = executor._masks.finish
 
         def timed() -> RowMasks | None:
@@ -56,7 +56,7 @@ class Waits:
 
 
 def people(number: int) -> Grammar:
-    """A long list of people; ``number`` makes it a grammar of its own."""
+    """A schema of a long list of people, different for each number."""
     properties = {
         "name": {"type": "string", "maxLength": 20},
         "age": {"type": "integer", "minimum": 0, "maximum": 99 + number},
@@ -68,7 +68,7 @@ def people(number: int) -> Grammar:
 
 
 def decode(engine: Engine, prompt: Sequence[int], grammars: Sequence[Grammar | None], tokens: int) -> float:
-    """Tokens per second of a stream for each of ``grammars``, from the first step in which all decode."""
+    """Tokens per second of one stream per grammar, from the first step in which all decode."""
     requests = [
         Request(
             id=f"{time.monotonic_ns()}-{number}",
@@ -105,7 +105,7 @@ def decode(engine: Engine, prompt: Sequence[int], grammars: Sequence[Grammar | N
 
 
 def mask_times(folder: Path, vocab_size: int, eos: Sequence[int], prompt: str) -> list[float]:
-    """Seconds for each mask along a text that follows the schema, in this process."""
+    """Seconds of each mask along a text that follows the schema, computed in this process."""
     tokenizer = llguidance.LLTokenizer(
         str(folder / "tokenizer.json"), n_vocab=vocab_size, eos_token=list(eos)
     )
@@ -125,7 +125,6 @@ def mask_times(folder: Path, vocab_size: int, eos: Sequence[int], prompt: str) -
 
 
 def main() -> None:
-    """Measure, and print a table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,12 +1,11 @@
-"""Two engines of one core each against one engine of two cores, with the same memory in all.
+"""Two engines of one core each compared with one engine of two cores, with the same memory in all.
 
     python -m benchmarks.two_engines                      # smollm2 and gemma3-270m on every engine
     python -m benchmarks.two_engines --clients 4 --rounds 5
 
-Clients read one stream after the other, of either service in turn. Both set-ups run in turns, each in a
-process tree of its own. Printed are the medians over the rounds of tokens per second, and of the mean
-normalised latency: the time of a request in units of what one of its service took alone on the engine of two
-cores.
+Clients read one stream after another, alternating between services. Both set-ups run in turns, each in its
+own process tree. Prints medians over the rounds of tokens per second, and of mean normalised latency:
+relative to a request of the same service alone on the engine of two cores.
 """
 
 import argparse
@@ -36,7 +35,7 @@ WORDS = "river stone light market winter garden engine letter window bridge copp
 
 @dataclass
 class Round:
-    """What one set-up did in one round."""
+    """Figures of one set-up in one round."""
 
     tokens: int = 0
     seconds: float = 0.0
@@ -55,7 +54,7 @@ def plans(engines: int, kv_mib: int) -> list[EnginePlan]:
 
 
 async def request(router: Router, service: str, prompt: list[int]) -> float:
-    """One stream to its end; seconds that it took."""
+    """Read a stream to its end; its seconds."""
     began = time.perf_counter()
     sampling = SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
     async with await router.submit(service, prompt, sampling) as stream:
@@ -70,7 +69,6 @@ async def load(
     alone_s: Mapping[str, float],
     options: argparse.Namespace,
 ) -> Round:
-    """All clients for one round."""
     result = Round()
     until = time.perf_counter() + options.seconds
     began = time.perf_counter()
@@ -91,7 +89,6 @@ async def load(
 
 
 async def main(options: argparse.Namespace) -> dict[int, list[Round]]:
-    """Both set-ups in turns."""
     folders = {model: resolve_model(model) for model in MODELS}
     tokenizers = {model: Tokenizer.from_folder(folders[model]) for model in MODELS}
     rng = random.Random(3)
@@ -122,7 +119,7 @@ async def main(options: argparse.Namespace) -> dict[int, list[Round]]:
 
 
 def cpu_name() -> str:
-    """The CPU as the system calls it."""
+    """The CPU's name in /proc/cpuinfo."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

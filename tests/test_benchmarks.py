@@ -9,10 +9,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ROWS = """\
 from rich.table import Table
-from benchmarks.interrupted import printed_at_end
+from benchmarks.interrupts import print_at_end
 
 table = Table("measured")
-with printed_at_end(table):
+with print_at_end(table):
     table.add_row("one")
     raise {error}
     table.add_row("two")

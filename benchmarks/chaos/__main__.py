@@ -43,11 +43,11 @@ from rich.table import Table
 from benchmarks.chaos import server_runs
 from benchmarks.chaos.configurations import named
 from benchmarks.chaos.failing_engine import FAILS_ONCE, MARKS, POISON
-from benchmarks.interrupted import shown_at_end
-from benchmarks.undisturbed import SERVICE, TOLERANCE, Differences, Job, Output, make_jobs, read_job
-from shoal.cluster.backends.make import make_backend
-from shoal.cluster.manager.actions import ClusterAction, Dispatch
-from shoal.cluster.manager.events import ClusterEvent
+from benchmarks.interrupts import show_at_end
+from benchmarks.stream_comparison import SERVICE, TOLERANCE, Differences, Job, Output, make_jobs, read_job
+from shoal.cluster.actions import ClusterAction, Dispatch
+from shoal.cluster.backends import make_backend
+from shoal.cluster.events import ClusterEvent
 from shoal.cluster.options import ClusterOptions, EnginePlan, RestartOptions
 from shoal.cluster.router.router import Router
 from shoal.cluster.status import EngineState
@@ -361,7 +361,7 @@ def servers(options: argparse.Namespace, console: Console) -> bool:
         server_runs.show(results, console)
         write(server_runs.as_json(results), options.json)
 
-    with shown_at_end(show):
+    with show_at_end(show):
         asyncio.run(server_runs.run_all(configurations, options, console, results))
     return bool(server_runs.as_json(results)["passed"])
 

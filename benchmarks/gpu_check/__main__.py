@@ -33,7 +33,7 @@ from types import FrameType
 from benchmarks.gpu_check.part_list import PARTS, ROOT, Part, environment, install, missing, visible, wheels
 from benchmarks.gpu_check.report import line_of, tables, write_json
 from benchmarks.gpu_check.run import NO_SUCH_DEVICE, PartResult, Setting, run_part
-from benchmarks.interrupted import shown_at_end
+from benchmarks.interrupts import show_at_end
 
 _LEAST_SHARE = 0.4
 """A part is left out if less than this share of its time is left."""
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) 
     chosen = [part for part in parts if not options.only or part.name in options.only]
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
         check = Check(options, chosen, Path(folder))
-        with shown_at_end(check.finish):
+        with show_at_end(check.finish):
             check.run()
     return 1 if any(result.state == "failed" for result in check.parts) else 0
 

@@ -30,7 +30,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.interrupted import shown_at_end
+from benchmarks.interrupts import show_at_end
 from benchmarks.throughput.contestants import Contestant, Failed
 from benchmarks.throughput.field import Field
 from benchmarks.throughput.job import Prompts
@@ -151,7 +151,7 @@ def main() -> None:
         if args.json:
             args.json.write_text(json.dumps([asdict(entry) for entry in entries], indent=1) + "\n")
 
-    with shown_at_end(finish):
+    with show_at_end(finish):
         compare(contestants, args.shapes, args.rounds, entries)
 
 

@@ -1,4 +1,4 @@
-"""The comparison with vLLM's runs reads what a run says of itself, and says what a folder lacks."""
+"""`benchmarks.fidelity_vllm` uses the settings of the recorded run, and names missing files."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ workload: {lengths: {prompt: 60, output: 40}, rate: 300, requests: 30}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A run that was measured with few blocks and sequences: in simulation, so nothing may differ."""
+    """A run with few blocks and sequences; it is simulated, so nothing may differ."""
     folder = tmp_path / "run"
     write_profile(folder / "profile", "model: meta-llama/Llama-3.1-8B\nhardware: RTX4090\n")
     (tmp_path / "scenario.yaml").write_text(SCENARIO)
@@ -72,7 +72,7 @@ def test_ranks_that_divide_experts_are_simulated(tmp_path: Path) -> None:
     assert "overhead fitted to 20 requests: 0.0 us a step, 0.0 us a layer" in fitted.stdout
 
 
-def test_what_is_missing_is_named(folder: Path) -> None:
+def test_missing_files_and_keys_are_named(folder: Path) -> None:
     (folder / "measured" / "meta.json").write_text(json.dumps({**META, "kv_cache": {}}))
     assert "meta.json does not say 'num_gpu_blocks'" in run(folder).stderr
     (folder / "measured" / "meta.json").unlink()

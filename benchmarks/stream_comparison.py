@@ -1,4 +1,4 @@
-"""What benchmarks that disturb engines share: requests, their outputs, and where two outputs differ."""
+"""Requests of chaos and migration benchmarks, and comparison of outputs with an undisturbed run."""
 
 import random
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from shoal.models import Tokenizer
 
 SERVICE = "chat"
 TOLERANCE = 1e-3
-"""For log-probabilities, and between the two likeliest tokens, which may then be exchanged."""
+"""Of log-probabilities; two likeliest tokens closer than this are a tie and may be exchanged."""
 _WORDS = "river stone light market winter garden engine letter window bridge copper music story harbour"
 
 
@@ -24,36 +24,36 @@ class Job:
 
 @dataclass
 class Output:
-    """What came of one."""
+    """Tokens of one answer."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
-    """Between the log-probabilities of the two likeliest tokens."""
+    """Difference of the log-probabilities of the two likeliest tokens."""
 
 
 @dataclass
 class Differences:
-    """What was seen when outputs were compared with undisturbed ones."""
+    """Results of comparisons with undisturbed outputs."""
 
     compared: int = 0
     different: list[str] = field(default_factory=list)
     ties: int = 0
-    """Outputs that differ where the two likeliest tokens lie within the tolerance."""
+    """Outputs that differ at a tie."""
 
     def compare(self, output: Output, undisturbed: Output) -> None:
-        """Note the first difference, if there is one."""
+        """Record the first difference, if any."""
         self.compared += 1
         if len(output.tokens) != len(undisturbed.tokens):
             self.different.append(f"{len(output.tokens)} tokens for {len(undisturbed.tokens)}")
             return
-        for at, (token, wanted) in enumerate(zip(output.tokens, undisturbed.tokens, strict=True)):
-            if token != wanted:
+        for at, (token, expected) in enumerate(zip(output.tokens, undisturbed.tokens, strict=True)):
+            if token != expected:
                 gap = undisturbed.gaps[at]
                 if gap < TOLERANCE:
                     self.ties += 1
                 else:
-                    self.different.append(f"token {at}: {token} for {wanted}, gap {gap:.4f}")
+                    self.different.append(f"token {at}: {token} for {expected}, gap {gap:.4f}")
                 return
             difference = abs(output.logprobs[at] - undisturbed.logprobs[at])
             if difference > TOLERANCE:
@@ -62,24 +62,24 @@ class Differences:
 
     @property
     def none(self) -> bool:
-        """Whether nothing differs but at ties, of which there are few."""
+        """Whether outputs differ only at ties, and few of them."""
         return not self.different and self.ties <= max(1, self.compared // 1000)
 
 
-def make_jobs(tokenizer: Tokenizer, count: int, most_tokens: int) -> list[Job]:
-    """Prompts of very different lengths; every other one shares a beginning."""
+def make_jobs(tokenizer: Tokenizer, count: int, max_tokens: int) -> list[Job]:
+    """Prompts of very different lengths; every second one has a common prefix."""
     rng = random.Random(7)
     words = _WORDS.split()
     jobs = []
     for number in range(count):
         opening = "Tell me a long story. " if number % 2 else ""
         text = opening + " ".join(rng.choice(words) for _ in range(rng.choice([8, 20, 50, 100])))
-        jobs.append(Job(tuple(tokenizer.encode(text)), rng.randrange(most_tokens // 3, most_tokens + 1)))
+        jobs.append(Job(tuple(tokenizer.encode(text)), rng.randrange(max_tokens // 3, max_tokens + 1)))
     return jobs
 
 
 async def read_job(router: Router, job: Job, on_tokens: Callable[[str, int], None]) -> Output:
-    """One stream to its end. on_tokens: told of its id and of how many tokens have just come."""
+    """Read a stream to its end. on_tokens: called with its id and the number of new tokens."""
     sampling = SamplingParams(temperature=0.0, max_tokens=job.max_tokens, ignore_eos=True, logprobs=2)
     output = Output()
     async with await router.submit(SERVICE, list(job.prompt), sampling) as stream:
