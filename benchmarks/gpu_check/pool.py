@@ -87,7 +87,7 @@ class Pool:
         return made.to(self.device, self.dtype)
 
     def batch(self) -> StepBatch:
-        """The step of all rows: first those that decode, the longest before the others."""
+        """The step of all rows, which must be decodes by falling length, then prompts."""
         width = max(blocks_of(end) for _, end in self.rows)
         tables = np.repeat([[table[0]] for table in self._tables], width, axis=1)
         for row, table in enumerate(self._tables):
