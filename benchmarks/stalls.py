@@ -101,8 +101,8 @@ async def tokenizer(client: httpx.AsyncClient) -> Counter[str]:
     answer = await client.post("/admin/services", json=body)
     statuses.append(answer.status_code)
     await _end(client, answer)
-    body = {"model": "complete", "prompt": "Hi", "max_tokens": 2}
-    statuses.append((await client.post("/v1/completions", json=body)).status_code)
+    request = {"model": "complete", "prompt": "Hi", "max_tokens": 2}
+    statuses.append((await client.post("/v1/completions", json=request)).status_code)
     return Counter(map(str, statuses))
 
 
