@@ -1,4 +1,4 @@
-"""A fake cluster whose services and engines come and go, and a client of operators."""
+"""A fake cluster whose services and engines can be changed, and an operator's client."""
 
 import asyncio
 from dataclasses import replace
@@ -25,7 +25,7 @@ UNLOADED = ServiceStatus(ready=0, wanted=0, waiting=0, state=ServiceState.UNLOAD
 
 
 class FakeAdministration:
-    """Changes a fake cluster, where ``hold`` lets it; a model that is no known one cannot be loaded."""
+    """Changes a fake cluster once ``hold`` is set; unknown models cannot be loaded."""
 
     def __init__(self, cluster):
         self.cluster = cluster

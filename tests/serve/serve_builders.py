@@ -1,4 +1,4 @@
-"""A small fake cluster and tokenizer, and helpers that run the app in front of them."""
+"""A fake cluster and tokenizer, and helpers that run the app in front of them."""
 
 import asyncio
 import json
@@ -52,7 +52,7 @@ SERVICES = (
 
 
 class ByteTokenizer(InlineCodec):
-    """One token for each byte of UTF-8; ``encode`` adds a begin token. Special tokens are shown as <id>."""
+    """One token for each byte of UTF-8; ``encode`` adds a BOS token. The text of special tokens is <id>."""
 
     vocab_size = VOCAB
     eos_token_ids = (EOS,)
@@ -93,7 +93,7 @@ class ByteTokenizer(InlineCodec):
 
 
 class InlineWorkers:
-    """Runs in this process what a server runs in worker processes."""
+    """Runs tasks in this process rather than in worker processes."""
 
     async def run(self, queue: str, task: str, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
@@ -105,21 +105,20 @@ def make_tokenizers() -> dict[str, ByteTokenizer]:
 
 @dataclass
 class FakeEngine:
-    """Serves like one engine: greedy output repeats the prompt's text, sampled output is letters by seed."""
+    """Acts as one engine: greedy output repeats the prompt's text, sampled output is letters by seed."""
 
     context: int = 200
     max_queue: int = 8
     fail_after: int | None = None
     """The engine dies after this many tokens of a request."""
     error_after: int | None = None
-    """A request fails after this many tokens."""
+    """A request fails after this many tokens, with ``error_finish``."""
     error_finish: FinishReason = FinishReason.ERROR
-    """How."""
     says: str | None = None
     """The greedy output, instead of the prompt."""
     alive: bool = True
     others: Sequence[EngineStatus] = ()
-    """Further engines, of which only this is known."""
+    """Status of more engines."""
     services: Mapping[str, ServiceStatus] = field(
         default_factory=lambda: {
             service.name: ServiceStatus(ready=1, wanted=1, waiting=0) for service in SERVICES
@@ -134,11 +133,11 @@ class FakeEngine:
     """Requests wait for it before the token at position ``pause_at``."""
     pause_at: int = 0
     paused: int = 0
-    """How many requests have reached ``pause_at``."""
+    """Number of requests that have reached ``pause_at``."""
     waking: set[str] = field(default_factory=set)
     """Services that are being loaded."""
     load_ns: int = 0
-    """How long requests say that they waited for that."""
+    """The load time that requests report."""
     submitted: list[Request] = field(default_factory=list)
     takes_priorities: bool = False
     cancelled: list[str] = field(default_factory=list)
@@ -276,20 +275,20 @@ class FakeEngine:
             logprobs = (TokenLogprobs(token, -0.5, tuple(likeliest[: sampling.logprobs])),)
         finish = FinishReason.STOP if stop is not None else FinishReason.LENGTH if last else None
         event = TokenEvent(request.id, (token,), logprobs, finish, stop, None, cached_tokens=1)
-        return event if position else event._replace(**self._of_prompt(request))
+        return event if position else event._replace(**self._prompt_outputs(request))
 
-    def _of_prompt(self, request: Request) -> dict[str, Any]:
-        """Each token of the prompt is the second likeliest behind that with the next id; embeddings count."""
-        told: dict[str, Any] = {}
+    def _prompt_outputs(self, request: Request) -> dict[str, Any]:
+        """Each prompt token has rank 2, after the token with the next id; an embedding has its length."""
+        outputs: dict[str, Any] = {}
         count = request.sampling.prompt_logprobs
         if count is not None:
-            told["prompt_logprobs"] = tuple(
+            outputs["prompt_logprobs"] = tuple(
                 TokenLogprobs(token, -1.5, ((token + 1, -0.25), (token, -1.5))[:count], rank=2)
                 for token in request.prompt[1:]
             )
         if request.sampling.embed:
-            told["embedding"] = struct.pack("<3f", 0.0, 0.5, len(request.prompt))
-        return told
+            outputs["embedding"] = struct.pack("<3f", 0.0, 0.5, len(request.prompt))
+        return outputs
 
     def _token(self, request: Request, position: int) -> int:
         prompt = [token for token in request.prompt if token >= FIRST_BYTE]
@@ -370,7 +369,7 @@ def events(text: str) -> list[Any]:
 def generation(
     engine: FakeEngine, prompts: Sequence[str], **fields: Any
 ) -> AbstractAsyncContextManager[Generation]:
-    """A generation request for ``prompts`` under way, below HTTP."""
+    """A running generation request for ``prompts``, below HTTP."""
     tokens = [ByteTokenizer().encode(prompt) for prompt in prompts]
     request = GenerationRequest(
         id="c", service=BASE, prompts=tokens, sampling=SamplingParams(**fields), arrival_ns=0
@@ -429,7 +428,7 @@ def serving_in_thread(engine: FakeEngine, **options: Any) -> Iterator[str]:
 
 
 async def until(condition: Any) -> None:
-    """Wait for something that other tasks bring about."""
+    """Wait until a condition becomes true."""
     async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.005)

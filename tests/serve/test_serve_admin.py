@@ -1,4 +1,4 @@
-"""Operators' routes: what they tell, and whom."""
+"""The operators' routes: responses, and access control."""
 
 import asyncio
 
@@ -86,7 +86,7 @@ def test_services_and_their_engines():
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_without_an_admin_key_only_this_machine_is_answered(route):
+def test_without_an_admin_key_only_this_machine_is_allowed(route):
     path = f"/admin/{route}"
     for peer in ("127.0.0.1", "127.8.0.9", "::1", "::ffff:127.0.0.1"):
         assert ask(path, peer=peer).status_code == 200
@@ -126,7 +126,7 @@ OF_PROXIES = (
 )
 
 
-def test_whatever_a_proxy_sends_is_taken_as_one():
+def test_any_unusual_header_is_taken_as_a_proxys():
     async def main():
         transport = httpx.ASGITransport(make_app(), client=("127.0.0.1", 40_000))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
@@ -159,7 +159,7 @@ def test_whatever_a_proxy_sends_is_taken_as_one():
         *({name: "10.0.0.7"} for name in ("X-Forwarded-For", "CF-Connecting-IP")),
     ],
 )
-def test_proxies_and_web_pages_on_this_machine_are_not_this_machine(headers):
+def test_proxies_and_web_pages_on_this_machine_are_denied(headers):
     assert ask("/admin/engines", headers).status_code == 403
     key = {"Authorization": "Bearer sk-admin"}
     assert ask("/admin/engines", headers | key, admin_key="sk-admin").status_code == 200
@@ -184,12 +184,12 @@ HTTP2_CURL = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-
 @pytest.mark.parametrize(
     "headers", [BROWSER, HTTP2_CURL, {"X-Request-Id": "a"}, {"Authorization": "Bearer anything"}]
 )
-def test_what_programs_and_browsers_on_this_machine_send_is_answered(headers):
+def test_programs_and_browsers_on_this_machine_are_allowed(headers):
     assert ask("/admin/engines", headers).status_code == 200
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8000", "127.0.0.9", "[::1]:8000", "LOCALHOST.:1"])
-def test_every_name_of_loopback_is_answered(host):
+def test_all_loopback_names_are_allowed(host):
     assert ask("/admin/engines", host=host).status_code == 200
 
 
@@ -220,7 +220,7 @@ def test_over_a_socket(head, status):
 
 @pytest.mark.parametrize("peer", ["127.0.0.1", "10.0.0.7"])
 @pytest.mark.parametrize("sent", [None, "Bearer sk-alice", "Bearer sk-other"])
-def test_with_api_keys_and_no_admin_key_nobody_is_answered(peer, sent):
+def test_with_api_keys_and_no_admin_key_every_request_is_denied(peer, sent):
     keys = (ApiKey(key="sk-alice", name="alice"),)
     headers = {} if sent is None else {"Authorization": sent}
     response = ask("/admin/engines", headers, peer, api_keys=keys)
@@ -276,7 +276,7 @@ def test_the_routes_are_for_operators_and_not_in_the_document_for_clients():
         ({"admin_key": "sk-a", "api_keys": (ApiKey(key="sk-a", name="alice"),)}, "also the API key 'alice'"),
     ],
 )
-def test_admin_keys_that_cannot_be(options, message):
+def test_invalid_admin_keys(options, message):
     with pytest.raises(ConfigError, match=message) as error:
         ServerOptions(**options)
     assert "sk-" not in str(error.value)

@@ -1,4 +1,4 @@
-"""Services and engines that operators change while a server runs."""
+"""Operators' changes of services and engines while a server runs."""
 
 import asyncio
 
@@ -86,7 +86,7 @@ def test_the_document_names_the_present_services(tmp_path):
     with_operator(test, tmp_path)
 
 
-def test_while_a_model_is_fetched_its_service_is_pulling_and_its_name_taken(tmp_path):
+def test_while_a_model_downloads_its_service_is_pulling_and_its_name_taken(tmp_path):
     async def test(operator):
         operator.release.clear()
         response = await operator.add(**NEW)
@@ -109,7 +109,7 @@ def test_while_a_model_is_fetched_its_service_is_pulling_and_its_name_taken(tmp_
     with_operator(test, tmp_path)
 
 
-def test_a_service_that_engines_are_loading_has_its_model_named(tmp_path):
+def test_a_loading_service_shows_its_model(tmp_path):
     async def test(operator):
         operator.cluster.administration.hold.clear()
         response = await operator.add(**NEW)
@@ -136,7 +136,7 @@ def test_a_service_that_cannot_be_loaded_leaves_nothing_behind(tmp_path):
     with_operator(test, tmp_path)
 
 
-def test_the_tokenizer_of_a_service_is_closed_when_the_service_is_gone(tmp_path):
+def test_the_tokenizer_of_a_removed_service_is_closed(tmp_path):
     async def test(operator):
         await operator.done(await operator.add(**NEW))
         [tokenizer] = operator.tokenizers
@@ -154,7 +154,7 @@ def test_the_tokenizer_of_a_service_is_closed_when_the_service_is_gone(tmp_path)
     with_operator(test, tmp_path)
 
 
-def test_something_unexpected_fails_the_operation_and_is_told_in_the_log_alone(tmp_path, caplog):
+def test_an_unexpected_error_fails_the_operation_and_is_only_logged(tmp_path, caplog):
     async def test(operator):
         operator.progress = ("a", "too", "many", "arguments")
         operation = await operator.done(await operator.add(**NEW), "failed")
@@ -164,7 +164,7 @@ def test_something_unexpected_fails_the_operation_and_is_told_in_the_log_alone(t
     assert "TypeError" in caplog.text
 
 
-def test_a_removed_service_is_unknown_at_once_but_its_requests_go_on(tmp_path):
+def test_a_removed_service_is_unknown_at_once_but_its_requests_continue(tmp_path):
     async def test(operator):
         cluster, client = operator.cluster, operator.client
         cluster.hold = asyncio.Event()
@@ -181,7 +181,7 @@ def test_a_removed_service_is_unknown_at_once_but_its_requests_go_on(tmp_path):
         cluster.administration.hold.set()
         await operator.done(response)
         assert await operator.service("base") is None
-        # The counters of a service that is gone stay.
+        # The counters of a removed service stay.
         counted = 'shoal_request_ttft_seconds_count{service="base"} 1.0'
         assert counted in (await client.get("/metrics")).text
         error_of(await client.delete("/admin/services/base"), 404, "model_not_found")
@@ -190,7 +190,7 @@ def test_a_removed_service_is_unknown_at_once_but_its_requests_go_on(tmp_path):
     with_operator(test, tmp_path)
 
 
-def test_a_service_that_is_being_removed_has_its_model_named(tmp_path):
+def test_a_service_that_is_being_removed_shows_its_model(tmp_path):
     async def test(operator):
         cluster = operator.cluster
         cluster.administration.hold.clear()
@@ -216,7 +216,7 @@ def test_unload_and_load(tmp_path):
     with_operator(test, tmp_path)
 
 
-def test_a_server_whose_services_sleep_is_well(tmp_path):
+def test_a_server_with_unloaded_services_is_healthy(tmp_path):
     async def test(operator):
         cluster = operator.cluster
         cluster.services = {service.name: UNLOADED for service in SERVICES}
@@ -230,7 +230,7 @@ def test_a_server_whose_services_sleep_is_well(tmp_path):
     with_operator(test, tmp_path)
 
 
-def test_a_service_may_be_called_as_on_the_hub(tmp_path):
+def test_a_service_name_may_be_a_hub_id(tmp_path):
     async def test(operator):
         await operator.done(await operator.add(name="owner/model", model="smollm2"))
         await operator.done(await operator.client.post("/admin/services/owner/model/unload"))
@@ -259,7 +259,7 @@ def test_a_service_may_be_called_as_on_the_hub(tmp_path):
         ({"model": "smollm2", "name": "x", "engines": []}, "engines", "at least one engine; there are: 0"),
     ],
 )
-def test_bodies_of_services_are_read_as_the_configuration_is(body, param, message, tmp_path):
+def test_bodies_of_services_are_read_like_the_configuration(body, param, message, tmp_path):
     async def test(operator):
         error = error_of(await operator.add(**body), 400)
         assert (error["param"], message in error["message"]) == (param, True), error
@@ -282,7 +282,7 @@ def test_bodies_of_services_are_read_as_the_configuration_is(body, param, messag
         (b" " * (2**20 + 1), 413, "body_too_large"),
     ],
 )
-def test_bodies_that_are_no_objects(path, body, status, code, tmp_path):
+def test_bodies_that_are_not_objects(path, body, status, code, tmp_path):
     async def test(operator):
         headers = {"Content-Type": "application/json"}
         error_of(await operator.client.post(f"/admin/{path}", content=body, headers=headers), status, code)

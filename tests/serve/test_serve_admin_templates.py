@@ -1,4 +1,4 @@
-"""Chat templates that come with added services."""
+"""Chat templates of added services."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ def refused(response):
 BODY = {"name": "new", "model": "smollm2"}
 
 
-def test_a_template_is_compiled_where_it_can_do_no_harm(tmp_path):
+def test_a_template_is_compiled_within_limits(tmp_path):
     async def main():
         workers = WorkerProcesses(TaskLimits(cpu_s=1.0), preload="shoal.serve.app")
         await workers.start()

@@ -69,7 +69,7 @@ def test_chat_has_openais_shape():
     ]
 
 
-def test_completion_takes_16_tokens_unless_told_otherwise():
+def test_completion_has_16_tokens_by_default():
     response = ask(COMPLETIONS, completion(prompt="x" * 50)).json()
     assert response["usage"]["completion_tokens"] == 16
 
@@ -85,7 +85,7 @@ def test_default_length_grows_with_min_tokens():
     assert engine.submitted[0].sampling.max_tokens == 30
 
 
-def test_chat_goes_on_as_long_as_fits():
+def test_chat_fills_the_context_by_default():
     engine = FakeEngine()
     assert ask(CHAT, chat(ignore_eos=True), engine).json()["usage"]["total_tokens"] == engine.context
     assert engine.submitted[0].sampling.max_tokens is None
@@ -118,7 +118,7 @@ def test_usage_counts_each_prompt_once():
     assert usage["prompt_tokens_details"]["cached_tokens"] == 2
 
 
-def test_special_tokens_can_be_left_out():
+def test_special_tokens_can_be_omitted():
     engine = FakeEngine()
     ask(COMPLETIONS, completion(prompt="a", add_special_tokens=False), engine)
     assert list(engine.submitted[0].prompt) == [99]
@@ -146,19 +146,19 @@ def test_every_sampling_parameter_reaches_the_engine():
     assert {name: getattr(sampling, name) for name in fields} == fields | {"stop_token_ids": (4,)}
 
 
-def test_null_is_the_same_as_left_out():
+def test_null_is_a_missing_field():
     fields = ("max_tokens", "temperature", "n", "stream", "stop", "seed", "logprobs", "logit_bias", "top_k")
     response = ask(COMPLETIONS, completion(**dict.fromkeys(fields)))
     assert response.status_code == 200
     assert response.json()["usage"]["completion_tokens"] == 16
 
 
-def test_stop_string_ends_and_is_named():
+def test_stop_string_ends_the_output_and_is_reported():
     choice = ask(COMPLETIONS, completion(stop="o w")).json()["choices"][0]
     assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("hell", "stop", "o w")
 
 
-def test_stop_token_ends_and_is_named():
+def test_stop_token_ends_the_output_and_is_reported():
     choice = ask(COMPLETIONS, completion(prompt="abc", stop_token_ids=[100])).json()["choices"][0]
     assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("a", "stop", 100)
 
@@ -213,7 +213,7 @@ def test_fields_that_change_nothing_are_ignored():
     assert ask(CHAT, chat(**ignored)).status_code == 200
 
 
-# The defaults of vLLM, and what changes nothing.
+# vLLM's defaults, and fields without effect.
 NEUTRAL = {
     "use_beam_search": False,
     "length_penalty": 0.5,
@@ -245,7 +245,7 @@ NEUTRAL_IN_CHATS = NEUTRAL | {
 }
 
 
-def test_fields_of_vllm_may_be_neutral():
+def test_inert_fields_of_vllm_are_accepted():
     for path, body, neutral in (
         (COMPLETIONS, completion(), NEUTRAL),
         (CHAT, chat(), NEUTRAL_IN_CHATS),
@@ -254,7 +254,7 @@ def test_fields_of_vllm_may_be_neutral():
         assert response["choices"] == plain["choices"]
 
 
-def test_what_servers_return_with_messages_may_be_sent_back():
+def test_returned_message_fields_may_be_sent_back():
     said = {"role": "assistant", "content": "Hi", "reasoning_content": None, "reasoning": "", "refusal": None}
     assert ask(CHAT, chat(messages=[said, {"role": "user", "content": "And?"}])).status_code == 200
 
@@ -329,7 +329,7 @@ def test_stream_with_continuous_usage(path, body):
     assert sum(usage["completion_tokens"] for usage in sent.values()) == last["usage"]["completion_tokens"]
     prompts = {index // 2: usage["prompt_tokens"] for index, usage in sent.items()}
     assert sum(prompts.values()) == last["usage"]["prompt_tokens"]
-    # Alone it asks for nothing, as in vLLM.
+    # Alone it has no effect, as in vLLM.
     options = {"continuous_usage_stats": True}
     assert '"usage"' not in ask(path, body | {"stream": True, "stream_options": options}).text
 
@@ -362,7 +362,7 @@ def test_models_are_listed_and_found():
     asyncio.run(main())
 
 
-def test_what_a_request_leaves_out_is_the_services():
+def test_missing_fields_get_the_services_defaults():
     sampling = SamplingDefaults(temperature=0.5, top_k=40)
     services = [replace(service, sampling=sampling) for service in SERVICES]
     engine = FakeEngine()
@@ -421,7 +421,7 @@ def test_goals_are_in_the_document():
 
 
 @pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, completion()), (CHAT, chat())])
-def test_a_request_has_arrived_before_its_body(path, body):
+def test_arrival_is_before_the_body(path, body):
     engine, begun_ns = FakeEngine(), []
 
     async def slowly():

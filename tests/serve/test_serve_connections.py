@@ -1,4 +1,4 @@
-"""Clients that are slow, idle, many or unfair, over real sockets."""
+"""Slow, idle, many or unfair clients, over real sockets."""
 
 import asyncio
 import errno
@@ -70,7 +70,7 @@ CHUNKED = BODY[: BODY.index(b"Content-Length")] + b"Transfer-Encoding: chunked\r
     [(b"", None), (b"G", "request_timeout"), (HEAD, "request_timeout"), (BODY[:-1], "request_timeout")],
     ids=["nothing", "a byte", "half of the headers", "half of the body"],
 )
-def test_requests_that_do_not_arrive_end_the_connection(run, sent, code):
+def test_incomplete_requests_time_out(run, sent, code):
     async def main():
         async with (
             serving(FakeEngine(), read_timeout_s=SOON_S) as (url, _, _),
@@ -87,14 +87,14 @@ def test_requests_that_do_not_arrive_end_the_connection(run, sent, code):
 
 
 @pytest.mark.parametrize("start", [HEAD + b"X: ", BODY[:-10]])
-def test_a_byte_now_and_then_is_not_enough(start):
+def test_occasional_bytes_do_not_extend_the_deadline_forever(start):
     async def main():
         async with (
             serving(FakeEngine(), read_timeout_s=SOON_S) as (url, _, _),
             connected(url, start) as (reader, writer),
         ):
             answering = asyncio.create_task(response_of(reader))
-            # More than comes in one time-out, and never the whole request.
+            # More than arrives in one time-out, but never the whole request.
             while not answering.done():
                 with suppress(OSError):
                     writer.write(b" ")
@@ -105,11 +105,11 @@ def test_a_byte_now_and_then_is_not_enough(start):
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-def test_time_that_the_engine_takes_is_not_the_clients():
+def test_engine_time_does_not_count_toward_time_outs():
     async def main():
         engine = FakeEngine(hold=asyncio.Event())
         options = {"read_timeout_s": 0.05, "write_timeout_s": 0.05, "keep_alive_s": 0.05}
-        # The next request is begun early: it must not end the first.
+        # The next request starts early: it must not end the first.
         async with serving(engine, **options) as (url, _, _), connected(url, BODY, HEAD) as (reader, _):
             await until(lambda: engine.paused == 1)
             await asyncio.sleep(0.3)
@@ -125,7 +125,7 @@ def test_idle_connections_are_closed(run):
             async with connected(url, BODY) as (reader, _):
                 status, body = await response_of(reader)
                 assert (status, body["choices"][0]["text"]) == (200, "hello world")
-            # The response comes before the request is whole.
+            # The response comes before the request is complete.
             async with connected(url, BODY.replace(b"/completions", b"/nothing")[:-1]) as (reader, writer):
                 await reader.readuntil(b"\r\n\r\n")
                 writer.write(b"}")
@@ -161,7 +161,7 @@ def test_a_reader_that_stalls_is_cut_off_and_its_request_cancelled(run, small_bu
                 await until(lambda: engine.submitted)
                 await until(lambda: engine.cancelled if stream else not engine.tasks)
                 await until(lambda: not is_served(client))
-                # What the kernel held, and then no end.
+                # Data buffered by the kernel, and then no end.
                 received = b"".join(iter(lambda: client.recv(2**16), b""))
                 assert received.startswith(b"HTTP/1.1 200")
                 assert not received.endswith((b"}", b"0\r\n\r\n"))
@@ -170,7 +170,7 @@ def test_a_reader_that_stalls_is_cut_off_and_its_request_cancelled(run, small_bu
 
 
 def is_served(client):
-    """Whether the other end of a connection is open, which is in this process."""
+    """Whether the server's end of a connection, in this process, is open."""
     peers = {connection.raddr for connection in psutil.Process().net_connections()}
     return client.getsockname() in peers
 
@@ -233,7 +233,7 @@ def test_a_request_that_was_not_read_is_refused_and_not_reset(run, monkeypatch, 
     run(main())
 
 
-def test_a_client_that_asks_after_it_was_refused_gets_the_response(run):
+def test_a_refused_client_that_sends_a_request_gets_the_response(run):
     async def main():
         async with (
             serving(FakeEngine(), max_connections=1) as (url, _, _),
@@ -283,7 +283,7 @@ def test_refused_clients_that_reset_their_connections_do_no_harm(run, monkeypatc
     run(main())
 
 
-def test_a_connection_that_was_answered_is_closed_silently_for_a_new_one(run):
+def test_an_idle_connection_is_closed_silently_for_a_new_one(run):
     async def main():
         async with (
             serving(FakeEngine(), max_connections=1) as (url, _, _),
@@ -297,7 +297,7 @@ def test_a_connection_that_was_answered_is_closed_silently_for_a_new_one(run):
     run(main())
 
 
-def test_connections_beyond_those_that_are_answered_get_a_503(run):
+def test_connections_beyond_the_limit_get_a_503(run):
     async def main():
         engine = FakeEngine(hold=asyncio.Event())
         async with (
@@ -409,7 +409,7 @@ def test_more_connections_than_files_are_refused(monkeypatch):
         connection_limit(None)
 
 
-def test_a_client_that_leaves_frees_also_what_came_before_its_latest_request(run):
+def test_a_disconnect_cancels_requests_before_the_latest_too(run):
     async def main():
         engine = FakeEngine(hold=asyncio.Event())
         async with serving(engine) as (url, _, _):
@@ -433,7 +433,7 @@ def test_a_client_that_leaves_frees_also_what_came_before_its_latest_request(run
     ],
     ids=["requests", "headers", "trailers", "chunks", "target", "garbage"],
 )
-def test_what_is_too_much_or_no_http_is_refused(run, sent, capsys):
+def test_oversized_or_invalid_http_is_refused(run, sent, capsys):
     async def main():
         async with (
             serving(FakeEngine(), access_log=True, read_timeout_s=1000) as (url, _, _),
@@ -441,7 +441,7 @@ def test_what_is_too_much_or_no_http_is_refused(run, sent, capsys):
         ):
             async with connected(url, sent) as (reader, _):
                 with suppress(ConnectionResetError):
-                    # Whatever it was answered: it is over.
+                    # Whatever the response: the connection is closed.
                     while await reader.read(2**16):
                         pass
             assert (await client.get("/health")).status_code == 200
@@ -465,7 +465,7 @@ def test_what_is_too_much_or_no_http_is_refused(run, sent, capsys):
     ],
     ids=["a header", "headers", "target and header", "garbage", "body"],
 )
-def test_a_wrong_request_gets_a_400_behind_the_responses_to_those_before(run, sent, says, before):
+def test_an_invalid_request_gets_a_400_after_earlier_responses(run, sent, says, before):
     async def main():
         async with (
             serving(FakeEngine()) as (url, _, _),
@@ -481,7 +481,7 @@ def test_a_wrong_request_gets_a_400_behind_the_responses_to_those_before(run, se
 
 
 @pytest.mark.parametrize("count", [8, 9, 10, 200])
-def test_requests_beyond_those_that_may_be_sent_ahead_get_a_400(run, count):
+def test_too_many_pipelined_requests_get_a_400(run, count):
     async def main():
         closing = HEAD + b"Connection: close\r\n\r\n"
         sent = (HEAD + b"\r\n") * (count - 1) + closing
@@ -494,7 +494,7 @@ def test_requests_beyond_those_that_may_be_sent_ahead_get_a_400(run, count):
     run(main())
 
 
-def test_a_large_response_is_complete_before_the_400_behind_it(run, small_buffers):
+def test_a_large_response_is_complete_before_the_next_400(run, small_buffers):
     async def main():
         body = completion(max_tokens=150, ignore_eos=True, logprobs=20)
         async with (
@@ -509,7 +509,7 @@ def test_a_large_response_is_complete_before_the_400_behind_it(run, small_buffer
     run(main())
 
 
-def test_a_request_for_a_websocket_is_answered_as_others_and_logs_no_advice(run, capsys):
+def test_a_websocket_upgrade_is_ignored_and_logs_no_advice(run, capsys):
     async def main():
         upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
         async with serving(FakeEngine()) as (url, _, _), connected(url, HEAD + upgrade) as (reader, _):
@@ -586,7 +586,7 @@ def test_options_without_meaning_are_refused():
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/completions", "/api/chat", "/admin/services", "/nothing"])
-def test_a_body_whose_length_or_coding_is_not_known_ends_the_connection(run, path, headers, status, code):
+def test_a_body_of_unknown_length_or_coding_ends_the_connection(run, path, headers, status, code):
     body = json.dumps(completion()).encode()
     lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *headers]
     head = "\r\n".join(lines)
@@ -602,7 +602,7 @@ def test_a_body_whose_length_or_coding_is_not_known_ends_the_connection(run, pat
     run(main())
 
 
-def test_a_wrong_transfer_coding_waits_for_the_answers_before_it(run):
+def test_an_unknown_transfer_coding_is_refused_after_earlier_responses(run):
     async def main():
         engine = FakeEngine(hold=asyncio.Event())
         wrong = CHUNKED.replace(b"chunked", b"gzip, chunked")
@@ -618,7 +618,7 @@ def test_a_wrong_transfer_coding_waits_for_the_answers_before_it(run):
 
 
 @pytest.mark.parametrize("coding", ["identity, chunked", "Chunked", ", chunked"])
-def test_what_is_only_cut_into_chunks_is_read(run, coding):
+def test_chunked_bodies_are_read(run, coding):
     body = json.dumps(completion()).encode()
     raw = CHUNKED.replace(b"chunked", coding.encode()) + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
 

@@ -1,4 +1,4 @@
-"""Clients that leave, and servers that stop, over real sockets."""
+"""Disconnects, and draining servers, over real sockets."""
 
 import asyncio
 import socket
@@ -15,7 +15,7 @@ ENDLESS = completion(max_tokens=150, ignore_eos=True)
 
 @pytest.mark.parametrize("path_body", [("/v1/completions", ENDLESS), ("/v1/chat/completions", chat())])
 @pytest.mark.parametrize("stream", [False, True])
-def test_client_that_leaves_before_the_first_token_frees_its_request(path_body, stream):
+def test_a_disconnect_before_the_first_token_cancels_the_request(path_body, stream):
     path, body = path_body
 
     async def main():
@@ -33,7 +33,7 @@ def test_client_that_leaves_before_the_first_token_frees_its_request(path_body, 
     asyncio.run(main())
 
 
-def test_client_that_leaves_in_mid_stream_frees_its_request():
+def test_a_disconnect_in_mid_stream_cancels_the_request():
     async def main():
         engine = FakeEngine(pause_at=3, hold=asyncio.Event())
         async with serving(engine) as (url, _, _), httpx.AsyncClient(base_url=url) as client:
@@ -47,7 +47,7 @@ def test_client_that_leaves_in_mid_stream_frees_its_request():
     asyncio.run(main())
 
 
-def test_draining_lets_streams_finish_and_turns_new_requests_away():
+def test_draining_lets_streams_finish_and_rejects_new_requests():
     async def main():
         engine = FakeEngine(pause_at=3, hold=asyncio.Event())
         async with serving(engine) as (url, stop, task), httpx.AsyncClient(base_url=url) as client:
@@ -71,7 +71,7 @@ def test_draining_lets_streams_finish_and_turns_new_requests_away():
 
 
 @pytest.mark.parametrize("how", ["deadline", "second signal"])
-def test_what_outlasts_the_drain_ends_with_an_error(how):
+def test_requests_that_outlast_the_drain_end_with_an_error(how):
     async def main():
         engine = FakeEngine(pause_at=3, hold=asyncio.Event())
         drain_s = 0.05 if how == "deadline" else 1000

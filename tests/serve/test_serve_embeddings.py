@@ -1,4 +1,4 @@
-"""/v1/embeddings: shapes, encodings, inputs, errors, and a client that asks for a thousand."""
+"""/v1/embeddings: shapes, encodings, inputs, errors, and many inputs."""
 
 import asyncio
 import base64
@@ -17,7 +17,7 @@ def ask(body, engine=None, status=200):
 
 
 def vector(length: int) -> list[float]:
-    """What the fake engine says of a prompt of so many tokens."""
+    """The fake engine's embedding of a prompt with this many tokens."""
     return [0.0, 0.5, float(length)]
 
 
@@ -53,7 +53,7 @@ def test_base64_is_of_float32():
     assert list(struct.unpack("<3f", base64.b64decode(entry["embedding"]))) == vector(4)
 
 
-def test_more_inputs_than_may_wait_come_some_after_the_others():
+def test_many_inputs_are_submitted_in_batches():
     engine = FakeEngine(max_queue=64)
     texts = ["x" * (number % 7) for number in range(1000)]
     data = ask({"input": texts}, engine)["data"]
@@ -61,7 +61,7 @@ def test_more_inputs_than_may_wait_come_some_after_the_others():
     assert engine.waiting == 0
 
 
-def test_a_client_that_leaves_cancels():
+def test_a_disconnect_cancels_the_request():
     async def main() -> None:
         engine = FakeEngine(hold=asyncio.Event())
         async with make_client(make_app(engine)) as client:

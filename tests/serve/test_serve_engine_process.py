@@ -159,8 +159,8 @@ def test_request_that_waits_too_long_for_its_goals_is_a_429(engine_builders):
     run_served(engine_builders, options, scenario)
 
 
-def test_stream_that_has_begun_goes_on_although_its_goals_are_missed(engine_builders):
-    """Two do not fit beside each other in the end, and who gives way has missed its goals by then."""
+def test_a_started_stream_continues_although_its_goals_are_missed(engine_builders):
+    """Two requests do not fit together to their ends, and the preempted one has then missed its goals."""
     scheduler = {"on_hopeless": "refuse", "preemption_mode": "recompute", "preempt_for_waiting": "never"}
     options = engine_builders.make_options("fake?step_ms=20&context=64", blocks=20, scheduler=scheduler)
 
@@ -179,7 +179,7 @@ def test_stream_that_has_begun_goes_on_although_its_goals_are_missed(engine_buil
 
 
 async def health_that(client, wanted):
-    """The first answer of /health with the status ``wanted``."""
+    """The first response of /health with the status ``wanted``."""
     async with asyncio.timeout(60):
         while True:
             response = await client.get("/health")
@@ -194,7 +194,7 @@ async def sample(client, name):
     return float(re.search(rf"^{re.escape(name)} (.*)$", page, re.M)[1])
 
 
-def test_a_stream_goes_on_when_its_engine_is_killed(engine_builders):
+def test_a_stream_continues_when_its_engine_is_killed(engine_builders):
     options = engine_builders.make_options("fake?step_ms=20")
     body = ask("a", 80, stream=True, ignore_eos=True)
     request = engine_builders.make_request(prompt=list(b"hello"), ignore_eos=True)

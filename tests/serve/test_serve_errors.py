@@ -1,4 +1,4 @@
-"""Bad input gets a clear 4xx in OpenAI's shape, and the server goes on."""
+"""Invalid input gets a clear 4xx in OpenAI's shape, and the server continues."""
 
 import asyncio
 import gzip
@@ -203,13 +203,13 @@ def test_wrong_chat_fields_are_named(fields, param):
         ({"kv_transfer_params": {}}, "leave it out"),
     ],
 )
-def test_refused_fields_say_what_to_do_instead(fields, instead):
+def test_refused_fields_name_an_alternative(fields, instead):
     message = error_of(ask(COMPLETIONS, completion(**fields)), 400)["message"]
     assert "is not supported by this server; " in message
     assert instead in message
 
 
-def test_what_belongs_into_a_field_is_said_only_where_there_is_that_field():
+def test_error_texts_of_a_field_apply_only_where_it_exists():
     assert "unknown field" in error_of(ask(CHAT, chat(prompt="x")), 400)["message"]
 
 
@@ -264,7 +264,7 @@ def test_goals_are_finite(value):
     ],
 )
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
-def test_bytes_that_are_no_request_get_a_400(path, raw):
+def test_invalid_json_gets_a_400(path, raw):
     error_of(ask(path, raw), 400)
 
 
@@ -308,7 +308,7 @@ def test_an_encoded_body_gets_a_415_on_every_route(path):
 
 
 @pytest.mark.parametrize("coding", ["identity", "Identity", ""])
-def test_a_body_that_is_sent_as_it_is_may_say_so(coding):
+def test_an_identity_content_encoding_is_accepted(coding):
     async def main():
         async with make_client(make_app()) as client:
             headers = {"Content-Encoding": coding}
@@ -350,7 +350,7 @@ def test_unknown_routes_and_methods():
 
 
 @pytest.mark.parametrize("fields", [{"prompt": "x" * 200}, {"prompt": "x" * 150, "max_tokens": 100}])
-def test_beyond_the_context_is_a_400(fields):
+def test_a_prompt_beyond_the_context_is_a_400(fields):
     assert error_of(ask(COMPLETIONS, completion(**fields)), 400)["code"] == "context_length_exceeded"
 
 
@@ -375,7 +375,7 @@ def test_full_queue_is_a_429_with_retry_after():
     asyncio.run(main())
 
 
-def test_a_request_that_only_fits_in_part_leaves_nothing_behind():
+def test_a_request_that_fits_the_queue_only_in_part_leaves_nothing_behind():
     async def main():
         engine = FakeEngine(max_queue=3, hold=asyncio.Event())
         async with make_client(make_app(engine)) as client:
@@ -399,14 +399,14 @@ def test_a_service_without_an_engine_is_a_503_with_retry_after(when, stream):
     assert response.headers["retry-after"] == "5"
 
 
-def test_a_stream_whose_engines_are_gone_for_too_long_ends_with_an_error_event():
+def test_a_stream_without_an_engine_for_too_long_ends_with_an_error_event():
     engine = FakeEngine(fail_after=3, failure=ServiceUnavailable("no engine of 'base' runs", retry_after_s=5))
     *chunks, last = events(ask(COMPLETIONS, completion(stream=True), engine).text)
     assert len(chunks) == 3
     assert last["error"]["code"] == "service_unavailable"
 
 
-def test_a_request_that_engines_die_of_is_a_500_that_is_not_to_be_sent_again():
+def test_a_request_that_crashes_engines_is_a_500_without_retry():
     for stream in (False, True):
         response = ask(COMPLETIONS, completion(stream=stream), FakeEngine(fail_after=0))
         assert error_of(response, 500)["code"] == "engine_died"
@@ -422,7 +422,7 @@ def test_engine_that_dies_in_mid_stream_ends_it_with_an_error_event(prompt):
     assert any(chunk["choices"][0]["text"] == "e" for chunk in chunks)
 
 
-def test_request_the_engine_gives_up_on_is_a_500_with_the_reason():
+def test_a_request_that_the_engine_fails_is_a_500_with_the_reason():
     error = error_of(ask(COMPLETIONS, completion(), FakeEngine(error_after=1)), 500)
     assert "NaN in the logits" in error["message"]
     stream = events(ask(COMPLETIONS, completion(stream=True), FakeEngine(error_after=1)).text)
@@ -440,7 +440,7 @@ def test_a_request_that_excludes_every_token_is_a_400():
         assert (error["type"], error["message"]) == ("invalid_request_error", "NaN in the logits")
 
 
-def test_unexpected_errors_tell_nothing_of_the_inside():
+def test_unexpected_errors_reveal_no_internals():
     class Broken(FakeEngine):
         async def submit(self, *arguments):
             raise ZeroDivisionError("secret")

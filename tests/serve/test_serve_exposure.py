@@ -1,4 +1,4 @@
-"""What a server says is open when it starts."""
+"""The exposure that a server reports at its start."""
 
 import asyncio
 import io
@@ -28,7 +28,7 @@ KEYS = (ApiKey(key="sk-alice"), ApiKey(key="sk-bob"))
         ({"admin_key_file": "k", "api_keys": KEYS}, "10.0.0.7", "holders", "the holder of the admin key"),
     ],
 )
-def test_what_is_open_to_whom(options, address, models, operators):
+def test_exposure_of_models_and_operators_routes(options, address, models, operators):
     told = exposure(ServerOptions(**options), address)
     assert told["models"].startswith(models)
     assert told["/admin"].startswith(operators)
@@ -60,7 +60,7 @@ def test_what_is_open_to_whom(options, address, models, operators):
         ),
     ],
 )
-def test_what_is_open_without_keys_is_warned_of(options, address, named):
+def test_exposure_without_keys_is_warned_of(options, address, named):
     found = warnings(ServerOptions(**options), address)
     assert [text.partition(" without API keys")[0] for text in found] == named
     assert all("SHOAL_API_KEY" in text for text in found)

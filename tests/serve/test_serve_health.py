@@ -1,4 +1,4 @@
-"""What probes are told: of the process, of engines and services, of one service."""
+"""The endpoints of probes: of the process, of engines and services, of one service."""
 
 import asyncio
 from dataclasses import replace
@@ -28,7 +28,7 @@ def ask(path, engine=None, **options):
 
 
 def cluster(ready_chat, ready_base, *others):
-    """A fake engine with so many ready engines for its services, and others that are shown."""
+    """A fake cluster with this many ready engines for its services, and more engines."""
     services = {
         "chat": ServiceStatus(ready=ready_chat, wanted=2, waiting=7),
         "base": ServiceStatus(ready=ready_base, wanted=1, waiting=0),
@@ -36,7 +36,7 @@ def cluster(ready_chat, ready_base, *others):
     return FakeEngine(services=services, others=others)
 
 
-def test_health_tells_of_every_engine_and_service():
+def test_health_shows_every_engine_and_service():
     response = ask("/health", cluster(1, 1, OTHER))
     assert response.status_code == 200
     assert response.json() == {
@@ -136,19 +136,19 @@ def test_a_service_that_a_request_loads_is_healthy(state, loading, alive, code):
 
 
 def test_a_service_whose_requests_are_refused_is_not_ready():
-    """As one that is being removed."""
+    """Without a service's limits, as while it is being removed."""
     gone = ServiceStatus(ready=0, wanted=0, waiting=0, state=ServiceState.DRAINING)
     engine = FakeEngine(services={"chat": ServiceStatus(ready=1, wanted=1, waiting=0), "gone": gone})
     assert ask("/health/ready?service=gone", engine).status_code == 503
 
 
-def test_without_any_engine_the_process_lives_and_is_not_ready():
+def test_without_any_engine_the_process_is_live_but_not_ready():
     engine = cluster(0, 0)
     assert ask("/health/live", engine).status_code == 200
     assert ask("/health/ready", engine).json()["error"]["message"] == "no service has an engine that is ready"
 
 
-def test_a_server_that_drains_is_alive_but_not_ready():
+def test_a_draining_server_is_live_but_not_ready():
     async def main():
         engine = FakeEngine(hold=asyncio.Event())
         async with serving(engine) as (url, stop, _), httpx.AsyncClient(base_url=url) as client:

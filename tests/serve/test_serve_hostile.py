@@ -1,4 +1,4 @@
-"""What clients send, and what a model's chat template does with it, cannot hold up or harm the server."""
+"""Client input and chat templates cannot block or harm the server."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ WRONG_MANY_TIMES = {
 
 
 @pytest.mark.parametrize("what", WRONG_MANY_TIMES)
-def test_a_body_that_is_wrong_many_times_has_few_errors(what):
+def test_a_body_with_many_errors_reports_few(what):
     kind, body = WRONG_MANY_TIMES[what]
     with pytest.raises(ValidationError) as caught:
         kind.model_validate_json(json.dumps(body))
@@ -70,7 +70,7 @@ def test_a_body_that_is_wrong_many_times_has_few_errors(what):
         (COMPLETIONS, b'{"model": "base", "user": ' + b'{"a":' * 10**4 + b"1" + b"}" * 10**4 + b"}"),
     ],
 )
-def test_errors_repeat_no_more_than_a_line_of_what_was_sent(path, body):
+def test_errors_quote_at_most_a_line_of_the_input(path, body):
     response = asyncio.run(post(path, body, max_body_bytes=2**21, unknown_fields="refuse"))
     assert response.status_code in (400, 404)
     error = response.json()["error"]
@@ -78,7 +78,7 @@ def test_errors_repeat_no_more_than_a_line_of_what_was_sent(path, body):
     assert len(error["param"] or "") <= 200
 
 
-def test_limits_of_lists_and_objects_are_told_and_what_is_within_is_served():
+def test_limits_of_lists_and_objects():
     messages = [{"role": "user", "content": ""}] * MAX_MESSAGES
     parts = [{"type": "text", "text": ""}] * MAX_PARTS
     for fields, limit in (
@@ -106,7 +106,7 @@ class RecordingWorkers(InlineWorkers):
         return await super().run(queue, task, function, *arguments)
 
 
-def test_large_bodies_and_templates_are_not_handled_in_the_servers_process():
+def test_large_bodies_and_templates_are_handled_in_worker_processes():
     workers = RecordingWorkers()
     app = create_app(FakeEngine(context=10**6), make_tokenizers(), SERVICES, workers=workers)
 
@@ -126,7 +126,7 @@ def test_large_bodies_and_templates_are_not_handled_in_the_servers_process():
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
-def test_text_that_cannot_fit_is_refused_before_it_is_tokenised(path):
+def test_text_that_cannot_fit_is_refused_before_tokenization(path):
     tokenizers = make_tokenizers()
     app = create_app(FakeEngine(context=50), tokenizers, SERVICES, workers=InlineWorkers())
     body = (
@@ -145,7 +145,7 @@ def test_text_that_cannot_fit_is_refused_before_it_is_tokenised(path):
     assert not any(tokenizer.encoded for tokenizer in tokenizers.values())
 
 
-def test_of_a_text_with_far_too_many_tokens_only_pieces_are_tokenised():
+def test_only_a_part_of_a_far_too_long_text_is_tokenized():
     tokenizers = make_tokenizers()
     tokenizers["base"].least_tokens = lambda text: 0
     app = create_app(FakeEngine(context=40_000), tokenizers, SERVICES, workers=InlineWorkers())
@@ -160,7 +160,7 @@ def test_of_a_text_with_far_too_many_tokens_only_pieces_are_tokenised():
     assert max(map(len, tokenizers["base"].encoded)) == 35_000
 
 
-def test_small_bodies_are_parsed_one_by_one_and_others_get_their_turn(monkeypatch):
+def test_small_bodies_are_parsed_one_by_one_and_other_tasks_run_between(monkeypatch):
     order = []
 
     def recording(*arguments):
@@ -186,7 +186,7 @@ def test_small_bodies_are_parsed_one_by_one_and_others_get_their_turn(monkeypatc
     assert ["body", "body"] not in [order[at : at + 2] for at in range(first, last)]
 
 
-def test_token_ids_that_cannot_fit_are_refused_where_the_body_is_parsed():
+def test_token_prompts_that_cannot_fit_are_refused_while_parsing():
     response = asyncio.run(post(COMPLETIONS, completion(prompt=[[1], [1] * 300])))
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
@@ -237,7 +237,7 @@ def test_queues_do_not_wait_for_each_other(worker_functions):
 
 @pytest.fixture(scope="module")
 def limited_workers():
-    """Where they run, and workers of which a process goes on after a task that ended without harm."""
+    """An event loop, and workers whose process stays alive between tasks."""
     with asyncio.Runner() as runner:
         yield runner, WorkerProcesses(TaskLimits(cpu_s=1.0, memory_bytes=2**26), preload="shoal.serve.app")
 
@@ -256,7 +256,7 @@ def limited_workers():
         ("{{ 9**(9**9) }}", 1),  # Jinja computes it when it compiles
     ],
 )
-def test_a_template_that_goes_wild_is_a_400_and_the_server_answers_meanwhile(
+def test_a_runaway_template_is_a_400_and_does_not_block_the_server(
     template, answers_meanwhile, limited_workers
 ):
     class Wild(ByteTokenizer):
@@ -298,7 +298,7 @@ def test_templates_have_no_filler_text():
         "{{ messages.__class__ }}",
     ],
 )
-def test_templates_do_not_get_out_of_their_sandbox(template):
+def test_templates_cannot_leave_their_sandbox(template):
     # Versions of Jinja before 3.1.6 leave the first of these through.
     try:
         text = ChatTemplate(template, {}).render([{"role": "user", "content": ""}])

@@ -65,7 +65,7 @@ def test_closing_twice_closes_nothing_more(schema):
     assert close_schema(close_schema(schema)) == close_schema(schema)
 
 
-def test_declared_properties_are_all():
+def test_only_declared_properties_are_valid():
     point = {"type": "object", "properties": {"x": {"type": "integer"}}}
     schema = {
         "type": "object",
@@ -109,7 +109,7 @@ def test_declared_properties_are_all():
         {"$ref": "#/$defs/a", "properties": {"b": {}}, "$defs": {"a": {"properties": {"a": {}}}}},
     ],
 )
-def test_what_may_have_other_properties_stays_open(schema):
+def test_schemas_that_allow_other_properties_stay_open(schema):
     assert close_schema(schema) == schema
 
 

@@ -1,4 +1,4 @@
-"""Comments in streams that have no news."""
+"""Comments in silent streams."""
 
 import asyncio
 import json
@@ -60,7 +60,7 @@ STREAMS = [
 
 
 @pytest.mark.parametrize(("path", "body"), STREAMS)
-def test_a_stream_that_pauses_gets_comments_between_its_events(path, body):
+def test_a_silent_stream_gets_comments_between_its_events(path, body):
     received = stream_of(path, body, pause_at=2)
     events = received.split(b"\n\n")
     assert events.pop() == b""
@@ -145,7 +145,7 @@ def test_a_stream_whose_service_cannot_be_loaded_ends_with_the_error():
     )
 
 
-def test_what_a_request_asks_is_refused_before_its_service_is_loaded():
+def test_an_invalid_request_is_refused_before_its_service_is_loaded():
     async def main():
         engine = FakeEngine(waking={"base"})
         async with serving(engine) as (url, _, _), httpx.AsyncClient(base_url=url) as client:
@@ -156,7 +156,7 @@ def test_what_a_request_asks_is_refused_before_its_service_is_loaded():
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_while_a_service_is_loaded_headers_come_where_they_may(stream):
+def test_while_a_service_loads_streams_get_headers(stream):
     """Lines of JSON have no comments; a response that is not streamed has no status yet."""
 
     async def main():
@@ -181,7 +181,7 @@ def test_while_a_service_is_loaded_headers_come_where_they_may(stream):
     assert asyncio.run(main()) == "hello"
 
 
-def test_a_stream_with_news_gets_no_comment(monkeypatch):
+def test_a_stream_with_events_gets_no_comment(monkeypatch):
     monkeypatch.setattr(generation_response, "_KEEP_ALIVE_S", 30)
     assert COMMENT not in stream_of("/v1/completions", completion(stream=True))
 

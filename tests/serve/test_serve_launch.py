@@ -1,4 +1,4 @@
-"""From options to a server and back to nothing, in a process of its own."""
+"""Start and stop of a server in its own process."""
 
 import asyncio
 import resource
@@ -80,7 +80,7 @@ async def end(process, number):
     return rest.decode().split("\n")[:-1]
 
 
-def test_engines_on_cpus_may_not_ask_for_more_memory_together_than_the_machine_has() -> None:
+def test_kv_memory_of_all_cpu_engines_must_fit_the_machine() -> None:
     total = psutil.virtual_memory().total
     cache = KVCacheOptions(memory_bytes=total * 2 // 3)
     options = EngineOptions(services=(Service(name="a", model="a"),), kv_cache=cache)
@@ -118,7 +118,7 @@ def test_a_tokenizer_that_cannot_be_read_ends_the_start(monkeypatch, tmp_path):
     assert not [child for child in psutil.Process().children() if "tokenizer" in str(child.cmdline())]
 
 
-def test_server_answers_until_it_is_told_to_stop(tmp_path):
+def test_server_answers_until_it_is_stopped(tmp_path):
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.25}')
 
     async def main():
@@ -144,7 +144,7 @@ def test_stop_while_loading_cleans_up():
 
 
 @pytest.mark.slow
-def test_an_engine_that_is_killed_is_logged_and_started_again():
+def test_a_killed_engine_is_logged_and_restarted():
     async def main():
         process, url = await launch("fake", stderr=asyncio.subprocess.PIPE)
         children = psutil.Process(process.pid).children(recursive=True)
@@ -176,7 +176,7 @@ async def left_by_a_killed_server(port):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("node_hangs", [False, True])
-def test_a_server_that_was_killed_replaces_what_hangs(node_hangs):
+def test_a_restarted_server_replaces_hung_processes(node_hangs):
     async def main():
         port = free_port()
         node, engine = await left_by_a_killed_server(port)
@@ -198,7 +198,7 @@ def test_a_server_that_was_killed_replaces_what_hangs(node_hangs):
     asyncio.run(main())
 
 
-def test_a_server_that_was_killed_finds_its_engines_again():
+def test_a_restarted_server_finds_its_engines():
     async def main():
         port = free_port()
         node, engine = await left_by_a_killed_server(port)
@@ -256,19 +256,19 @@ def nothing_is_fetched(monkeypatch):
     monkeypatch.setattr(model_download, "resolve_service", never)
 
 
-def test_an_unknown_model_is_noticed_before_another_is_fetched(nothing_is_fetched):
+def test_an_unknown_model_is_reported_before_any_download(nothing_is_fetched):
     options = EngineOptions(services=(Service(name="a", model="smollm2"), Service(name="b", model="nosuch")))
     with pytest.raises(ModelUnavailable, match="nosuch"):
         run_server([EnginePlan(name="0", options=options)], ServerOptions(port=0))
 
 
-def test_an_address_in_use_is_noticed_before_anything_is_loaded(nothing_is_fetched):
+def test_an_address_in_use_is_reported_before_any_load(nothing_is_fetched):
     options = EngineOptions(services=(Service(name="a", model="a"),))
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="in use"):
         run_server([EnginePlan(name="0", options=options)], ServerOptions(port=taken.getsockname()[1]))
 
 
-def test_too_few_open_files_are_noticed_before_anything_is_fetched(nothing_is_fetched, monkeypatch):
+def test_too_few_open_files_are_reported_before_any_download(nothing_is_fetched, monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (16, 16))
     options = EngineOptions(services=(Service(name="a", model="a"),))
     with pytest.raises(ConfigError, match="only 16 files may be open"):
@@ -276,7 +276,7 @@ def test_too_few_open_files_are_noticed_before_anything_is_fetched(nothing_is_fe
 
 
 @pytest.mark.slow
-def test_a_terminal_that_closes_drains_the_server():
+def test_a_closed_terminal_drains_the_server():
     async def main():
         process, url = await launch("fake")
         async with httpx.AsyncClient(base_url=url, timeout=60) as client:

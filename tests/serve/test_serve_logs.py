@@ -1,4 +1,4 @@
-"""What clients can make the server write."""
+"""The access log and the server's log."""
 
 import asyncio
 import io
@@ -108,7 +108,7 @@ def test_no_secret_is_in_a_line(capfd):
         assert not {"sk-", "query", "hello"} & {word for word in ("sk-", "query", "hello") if word in written}
 
 
-def test_a_client_that_leaves_and_an_engine_that_dies_are_told(capfd):
+def test_disconnects_and_dead_engines_are_logged(capfd):
     async def main():
         engine = FakeEngine(hold=asyncio.Event(), pause_at=2)
         async with serving(engine, access_log=True) as (url, _, _), httpx.AsyncClient(base_url=url) as client:
@@ -129,7 +129,7 @@ def test_a_client_that_leaves_and_an_engine_that_dies_are_told(capfd):
 
 
 @pytest.mark.parametrize("format", ["text", "json"])
-def test_the_access_log_tells_the_real_address_and_nothing_that_steers_a_terminal(capfd, format):
+def test_the_access_log_has_the_real_address_and_no_control_characters(capfd, format):
     async def main():
         async with (
             serving(FakeEngine(), access_log=True, access_log_format=format) as (url, _, _),
@@ -169,7 +169,7 @@ def test_garbage_makes_one_line(capfd):
 
 @contextmanager
 def logging_as(config):
-    """Log as ``config`` says."""
+    """Log with the configuration ``config``."""
     loggers = [logging.getLogger(name) for name in config["loggers"]]
     before = [(logger.level, logger.handlers[:]) for logger in loggers]
     logging.config.dictConfig(config)
@@ -182,13 +182,13 @@ def logging_as(config):
 
 
 class Unread(io.StringIO):
-    """A pipe whose reader is gone."""
+    """A pipe whose reader is closed."""
 
     def write(self, text):
         raise BrokenPipeError
 
 
-def test_events_have_times_and_go_where_standard_error_is_now(monkeypatch, capsys):
+def test_events_have_times_and_go_to_the_current_standard_error(monkeypatch, capsys):
     with logging_as(log_config.log_config()):
         for _ in range(2):
             logging.getLogger("shoal.cluster.router.recovery_log").warning("engine %s died", 0)
@@ -201,7 +201,7 @@ def test_events_have_times_and_go_where_standard_error_is_now(monkeypatch, capsy
         assert "Traceback" not in capsys.readouterr().err
 
 
-def test_a_closed_standard_output_takes_no_access_log_and_is_no_error(monkeypatch, capsys):
+def test_a_closed_standard_output_is_no_error(monkeypatch, capsys):
     monkeypatch.setattr("sys.stdout", None)
     with logging_as(log_config.log_config()):
         logging.getLogger(log_config.ACCESS_LOGGER).info("a line for nobody")
@@ -214,7 +214,7 @@ def test_a_closed_standard_output_takes_no_access_log_and_is_no_error(monkeypatc
     ("level", "ours", "uvicorns"),
     [("info", "IWE", "WE"), ("warning", "WE", "WE"), ("error", "E", "E")],
 )
-def test_the_log_begins_at_its_level_and_the_access_log_is_not_concerned(level, ours, uvicorns, capsys):
+def test_the_log_level_does_not_affect_the_access_log(level, ours, uvicorns, capsys):
     with logging_as(log_config.log_config(level)):
         for name in (
             "shoal.cluster.router.fleet",

@@ -1,4 +1,4 @@
-"""What /metrics tells."""
+"""The /metrics page."""
 
 import asyncio
 from dataclasses import asdict, fields, replace
@@ -106,7 +106,7 @@ def test_every_engine_has_its_own_samples_and_there_is_no_sum():
     }
     assert by_engine("shoal_engine_heartbeat_age_seconds") == {"0": 0.25, "c": 99}
     assert by_engine("shoal_engine_state_age_seconds") == {"0": 0.5, "c": 0.5}
-    # What a dead engine counted stays, what it had is gone, and one that has said nothing yet has nothing.
+    # Counters of a dead engine stay, its gauges disappear, and an engine without a report has no samples.
     assert by_engine("shoal_preemptions_total", ("service", "chat")) == {"0": 3, "c": 3}
     assert by_engine("shoal_requests_running", ("service", "chat")) == {"0": 2}
     assert by_engine("shoal_kv_bytes", ("use", "total")) == {"0": 1000}
@@ -137,7 +137,7 @@ def test_weights_are_those_that_are_loaded():
     assert found == {"0": 5000, "b": 5000}
 
 
-def test_services_tell_what_waits_for_an_engine():
+def test_requests_without_an_engine_are_shown_by_service():
     services = {"chat": ServiceStatus(ready=1, wanted=3, waiting=4, loading=2, resumed=12)}
     values = samples(ServerMetrics([]).render((), services).decode())
     chat_service = ("service", "chat")
@@ -148,7 +148,7 @@ def test_services_tell_what_waits_for_an_engine():
     assert values["shoal_requests_resumed_total", chat_service] == 12
 
 
-def test_requests_that_no_engine_takes_are_refused_and_streams_that_began_fail():
+def test_requests_without_an_engine_are_refused_and_started_streams_fail():
     late, begun = (
         FakeEngine(fail_after=after, failure=ServiceUnavailable("none", retry_after_s=1)) for after in (0, 2)
     )
@@ -180,7 +180,7 @@ def test_every_count_of_the_scheduler_reaches_the_engine_s_counts():
 
 
 def observed_metrics(**observed):
-    """The samples that a page has more with a service so observed than with one of which nothing is known."""
+    """The samples that a page has only if a service was ``observed``."""
     page = {}
     for key, seen in (("without", None), ("with", Observed(**observed))):
         pool = dict.fromkeys((field.name for field in fields(PoolStats)), 1)
@@ -194,7 +194,7 @@ def observed_metrics(**observed):
     }
 
 
-def test_what_the_policies_see_is_shown():
+def test_observed_statistics_are_shown():
     assert observed_metrics(traffic=TRAFFIC, accuracy=Accuracy(6, 5, 8), corrections=3) == {
         ("shoal_arrival_rate",): 1.5,
         ("shoal_execution_seconds", "mean"): 4,
@@ -205,7 +205,7 @@ def test_what_the_policies_see_is_shown():
     }
 
 
-def test_what_was_not_observed_has_no_sample():
+def test_unobserved_statistics_have_no_sample():
     nothing = Traffic(
         finished=0,
         prompt_tokens=None,
@@ -250,7 +250,7 @@ def test_failed_requests_count_as_errors_and_have_no_latency():
     assert values["shoal_request_e2e_seconds_count", ("service", "base")] == 0
 
 
-def test_a_request_that_cannot_be_met_as_it_was_asked_is_no_error():
+def test_an_invalid_request_is_no_error():
     engine = FakeEngine(error_after=1, error_finish=FinishReason.INVALID)
     values = scrape_after(("/v1/chat/completions", chat()), engine=engine)
     assert values["shoal_requests_finished_total", ("reason", "invalid"), ("service", "chat")] == 1
@@ -348,7 +348,7 @@ NEVER, ALWAYS = {"e2e": 1e-9}, {"e2e": 600, "ttft": 600, "tpot": 600}
         ),
     ],
 )
-def test_the_goals_of_a_request_go_before_those_of_its_service(path, body, expected):
+def test_the_goals_of_a_request_override_those_of_its_service(path, body, expected):
     assert goals_counted(scrape_after((path, body))) == expected
 
 
@@ -361,7 +361,7 @@ def test_a_request_that_fails_has_missed_its_goals():
     assert values["shoal_requests_finished_total", ("reason", "error"), ("service", "base")] == 2
 
 
-def test_a_request_that_its_client_cancels_counts_for_no_goal():
+def test_a_cancelled_request_counts_for_no_goal():
     metrics = ServerMetrics([Service(name="base", model="m", slo=SLO(ttft_s=1))])
     metrics.count_unfinished("base", FinishReason.CANCELLED, SLO())
     values = samples(metrics.render((), {}).decode())
@@ -379,19 +379,19 @@ def test_only_services_with_an_execution_time_have_a_normalised_latency():
     assert counts == {"chat": 1}
 
 
-def test_times_between_tokens_are_one_fewer_than_the_tokens():
+def test_inter_token_latencies_are_one_fewer_than_the_tokens():
     values = scrape_after(
         ("/v1/completions", completion(n=2, max_tokens=3)),
         ("/v1/completions", completion(max_tokens=6, stream=True)),
         ("/v1/completions", completion(max_tokens=1)),
     )
-    # What is not read at once is joined, so there may be fewer.
+    # Unread deltas are joined, so there may be fewer.
     assert 2 <= values["shoal_inter_token_seconds_count", ("service", "base")] <= 2 + 2 + 5
     assert values["shoal_inter_token_seconds_count", ("service", "chat")] == 0
     assert values["shoal_request_output_tokens_sum", ("service", "base")] == 3 + 3 + 6 + 1
 
 
-def test_the_engine_s_queue_time_is_told(monkeypatch):
+def test_the_engines_queue_time_is_used(monkeypatch):
     read = ChoiceReader.read
 
     def read_queued(reader, event, now_ns):
@@ -405,7 +405,7 @@ def test_the_engine_s_queue_time_is_told(monkeypatch):
 
 
 def http_counts(*requests, **options):
-    """What is counted of (method, path, body)."""
+    """Counts of the requests (method, path, body)."""
 
     async def main():
         async with make_client(make_app(**options)) as client:
@@ -446,13 +446,13 @@ def test_every_answer_is_counted_by_route_method_and_status():
     }
 
 
-def test_answers_that_no_endpoint_gave_are_counted_too():
+def test_responses_of_middleware_are_counted_too():
     key = ApiKey(key="k", requests_per_minute=1)
     counts = http_counts(("POST", "/v1/completions", completion()), ("GET", "/x", None), api_keys=(key,))
     assert counts == {("/v1/completions", "POST", "401"): 1, ("other", "GET", "401"): 1}
 
 
-def test_what_runs_is_told():
+def test_build_info():
     build = [labels for name, *labels in scrape_after() if name == "shoal_build_info"]
     assert build == [[("device", "cpu"), ("kernels", "torch only"), ("version", shoal.__version__)]]
 

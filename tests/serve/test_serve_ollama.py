@@ -57,7 +57,7 @@ def test_a_chat(model):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_answers_tell_how_long_the_model_was_loaded_for_them(stream):
+def test_responses_have_the_load_duration(stream):
     for path, body in (
         ("chat", chat()),
         ("generate", generate()),
@@ -86,7 +86,7 @@ def test_texts_are_embedded():
     assert embed(model="none", input="ab").status_code == 404
 
 
-def test_one_text_is_embedded_as_older_clients_ask():
+def test_the_older_embedding_endpoint():
     def answer(**fields):
         return ask("POST", "/api/embeddings", {"model": "base"} | fields)
 
@@ -144,7 +144,7 @@ def test_options_reach_the_engine():
     assert (sampling.repetition_penalty, sampling.seed, sampling.max_tokens) == (1.5, 11, 4)
 
 
-def test_whole_numbers_may_have_a_point():
+def test_integers_may_be_whole_floats():
     engine = FakeEngine()
     options = {"top_k": 7.0, "seed": 11.0, "num_predict": 4.0, "num_ctx": 4096.0, "repeat_last_n": 64.0}
     assert ask("POST", "/api/chat", chat(options=options), engine).status_code == 200
@@ -156,7 +156,7 @@ NEUTRAL = {"mirostat": 0, "mirostat_tau": 5.0, "mirostat_eta": 0.1, "tfs_z": 1, 
 
 
 @pytest.mark.parametrize("path", ["chat", "generate", "embed"])
-def test_neutral_values_of_options_that_are_not_supported(path):
+def test_options_that_are_off_are_accepted(path):
     body = {"chat": chat(), "generate": generate(), "embed": {"model": "base", "input": "ab"}}[path]
     options = GREEDY | NEUTRAL | {"penalize_newline": True, "f16_kv": True, "num_gpu": 0}
     assert ask("POST", f"/api/{path}", body | {"options": options}).status_code == 200
@@ -221,7 +221,7 @@ def test_an_error_in_mid_stream_is_the_last_line():
     assert "engine process ended" in last["error"]
 
 
-def test_nothing_to_do_is_done():
+def test_empty_requests_succeed():
     assert ask("POST", "/api/generate", generate(prompt="")).json()["done_reason"] == "load"
     assert ask("POST", "/api/chat", chat(messages=[])).json()["done_reason"] == "load"
     # For clients written in Go null is an empty list or text.
@@ -231,12 +231,12 @@ def test_nothing_to_do_is_done():
 
 
 @pytest.mark.parametrize("value", [True, False, None])
-def test_what_becomes_of_long_prompts_is_not_for_clients_to_say(value):
+def test_long_prompts_are_refused_whatever_the_client_says(value):
     for path, body in (("chat", chat()), ("generate", generate())):
         assert ask("POST", f"/api/{path}", body | {"truncate": value, "shift": value}).status_code == 200
 
 
-def test_keys_hold_here_too():
+def test_api_keys_apply_here_too():
     key = ApiKey(key="k", services=("chat",))
     headers = {"Authorization": "Bearer k"}
     assert ask("POST", "/api/chat", chat(), api_keys=(key,)).status_code == 401
@@ -305,7 +305,7 @@ def call(arguments, **more):
     return {"tool_calls": [{"index": 0, "function": {"arguments": arguments} | more}]}
 
 
-def test_calls_are_told_whole_before_the_end_of_a_stream():
+def test_complete_calls_come_before_the_end_of_a_stream():
     format = translate(
         Scripted(
             piece(role="assistant", content=""),
@@ -335,7 +335,7 @@ def test_calls_are_told_whole_before_the_end_of_a_stream():
 
 
 @pytest.mark.parametrize(("arguments", "read"), [('{"x": 1}', {"x": 1}), ("", {}), ('{"x": ', {})])
-def test_calls_of_a_whole_answer(arguments, read):
+def test_calls_of_a_full_response(arguments, read):
     message = {
         "content": None,
         "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": arguments}}],

@@ -1,4 +1,4 @@
-"""Chats over Ollama's API: reasoning, and which call a result answers."""
+"""Chats over Ollama's API: reasoning, and the calls that results answer."""
 
 import asyncio
 import json
@@ -6,7 +6,7 @@ import json
 import pytest
 from serve_builders import ByteTokenizer, FakeEngine, make_app, make_client
 
-# It reasons unless told otherwise, by either variable.
+# It reasons unless either variable turns reasoning off.
 SWITCH = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ reasoning_effort }}"
     "{% if (enable_thinking is defined and not enable_thinking) %}<think>\n\n</think>\n\n"
@@ -23,7 +23,7 @@ RESULTS = (
 
 
 def prompt_of(path, body, template):
-    """The answer, and the prompt that the engine got."""
+    """The response, and the engine's prompt."""
     engine = FakeEngine(context=2000, says=" so </think>\n\nYes")
     defaults = {"model": "chat", "stream": False, "options": {"temperature": 0}}
 
@@ -51,13 +51,13 @@ ASKED = {"chat": {"messages": [{"role": "user", "content": "hi"}]}, "generate": 
         ("high", "hihigh[on]"),
     ],
 )
-def test_the_template_is_told_whether_to_think(path, template, think, end):
+def test_think_sets_variables_of_the_template(path, template, think, end):
     _, prompt = prompt_of(path, ASKED[path] | {"think": think}, template)
     assert prompt == f"<user>{end}"
 
 
 @pytest.mark.parametrize("path", ASKED)
-def test_a_template_without_a_switch_thinks_unless_it_must_not(path):
+def test_a_template_without_a_variable_reasons_unless_think_is_false(path):
     answer, prompt = prompt_of(path, ASKED[path], OPENED)
     assert prompt == "<user>hi<think>\n"
     said = answer["message"] if path == "chat" else answer
@@ -66,7 +66,7 @@ def test_a_template_without_a_switch_thinks_unless_it_must_not(path):
     assert prompt == "<user>hi<think>\n\n</think>\n\n"
 
 
-def test_reasoning_that_was_not_wanted_is_not_shown():
+def test_unwanted_reasoning_is_hidden():
     model_thinks = FakeEngine(context=2000, says="<think>so</think>Yes")
 
     async def main():
@@ -83,14 +83,14 @@ def test_reasoning_that_was_not_wanted_is_not_shown():
 
 
 @pytest.mark.parametrize("template", [None, SWITCH])
-def test_raw_prompts_and_base_models_have_no_template_to_tell(template):
+def test_think_has_no_effect_without_a_template(template):
     _, prompt = prompt_of("generate", {"prompt": "hi", "raw": True, "think": False}, template)
     assert prompt == "hi"
     _, prompt = prompt_of("generate", {"model": "base", "prompt": "hi", "think": True}, template)
     assert prompt == "hi"
 
 
-def test_earlier_thinking_is_there_for_the_template():
+def test_earlier_reasoning_reaches_the_template():
     messages = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b", "thinking": "because "},
@@ -114,7 +114,7 @@ F, G = call("f", "id-f"), call("g", "id-g")
 @pytest.mark.parametrize(
     ("calls", "results", "laid_out"),
     [
-        # In the order of the calls, where nothing else is said.
+        # By order, without ids and names.
         ([call("f"), call("g")], [result("1"), result("2")], "<f call_1_0>1<g call_1_1>2"),
         # By name, in any order.
         (
@@ -127,26 +127,26 @@ F, G = call("f", "id-f"), call("g", "id-g")
             [result("1", name="g"), result("2", name="f")],
             "<f call_1_0>2<g call_1_1>1",
         ),
-        # Two calls of one tool are answered in their order.
+        # Two calls of one tool are matched in order.
         (
             [call("f"), call("f")],
             [result("1", tool_name="f"), result("2", tool_name="f")],
             "<f call_1_0>1<f call_1_1>2",
         ),
-        # An id says most, wherever its result stands.
+        # An id takes precedence, wherever its result is.
         (
             [call("f", "a"), call("f", "b")],
             [result("1", tool_name="f"), result("2", tool_name="f", tool_call_id="a")],
             "<f a>2<f b>1",
         ),
         ([F, G], [result("1", tool_call_id="id-g"), result("2", tool_call_id="id-f")], "<f id-f>2<g id-g>1"),
-        # What names a tool is not taken by a result before it that names none.
+        # A result without a name does not take the call of a later result with a name.
         ([F, G], [result("1"), result("2", tool_name="f")], "<f id-f>2<g id-g>1"),
-        # A result of a tool that was not called answers none of the calls.
+        # A result of a tool that was not called matches no call.
         ([F], [result("1", tool_name="h"), result("2")], "<f id-f>2<h call_2>1"),
     ],
 )
-def test_results_find_their_calls_and_come_in_their_order(calls, results, laid_out):
+def test_results_are_matched_with_calls_and_sorted(calls, results, laid_out):
     asked = {"role": "user", "content": ""}
     messages = [asked, {"role": "assistant", "content": "", "tool_calls": calls}, *results]
     tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g", "h")]
@@ -154,7 +154,7 @@ def test_results_find_their_calls_and_come_in_their_order(calls, results, laid_o
     assert prompt.removesuffix("<tool_call>").rpartition("]")[2] == laid_out
 
 
-def test_calls_that_got_no_result_do_not_take_later_ones():
+def test_calls_without_results_do_not_match_later_results():
     turn = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "", "tool_calls": [call("f")]},
@@ -164,7 +164,7 @@ def test_calls_that_got_no_result_do_not_take_later_ones():
     assert prompt == "a[f call_1_0]a[f call_3_0]<f call_3_0>1<tool_call>"
 
 
-def test_ids_that_come_again_are_those_of_the_last_turn():
+def test_repeated_ids_match_the_last_turn():
     calls = {"role": "assistant", "content": "", "tool_calls": [call("f", "a"), call("g", "b")]}
     results = [result("1", tool_call_id="b"), result("2", tool_call_id="a")]
     _, prompt = prompt_of("chat", {"messages": [calls, *results, calls, *results]}, RESULTS)
@@ -213,7 +213,7 @@ def test_calls_may_have_no_arguments():
         assert prompt.endswith("hi[now a]<now a>noon<tool_call>")
 
 
-def test_developers_speak_as_the_system():
+def test_the_developer_role_becomes_system():
     messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "hi"}]
     _, prompt = prompt_of("chat", {"messages": messages}, SWITCH)
     assert prompt.endswith("<system>Be brief.<user>hi")

@@ -1,4 +1,4 @@
-"""What Ollama's API tells of models, and how they come, go and stay."""
+"""Ollama's API for models: list, show, pull, delete, keep_alive."""
 
 import asyncio
 import json
@@ -126,7 +126,7 @@ def test_sizes_are_short(tmp_path, parameters, short):
     assert chat["details"]["parameter_size"] == short
 
 
-def test_only_what_is_loaded_is_running(tmp_path):
+def test_only_loaded_services_are_running(tmp_path):
     cluster = described_cluster()
     for state in (UNLOADED, LOADING, replace(READY, state=ServiceState.FAILED, ready=0)):
         cluster.administration.set("chat", state)
@@ -138,7 +138,7 @@ def test_only_what_is_loaded_is_running(tmp_path):
         assert len(read(tmp_path, "/api/ps", cluster)["models"]) == 2
 
 
-def test_what_runs_has_its_size_in_memory(tmp_path):
+def test_running_models_have_their_size_in_memory(tmp_path):
     cluster = described_cluster()
     cluster.others = [
         engine("a", "cpu", cluster),
@@ -159,7 +159,7 @@ def expires_in_s(folder, **status):
     return (datetime.fromisoformat(expires) - datetime.now(UTC)).total_seconds()
 
 
-def test_what_runs_says_when_it_is_unloaded(tmp_path):
+def test_running_models_have_an_expiry_time(tmp_path):
     # The margins are for slow machines.
     minute_ago_ns = time.monotonic_ns() - 60 * 10**9
     assert 100 < expires_in_s(tmp_path, idle_after_s=300.0, idle_since_ns=minute_ago_ns) < 241
@@ -188,7 +188,7 @@ def test_a_model_is_shown_by_either_name(tmp_path, body):
     }
 
 
-def test_models_of_which_nothing_is_known_are_shown_too(tmp_path):
+def test_models_without_a_description_are_shown_too(tmp_path):
     shown = show(tmp_path, model="base")
     assert shown["model_info"]["shoal.context_length"] == 200
     assert shown["capabilities"] == ["completion"]
@@ -208,7 +208,7 @@ def test_the_version_is_one_that_clients_of_ollama_know(tmp_path):
 
 @pytest.mark.parametrize("path", EMPTY)
 @pytest.mark.parametrize("nothing", [0, 0.0, "0", "0s", "0h0m"])
-def test_a_model_that_is_kept_for_no_time_is_unloaded(tmp_path, path, nothing):
+def test_a_keep_alive_of_0_unloads(tmp_path, path, nothing):
     async def test(operator):
         client = operator.client
         answer = await client.post(
@@ -224,7 +224,7 @@ def test_a_model_that_is_kept_for_no_time_is_unloaded(tmp_path, path, nothing):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ASKING)
-def test_it_answers_first(tmp_path, path, stream):
+def test_keep_alive_applies_after_the_response(tmp_path, path, stream):
     async def test(operator):
         body = {"model": "base", "keep_alive": 0, **ASKING[path]} | ({"stream": True} if stream else {})
         if path == "chat":
@@ -248,7 +248,7 @@ def test_it_answers_first(tmp_path, path, stream):
 
 
 def kept(folder, keep_alive, headers=None, cluster=None, path="chat", body=None, **options):
-    """The status of an answer, and what the engines were told."""
+    """The response, and the changes of keep_alive that reached the engines."""
     cluster = cluster or ChangingCluster()
 
     async def test(operator):
@@ -276,23 +276,23 @@ def kept(folder, keep_alive, headers=None, cluster=None, path="chat", body=None,
     ],
 )
 @pytest.mark.parametrize("body", [None, {}])
-def test_operators_say_how_long_a_model_stays(tmp_path, keep_alive, seconds, body):
-    answer, told = kept(tmp_path, keep_alive, body=body)
-    assert (answer.status_code, told) == (200, [("chat", pytest.approx(seconds))])
+def test_operators_set_keep_alive(tmp_path, keep_alive, seconds, body):
+    answer, changes = kept(tmp_path, keep_alive, body=body)
+    assert (answer.status_code, changes) == (200, [("chat", pytest.approx(seconds))])
 
 
 @pytest.mark.parametrize(
     "keep_alive", ["soon", "5 minutes", "5x", "m", "", "1" * 100, True, [], "-", "1h-3m"]
 )
-def test_other_times_are_refused(tmp_path, keep_alive):
-    answer, told = kept(tmp_path, keep_alive)
-    assert (answer.status_code, told) == (400, [])
+def test_invalid_keep_alives_are_refused(tmp_path, keep_alive):
+    answer, changes = kept(tmp_path, keep_alive)
+    assert (answer.status_code, changes) == (400, [])
     assert answer.json()["error"].startswith("keep_alive")
 
 
-def test_without_a_time_nothing_is_told(tmp_path):
-    answer, told = kept(tmp_path, None)
-    assert (answer.status_code, told) == (200, [])
+def test_without_keep_alive_nothing_changes(tmp_path):
+    answer, changes = kept(tmp_path, None)
+    assert (answer.status_code, changes) == (200, [])
 
 
 KEYED = {"api_keys": (ApiKey(key="client", name="alice"),), "admin_key": "boss"}
@@ -314,15 +314,17 @@ CLIENT, BOSS = {"Authorization": "Bearer client"}, {"Authorization": "Bearer bos
 )
 def test_only_operators_unload_models(tmp_path, path, empty, headers, options, status):
     cluster = ChangingCluster()
-    answer, told = kept(tmp_path, 0, headers, cluster, path, EMPTY[path] if empty else None, **options)
+    answer, changes = kept(tmp_path, 0, headers, cluster, path, EMPTY[path] if empty else None, **options)
     assert answer.status_code == status, answer.text
     if status != 200:
-        assert told == cluster.submitted == []
+        assert changes == cluster.submitted == []
         assert answer.json()["error"].startswith("keep_alive: 0 unloads the model for everybody: ")
-    # Clients send other times with every request.
+    # Clients send other durations with every request, which are ignored.
     for time_s in ("5m", -1):
-        answer, told = kept(tmp_path, time_s, headers, None, path, EMPTY[path] if empty else None, **options)
-        assert (answer.status_code, len(told)) == (200, status == 200)
+        answer, changes = kept(
+            tmp_path, time_s, headers, None, path, EMPTY[path] if empty else None, **options
+        )
+        assert (answer.status_code, len(changes)) == (200, status == 200)
 
 
 def test_a_request_without_a_prompt_loads_the_model(tmp_path):
@@ -343,14 +345,14 @@ def test_models_are_pulled_and_served(tmp_path, field):
     async def test(operator):
         response = await operator.client.post("/api/pull", json={field: "smollm2:latest"})
         assert response.headers["content-type"] == "application/x-ndjson"
-        told = lines(response)
-        assert told[-1] == {"status": "success"}
-        assert all(line["status"] for line in told)
+        changes = lines(response)
+        assert changes[-1] == {"status": "success"}
+        assert all(line["status"] for line in changes)
         assert "smollm2:latest" in [
             m["name"] for m in (await operator.client.get("/api/tags")).json()["models"]
         ]
         assert operator.pulled == ["smollm2"]
-        # Once more: it is there.
+        # Again: it is served already.
         for body in ({"model": "smollm2"}, {"model": "smollm2", "stream": False}):
             assert lines(await operator.client.post("/api/pull", json=body)) == [{"status": "success"}]
         assert operator.pulled == ["smollm2"]
@@ -358,7 +360,7 @@ def test_models_are_pulled_and_served(tmp_path, field):
     with_operator(test, tmp_path)
 
 
-def test_a_pull_tells_how_far_it_is(tmp_path):
+def test_a_pull_reports_progress(tmp_path):
     async def test(operator):
         operator.release.clear()
         pulling = asyncio.create_task(operator.client.post("/api/pull", json={"model": "smollm2"}))

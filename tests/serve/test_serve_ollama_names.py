@@ -1,4 +1,4 @@
-"""Names of services with tags over Ollama's API: NAME and NAME:latest are one, unless both are there."""
+"""Service names with tags over Ollama's API: NAME and NAME:latest are one, unless both exist."""
 
 import asyncio
 from dataclasses import replace

@@ -38,7 +38,7 @@ def test_chat(client):
     assert response.usage.completion_tokens == 9
 
 
-def test_chat_goes_on_with_the_answer_in_it(client):
+def test_chat_continues_with_the_answer_in_its_history(client):
     first = client.chat.completions.create(model="chat", messages=MESSAGES, temperature=0)
     messages = [*MESSAGES, first.choices[0].message.model_dump(), *MESSAGES]
     second = client.chat.completions.create(model="chat", messages=messages, temperature=0)

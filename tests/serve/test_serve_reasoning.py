@@ -6,7 +6,7 @@ import pytest
 from serve_builders import FakeEngine, chat, events, post, tool
 
 CHAT = "/v1/chat/completions"
-# In the style of models that always think, and of those that can be told not to.
+# In the style of models that always reason, and of models with a variable for it.
 OPENED = """\
 {%- for m in messages %}<{{ m.role }}>
 {%- if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}
@@ -46,7 +46,7 @@ def message_of(body, says, template):
     ("template", "says"),
     [(OPENED, "Hm.\n</think>\n\nYes."), (SWITCHED, "<think>\nHm.\n</think>\n\nYes.")],
 )
-def test_reasoning_is_apart_from_content(template, says):
+def test_reasoning_is_separate_from_content(template, says):
     assert message_of(chat(), says, template) == {"content": "Yes.", "reasoning_content": "Hm."}
     assert message_of(chat(include_reasoning=False), says, template) == {"content": "Yes."}
 
@@ -55,7 +55,7 @@ def test_reasoning_without_an_end_leaves_no_content():
     assert message_of(chat(), "Hm", OPENED) == {"content": None, "reasoning_content": "Hm"}
 
 
-def test_models_that_mark_nothing_have_no_reasoning():
+def test_models_without_tags_have_no_reasoning():
     assert message_of(chat(), "<think>Hm.</think>Yes.", PLAIN) == {"content": "<think>Hm.</think>Yes."}
 
 
@@ -73,7 +73,7 @@ def test_calls_come_after_reasoning():
     assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
 
 
-def test_a_prompt_whose_output_is_constrained_does_not_think():
+def test_constrained_output_has_no_reasoning():
     body = chat(tools=[tool("f")], tool_choice="required")
     says = '<tool_call>{"name": "f", "arguments": {"a": "</think>"}}</tool_call>'
     for template in (OPENED, SWITCHED):

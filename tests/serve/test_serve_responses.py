@@ -81,7 +81,7 @@ def test_output_that_is_too_long_is_incomplete():
         (len(CALL) + 9, [("completed", '{"city": "Oslo"}')]),
     ],
 )
-def test_output_that_is_cut_has_the_calls_that_began(length, calls, stream):
+def test_output_that_is_cut_has_incomplete_calls(length, calls, stream):
     sent = body(tools=[WEATHER], tool_choice="required", max_output_tokens=length, stream=stream)
     response = ask(sent, f"{CALL}\n{CALL}")[1]
     assert response.status_code == 200, response.text
@@ -311,7 +311,7 @@ def test_errors_say_what_is_possible(fields, param, says):
         {"reasoning": {"summary": "auto"}, "service_tier": "auto", "user": "me", "prompt_cache_key": "a"},
     ],
 )
-def test_fields_that_change_nothing_are_taken(fields):
+def test_fields_without_effect_are_accepted(fields):
     assert answer(body(**fields))["output"][0]["content"][0]["text"] == "Hello."
 
 

@@ -1,4 +1,4 @@
-"""Ways in: pages of other origins, request ids, hints about routes, the index and the page about it all."""
+"""CORS, request ids, hints about routes, the index and the docs page."""
 
 import asyncio
 import re
@@ -35,7 +35,7 @@ def preflight(path, origin=ORIGIN, **options):
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models", "/health", "/api/nowhere"])
 @pytest.mark.parametrize("origins", [(ORIGIN,), ("*",), ("https://other.org", ORIGIN)])
-def test_a_browser_may_ask_from_the_origins_that_are_listed(path, origins):
+def test_listed_origins_are_allowed(path, origins):
     response = preflight(path, cors_origins=origins)
     assert response.status_code == 200
     assert response.headers["access-control-allow-origin"] in (ORIGIN, "*")
@@ -43,14 +43,14 @@ def test_a_browser_may_ask_from_the_origins_that_are_listed(path, origins):
     assert "authorization" in response.headers["access-control-allow-headers"].lower()
 
 
-def test_other_origins_and_servers_without_the_setting_give_no_leave():
+def test_other_origins_are_not_allowed():
     assert preflight("/v1/models", "https://evil.org", cors_origins=(ORIGIN,)).status_code == 400
     assert "access-control-allow-origin" not in preflight("/v1/models").headers
     asked = ask("GET", "/v1/models", {"Origin": "https://evil.org"}, cors_origins=(ORIGIN,))
     assert "access-control-allow-origin" not in asked.headers
 
 
-def test_answers_and_errors_can_be_read_by_the_page():
+def test_pages_can_read_responses_and_errors():
     for body, status in ((completion(), 200), (completion(stream=True), 200), (completion(n=-1), 400)):
         response = ask("POST", "/v1/completions", {"Origin": ORIGIN}, body, cors_origins=(ORIGIN,))
         assert response.status_code == status
@@ -58,7 +58,7 @@ def test_answers_and_errors_can_be_read_by_the_page():
         assert "x-request-id" in response.headers["access-control-expose-headers"].lower()
 
 
-def test_origins_that_are_none_are_refused():
+def test_invalid_origins_are_refused():
     for origin in ("example.org", "https://example.org/", "", "https://a b"):
         with pytest.raises(ConfigError, match="cors_origins"):
             ServerOptions(cors_origins=(origin,))
@@ -77,13 +77,13 @@ def test_origins_that_are_none_are_refused():
         ("OPTIONS", "/health", None, 204),
     ],
 )
-def test_every_answer_has_the_id_of_its_request(method, path, body, status):
+def test_every_response_has_the_id_of_its_request(method, path, body, status):
     response = ask(method, path, {"X-Request-Id": "trace:42/a"}, body)
     assert response.status_code == status
     assert response.headers.get_list("x-request-id") == ["trace:42/a"]
 
 
-def test_an_answer_is_called_by_the_id_of_its_request():
+def test_a_response_is_named_after_the_id_of_its_request():
     headers = {"x-request-id": "abc"}
     assert ask("POST", "/v1/completions", headers, completion()).json()["id"] == "cmpl-abc"
     assert '"id":"chatcmpl-abc"' in ask("POST", "/v1/chat/completions", headers, chat(stream=True)).text
@@ -101,7 +101,7 @@ def test_ids_of_our_own_are_unique():
     assert len({ask("GET", "/health").headers["x-request-id"] for _ in range(5)}) == 5
 
 
-def test_the_log_of_the_engines_can_name_a_request_as_its_answer_does():
+def test_engine_logs_can_use_the_id_of_the_response():
     async def main():
         engine = FakeEngine()
         async with make_client(make_app(engine)) as client:
@@ -135,7 +135,7 @@ def test_a_bug_has_its_id_too(monkeypatch):
         ("GET", "/admin", "GET / lists them"),
     ],
 )
-def test_a_route_that_is_not_there_says_what_may_be_meant(method, path, hint):
+def test_an_unknown_route_gets_a_hint(method, path, hint):
     response = ask(method, path, body={} if method == "POST" else None)
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "unknown_url"
@@ -187,7 +187,7 @@ def test_the_page_shows_every_route_and_loads_nothing():
         assert field in response.text
 
 
-def test_what_the_document_says_is_shown_as_text():
+def test_the_page_escapes_the_document():
     document = make_app().openapi()
     document["paths"]["/health"]["get"]["description"] = "<script>`x<y`</script>"
     text = docs_page(document)

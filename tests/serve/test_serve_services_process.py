@@ -1,4 +1,4 @@
-"""Services and engines that operators change, with engine processes whose executors are fakes."""
+"""Operators' changes of services and engines, with engine processes whose executors are fakes."""
 
 import asyncio
 from pathlib import Path
@@ -24,7 +24,7 @@ def engine_builders(monkeypatch):
 
 
 class Operator:
-    """A client of a server whose router is real; the services a and b are those of the start."""
+    """An operator's client of a server with a real router; it starts with the services a and b."""
 
     def __init__(self, client, router):
         self.client = client
@@ -58,7 +58,7 @@ class Operator:
 
 
 def run_changing(builders, scenario, model="fake?step_ms=1"):
-    """Run ``scenario(operator)``; every model that is added is at hand at once."""
+    """Run ``scenario(operator)``; models of added services need no download."""
 
     class Tokenizer(builders.ByteTokenizer, InlineCodec):
         has_chat_template = False
@@ -95,7 +95,7 @@ def run_changing(builders, scenario, model="fake?step_ms=1"):
     asyncio.run(main())
 
 
-def test_services_come_sleep_wake_and_go(engine_builders):
+def test_services_are_added_unloaded_loaded_and_removed(engine_builders):
     async def scenario(operator):
         expected = await operator.text("a", 60)
         await operator.change("POST", "services", name="new", model="smollm2")
@@ -147,7 +147,7 @@ def test_a_service_that_no_engine_can_load(engine_builders, tmp_path, monkeypatc
     run_changing(engine_builders, scenario)
 
 
-def test_an_engine_takes_the_place_of_another(engine_builders):
+def test_an_engine_replaces_another(engine_builders):
     async def scenario(operator):
         expected = await operator.text("a", 60)
         await operator.change("POST", "engines", device="cpu", name="next")

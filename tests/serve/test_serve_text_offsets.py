@@ -41,7 +41,7 @@ def test_offsets_in_an_echo_count_characters():
     assert choice["logprobs"]["text_offset"] == [0, *OFFSETS]  # the first token begins a text
 
 
-def test_offsets_go_on_behind_an_echo():
+def test_offsets_continue_after_an_echo():
     count = len(OFFSETS)
     choice = choice_of(max_tokens=count, echo=True)
     assert choice["text"] == TEXT * 2
@@ -73,7 +73,7 @@ def test_bytes_that_are_no_text_are_one_character_each():
     assert [offsets.push(token) for token in range(8)] == [0, 1, 2, 3, 4, 4, 4, 5]
 
 
-def test_special_tokens_count_where_the_echo_shows_them():
+def test_special_tokens_count_if_they_are_in_the_echo():
     tokenizer = PieceTokenizer([b"<s>", b"<end>", b"a", b"<end>"], special={0, 1, 3})
     for echo, expected in (("<end>a<end>", [0, 0, 5, 6]), ("a", [0, 0, 0, 1])):
         offsets = TextOffsets(tokenizer, echo=echo)

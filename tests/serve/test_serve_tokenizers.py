@@ -1,4 +1,4 @@
-"""The processes that encode: what they answer, what becomes of those that end, and how they end."""
+"""Tokenizer processes: results, restarts after crashes, and shutdown."""
 
 import asyncio
 import json
@@ -74,7 +74,7 @@ def command(process):
     return ""
 
 
-def test_it_says_what_the_tokenizer_says(tmp_path):
+def test_results_equal_the_tokenizers(tmp_path):
     folder = make_folder(tmp_path, add_bos_token=True, bos_token="</s>")
     own = Tokenizer.from_folder(folder)
     long = "abcdefghij " * 5000  # answered in a thread
@@ -117,7 +117,7 @@ def test_no_tokenizer_is_read_in_the_process_of_the_server(tmp_path, monkeypatch
     run(scenario)
 
 
-def test_services_with_the_same_tokenizer_share_a_process_until_the_last_is_gone(tmp_path):
+def test_services_with_the_same_tokenizer_share_a_process(tmp_path):
     first = make_folder(tmp_path / "a")
     second = make_folder(tmp_path / "b", chat_template=None)
     other = make_folder(tmp_path / "c", "abc")
@@ -134,7 +134,7 @@ def test_services_with_the_same_tokenizer_share_a_process_until_the_last_is_gone
         with pytest.raises(InvalidRequest) as caught:
             await served[1].encode_texts(["ab"])
         assert caught.value.code == "model_not_found"
-        assert served[1].decode([0, 1]) == "ab"  # what runs still is shown to its end
+        assert served[1].decode([0, 1]) == "ab"  # running requests are decoded to their end
         assert (await served[2].encode_texts(["ab"])).tokens == [[0, 1]]
 
     run(scenario)
@@ -148,7 +148,7 @@ def test_a_process_that_is_killed_is_replaced(tmp_path, text):
     async def scenario(made):
         served = await made.load(folder)
         before = pid_of(made)
-        os.kill(before, signal.SIGSTOP)  # so that the question is not answered before
+        os.kill(before, signal.SIGSTOP)  # so that there is no reply before
         asking = asyncio.create_task(served.encode_texts([text]))
         (process,) = made._processes.values()
         await until(lambda: process._starting.result()._asked)
@@ -181,7 +181,7 @@ def test_a_process_that_is_stopped_is_replaced(tmp_path, monkeypatch):
     run(scenario)
 
 
-def test_a_question_that_ends_every_process_gets_an_error(tmp_path, monkeypatch):
+def test_a_message_that_crashes_every_process_gets_an_error(tmp_path, monkeypatch):
     ask, asked, reading = tokenizer_subprocess.TokenizerSubprocess.ask, [], []
 
     async def killing(link, message):
@@ -207,7 +207,7 @@ def test_a_question_that_ends_every_process_gets_an_error(tmp_path, monkeypatch)
     run(scenario)
 
 
-def test_what_cannot_be_read_is_named(tmp_path):
+def test_an_unreadable_tokenizer_is_named(tmp_path):
     folder = make_folder(tmp_path)
 
     async def scenario(made):
@@ -229,7 +229,7 @@ def test_what_cannot_be_read_is_named(tmp_path):
     run(scenario)
 
 
-def test_short_questions_are_answered_before_long_ones_that_came_first():
+def test_short_texts_do_not_wait_for_long_ones():
     ours, its_end = socket.socketpair()
     allowed = threading.Event()
 
@@ -259,7 +259,7 @@ def test_short_questions_are_answered_before_long_ones_that_came_first():
     assert not thread.is_alive()
 
 
-def test_long_questions_are_asked_one_after_another(tmp_path, monkeypatch):
+def test_long_texts_are_sent_one_at_a_time(tmp_path, monkeypatch):
     asked = []
 
     async def scenario(made):
@@ -279,7 +279,7 @@ def test_long_questions_are_asked_one_after_another(tmp_path, monkeypatch):
         for _ in range(20):
             await asyncio.sleep(0)
         assert sorted(asked) == [False, False, False, True]  # one large, one of middle size, both short
-        asking[1].cancel()  # who is gone is not waited for
+        asking[1].cancel()  # a cancelled task is not waited for
         release.set()
         await asyncio.gather(*asking, return_exceptions=True)
         assert sorted(asked) == [False, False, False, False, True]

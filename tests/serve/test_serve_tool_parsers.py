@@ -223,7 +223,7 @@ def test_splits_do_not_matter_for_reasoning(text, opened, cuts):
 
 @given(format_type=st.sampled_from(FORMATS), text=OUTPUTS)
 @settings(max_examples=examples(300), deadline=None)
-def test_nothing_is_lost_where_there_is_no_call(format_type, text):
+def test_text_without_calls_is_unchanged(format_type, text):
     pieces = parse(format_type, text)
     if not calls(pieces):
         assert content(pieces) == text
@@ -283,7 +283,7 @@ def test_empty_texts_are_no_pieces():
     assert parser.finish() == []
 
 
-def test_long_outputs_take_time_in_proportion():
+def test_parsing_takes_linear_time():
     parser = PromptedFormat.parser(NAMES)
     text = '<tool_call>{"x": "' * 5000
     assert content(parser.push(text) + parser.finish()) == text

@@ -73,7 +73,7 @@ def test_calls_in_every_format(family):
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
-def test_history_with_calls_goes_through_every_template(family):
+def test_every_template_renders_histories_with_calls(family):
     message = message_of(chat(messages=ASKED, tools=TOOLS), CALLS[family], TEMPLATES[family])
     calls = message["tool_calls"][:1]
     history = [
@@ -97,7 +97,7 @@ def test_tools_are_in_the_models_own_layout():
     assert prompt.endswith("<|im_start|>assistant\n")
 
 
-def test_a_template_for_tools_is_used_where_there_are_some():
+def test_a_template_for_tools_is_used_with_tools():
     class Two(ByteTokenizer):
         chat_template = ChatTemplate(PLAIN, {}, tool_use=HERMES)
 
@@ -142,7 +142,7 @@ def test_results_have_the_name_of_their_function():
     assert "<start_function_response>response:nownoon" in prompt_of(chat(messages=history), GEMMA_FUNCTIONS)
 
 
-def test_ids_of_other_forms_are_made_to_fit_mistral():
+def test_ids_are_shortened_for_mistral():
     call = {"id": "call_0123456789", "type": "function", "function": {"name": "now", "arguments": "{}"}}
     history = [
         *ASKED,
@@ -155,14 +155,14 @@ def test_ids_of_other_forms_are_made_to_fit_mistral():
     assert f'"call_id": "{id}"' in prompt
 
 
-def test_templates_without_tools_get_them_described():
+def test_tools_are_described_for_templates_without_tools():
     prompt = prompt_of(chat(messages=[{"role": "system", "content": "Be kind."}, *ASKED], tools=TOOLS), PLAIN)
     assert prompt.startswith("<system>Be kind.\n\nYou have tools.")
     assert '{"name": "weather", "description": "Tells the weather.", "parameters": ' in prompt
     assert prompt.endswith("<user>Weather in Oslo?")
 
 
-def test_described_history():
+def test_history_for_templates_without_tools():
     call = {"id": "x", "type": "function", "function": {"name": "now", "arguments": "{}"}}
     history = [
         *ASKED,
@@ -207,13 +207,13 @@ def test_without_tools_nothing_is_parsed():
     assert message_of(chat(messages=ASKED), CALLS["hermes"], HERMES)["content"] == CALLS["hermes"]
 
 
-def test_none_describes_tools_but_calls_nothing():
+def test_tool_choice_none_renders_tools_but_parses_no_calls():
     body = chat(messages=ASKED, tools=TOOLS, tool_choice="none")
     assert message_of(body, CALLS["hermes"], HERMES)["content"] == CALLS["hermes"]
     assert "<tools>" in prompt_of(body, HERMES)
 
 
-def test_a_call_that_is_cut_short_is_given_as_it_is():
+def test_an_incomplete_call_is_returned_unchanged():
     _, response = ask(chat(messages=ASKED, tools=TOOLS, max_tokens=60), CALLS["hermes"], HERMES)
     choice = response.json()["choices"][0]
     assert choice["finish_reason"] == "length"
@@ -221,7 +221,7 @@ def test_a_call_that_is_cut_short_is_given_as_it_is():
 
 
 def streamed(body, says, template):
-    """(chunks without that of usage, message put together from their deltas by index of the choice)."""
+    """(chunks except that of usage, messages assembled from their deltas, by index of the choice)."""
     _, response = ask(body | {"stream": True}, says, template)
     *chunks, done = events(response.text)
     assert done == "[DONE]"
@@ -284,7 +284,7 @@ def grammar_of(body, template):
     return engine.submitted[0].sampling.grammar
 
 
-def test_only_asked_calls_are_constrained():
+def test_only_forced_calls_are_constrained():
     assert grammar_of(chat(messages=ASKED, tools=TOOLS), HERMES) is None
     assert grammar_of(chat(messages=ASKED, tools=TOOLS, tool_choice="auto"), HERMES) is None
     assert grammar_of(chat(messages=ASKED, tools=TOOLS, tool_choice="none"), HERMES) is None
@@ -372,7 +372,7 @@ def test_calls_or_json(family):
     assert not accepts(grammar, '{"x": "a"}')
 
 
-def test_calls_and_other_grammars_do_not_go_together():
+def test_calls_and_other_grammars_cannot_be_combined():
     sampling = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "a+"))
     with pytest.raises(InvalidRequest, match="JSON"):
         ToolUse(tools=TOOLS).constrain(sampling, format_of(HERMES, lambda text: None))
@@ -393,7 +393,7 @@ def test_schemas_of_any_shape_become_grammars():
         assert format.grammar([Function(f"f{n}", schema) for n, schema in enumerate(strange)], True)
 
 
-def test_formats_are_told_from_the_template():
+def test_formats_are_detected_from_the_template():
     for family, template in TEMPLATES.items():
         name = type(format_of(template, lambda text: None)).__name__
         expected = {"gemma-functions": "Gemma", "gemma": "Prompted", "plain": "Prompted"}

@@ -1,4 +1,4 @@
-"""Fields that this server has no name for: ignored, mapped or refused, and never lost where they matter."""
+"""Unknown fields: ignored, mapped or refused, and never lost where they affect the output."""
 
 import asyncio
 import json
@@ -62,14 +62,14 @@ def error_of(path, fields):
 
 
 def sampling_of(path, fields):
-    """What the engine is asked for."""
+    """The request that reaches the engine."""
     engine = FakeEngine()
     ask(path, fields, engine=engine)
     return engine.submitted[0].sampling
 
 
 def prompt_of(fields, template):
-    """What the engine is given for a chat with a template."""
+    """The engine's prompt of a chat with a template."""
     engine = FakeEngine()
 
     async def main():
@@ -128,7 +128,7 @@ HARMLESS = {
 
 @pytest.mark.parametrize("client", HARMLESS)
 @pytest.mark.parametrize("path", BODIES)
-def test_what_does_not_bear_on_the_answer_is_ignored(path, client):
+def test_harmless_unknown_fields_are_ignored(path, client):
     assert ask(path, HARMLESS[client])
 
 
@@ -194,7 +194,7 @@ def test_unknown_keys_of_objects_within_bodies_are_ignored():
     ask(OLLAMA_CHAT, {"messages": [USER | {"id": "a", "thinking": "b"}]})
 
 
-def test_an_ignored_field_is_logged_once_by_its_place(caplog):
+def test_an_ignored_field_is_logged_once_with_its_path(caplog):
     async def main():
         async with make_client(make_app()) as client:
             parts = [{"type": "text", "text": "a", "cache_control": {}}]
@@ -256,7 +256,7 @@ MAPPED = [
 
 @pytest.mark.parametrize(("fields", "expected"), MAPPED)
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
-def test_other_servers_names_have_their_meaning(path, fields, expected):
+def test_aliases_of_other_servers(path, fields, expected):
     fields = {"temperature": None} | fields if "temp" in fields else fields
     sampling = sampling_of(path, fields)
     assert {name: getattr(sampling, name) for name in expected} == expected
@@ -272,7 +272,7 @@ def test_other_servers_names_have_their_meaning(path, fields, expected):
     ],
 )
 @pytest.mark.parametrize("count", ["n", "num_return_sequences", "n_cmpl"])
-def test_stop_strings_and_numbers_of_outputs_have_other_names(fields, count):
+def test_aliases_of_stop_and_n(fields, count):
     choices = ask(COMPLETIONS, fields | {count: 2})["choices"]
     assert [choice["text"] for choice in choices] == ["hell"] * 2
 
@@ -330,7 +330,7 @@ def test_two_names_of_a_field_must_agree(path):
         ({"n_predict": -1}, "n_predict"),
     ],
 )
-def test_errors_call_fields_as_they_were_sent(path, fields, param):
+def test_errors_use_the_sent_names(path, fields, param):
     found, message = error_of(path, fields)
     assert found == param
     assert param in message
@@ -402,7 +402,7 @@ def test_verbosity_of_responses_reaches_the_template():
         ({"thinking_budget": 100}, "thinking_budget"),
     ],
 )
-def test_what_is_unclear_about_reasoning_is_refused(fields, param):
+def test_contradictions_about_reasoning_are_refused(fields, param):
     assert error_of(CHAT, fields)[0] == param
 
 
@@ -410,7 +410,7 @@ def test_what_is_unclear_about_reasoning_is_refused(fields, param):
     "fields",
     [{"include_reasoning": False}, {"reasoning": {"exclude": True}}, {"reasoning_format": "hidden"}],
 )
-def test_reasoning_can_be_left_out_by_other_names(fields):
+def test_reasoning_can_be_excluded_by_other_names(fields):
     template = "</think>{{ messages[0].content }}"
     engine = FakeEngine(says="<think>why</think>so")
 
@@ -450,7 +450,7 @@ GBNF = 'root ::= "a" | "b"'
     ],
 )
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
-def test_constraints_of_other_servers_hold(path, fields, kind, source):
+def test_constraints_of_other_servers_apply(path, fields, kind, source):
     grammar = sampling_of(path, fields).grammar
     assert grammar.kind is kind
     assert (json.loads(grammar.source) if kind is GrammarKind.JSON_SCHEMA else grammar.source) == source
@@ -547,7 +547,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, RESPONSES])
-def test_what_would_change_the_answer_is_refused_unless_neutral(path, name):
+def test_fields_that_change_the_output_are_refused_unless_off(path, name):
     neutral, value = REFUSED[name]
     ask(path, {name: neutral})
     ask(path, {name: None})
@@ -565,13 +565,13 @@ def test_what_would_change_the_answer_is_refused_unless_neutral(path, name):
         (RESPONSES, {"options": {}, "messages": []}),
     ],
 )
-def test_fields_of_other_routes_are_ignored_where_they_ask_for_nothing(path, fields):
+def test_fields_of_other_routes_are_ignored_when_off(path, fields):
     ask(path, fields)
     for name in fields:
         assert error_of(path, {name: True})[0] == name
 
 
-def test_every_foreign_field_has_a_neutral_value_and_refuses_others():
+def test_every_field_of_other_servers_has_an_off_value_and_refuses_others():
     for name in OtherServerFields.known_names():
         for body in (CompletionBody, ChatBody):
             assert name in body.known_names()
@@ -589,7 +589,7 @@ def test_every_foreign_field_has_a_neutral_value_and_refuses_others():
                 assert refused.value.param.split(".")[0] == name
 
 
-def test_options_of_ollama_that_change_the_answer_are_refused():
+def test_options_of_ollama_that_change_the_output_are_refused():
     for name in ("mirostat", "typical_p", "tfs_z", "top_a", "xtc_probability", "dry_multiplier"):
         assert name in Options.known_names()
         assert f"options.{name} is not supported" in error_of(OLLAMA_GENERATE, {"options": {name: 0.5}})[1]
@@ -626,7 +626,7 @@ MISTYPED = [
 
 @pytest.mark.parametrize(("written", "meant"), MISTYPED)
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
-def test_mistyped_names_are_not_lost(path, written, meant):
+def test_misspelled_names_are_refused(path, written, meant):
     param, message = error_of(path, {written: 5})
     assert param == written
     assert f"did you mean {meant!r}" in message
@@ -651,7 +651,7 @@ def test_mistyped_names_are_not_lost(path, written, meant):
         (OLLAMA_GENERATE, {"formt": "json"}, None, "format"),
     ],
 )
-def test_mistyped_names_are_found_everywhere(path, fields, where, hint):
+def test_misspelled_names_are_found_everywhere(path, fields, where, hint):
     param, message = error_of(path, fields)
     assert param == where
     assert "did you mean" in message
@@ -679,12 +679,12 @@ def test_mistyped_names_are_found_everywhere(path, fields, where, hint):
         (OLLAMA_GENERATE, {"options": {"max_tokens": 5}}, "unknown field 'options.max_tokens'"),
     ],
 )
-def test_what_another_route_takes_is_not_lost(path, fields, hint):
+def test_fields_of_another_route_are_refused(path, fields, hint):
     assert hint in error_of(path, fields)[1]
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, RESPONSES, OLLAMA_CHAT])
-def test_a_null_says_nothing_whatever_its_name(path):
+def test_a_null_is_ignored_whatever_its_name(path):
     ask(path, dict.fromkeys(("max_token", "top_a", "grammar_lazy", "mesages", "previous_response_ids", "x")))
 
 
@@ -740,7 +740,7 @@ def test_all_unknown_fields_can_be_refused():
 
 
 @pytest.mark.parametrize("way", ["ignore", "refuse"])
-def test_the_document_says_whether_there_may_be_further_fields(way):
+def test_the_document_says_whether_unknown_fields_are_allowed(way):
     schemas = make_app(unknown_fields=way).openapi()["components"]["schemas"]
     closed = {name for name, schema in schemas.items() if schema.get("additionalProperties") is False}
     assert {"Goals", "ResponseFormat", "StructuredOutputs"} <= closed
@@ -772,7 +772,7 @@ NAMES = frozenset({"stop", "slo", "n", "seeds", "tokens", "stream"})
 @example("tsop")
 @example("tkoesn")
 @example("slot")
-def test_near_names_are_those_within_the_edits_that_their_length_allows(written):
+def test_nearest_name_is_within_the_allowed_edits(written):
     allowed = {"n": 0, "slo": 1, "stop": 1, "seeds": 1, "tokens": 2, "stream": 2}
     near = {name for name in NAMES if edits(written, name) <= allowed[name]}
     found = nearest_name(written, NAMES)

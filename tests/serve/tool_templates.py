@@ -87,7 +87,7 @@ TEMPLATES = {
     "plain": PLAIN,
 }
 
-# A call of weather and, where that can be, one of now, as each family writes them.
+# A call of weather and, if the family has parallel calls, one of now, in each family's format.
 CALLS = {
     "hermes": '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>\n'
     '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',

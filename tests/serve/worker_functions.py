@@ -1,4 +1,4 @@
-"""What worker processes are asked to do in tests; they import this module, and little with it."""
+"""Functions that tests run in worker processes, which import this module."""
 
 from shoal.core import InvalidRequest
 

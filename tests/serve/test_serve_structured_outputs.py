@@ -1,4 +1,4 @@
-"""The fields that say what an output must look like, over HTTP, before a fake engine."""
+"""Fields for structured outputs over HTTP, in front of a fake engine."""
 
 import asyncio
 import json
@@ -67,7 +67,7 @@ def test_fields_become_grammars(path, fields, grammar):
 
 
 @pytest.mark.parametrize(("fields", "param"), REFUSED, ids=lambda value: str(value)[:60])
-def test_what_makes_no_sense_is_refused(fields, param):
+def test_contradictions_are_refused(fields, param):
     engine = FakeEngine()
     response = asyncio.run(post("/v1/chat/completions", chat(**fields), engine))
     assert response.status_code == 400
@@ -77,7 +77,7 @@ def test_what_makes_no_sense_is_refused(fields, param):
 
 
 class Refusing(FakeEngine):
-    """An engine that can use no grammar."""
+    """An engine that refuses grammars."""
 
     async def submit(self, service, prompt, sampling, *others):
         raise InvalidRequest('Unimplemented keys: ["if"]', param="grammar")
@@ -85,7 +85,7 @@ class Refusing(FakeEngine):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("field", ["guided_json", "structured_outputs.json"])
-def test_what_the_engine_says_of_a_grammar_names_the_field(field, stream):
+def test_the_engines_errors_about_a_grammar_name_the_field(field, stream):
     name, _, inner = field.partition(".")
     fields = {name: {inner: {"if": {}}} if inner else {"if": {}}, "stream": stream}
 

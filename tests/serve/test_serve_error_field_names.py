@@ -1,4 +1,4 @@
-"""Errors name fields as the client wrote them, whatever the engine or another API calls them."""
+"""Errors name fields as the client did, whatever their names in the engine or another API."""
 
 import asyncio
 import re
@@ -13,7 +13,7 @@ CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 
 
 class Refusing(FakeEngine):
-    """An engine that can use no grammar."""
+    """An engine that refuses grammars."""
 
     async def submit(self, service, prompt, sampling, *others):
         raise InvalidRequest("NoExtensionBias", param="grammar")
@@ -33,7 +33,7 @@ def ollama(**options):
     return {"model": "base", "prompt": "hi", "options": options}
 
 
-def test_what_a_client_has_called_so_itself_stays():
+def test_quoted_client_text_stays_unchanged():
     with pytest.raises(InvalidRequest) as found, client_field_names({"max_tokens": "options.num_predict"}):
         raise InvalidRequest(
             "max_tokens is 9, and property \"max_tokens\" or 'max_tokens' is unknown", "max_tokens"
@@ -43,7 +43,7 @@ def test_what_a_client_has_called_so_itself_stays():
 
 
 def names(message):
-    """The names of fields that the engine, and some client or other, has for limits and sampling."""
+    """Names of limits and sampling fields in the engine and all APIs that occur in ``message``."""
     return re.findall(r"[\w.]*(?:_tokens|_predict|_penalty|top_p|temperature)\b", message)
 
 
@@ -65,7 +65,7 @@ def names(message):
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_errors_name_what_was_sent(path, body, param, named, stream):
+def test_errors_name_the_clients_fields(path, body, param, named, stream):
     error = error_of(path, body | {"stream": stream})
     assert error["param"] == param
     assert names(error["message"]) == named
@@ -105,7 +105,7 @@ def test_ollama_s_errors_name_options(options, name, stream):
         ("/api/generate", ollama() | {"format": {"$ref": "#"}}, "format"),
     ],
 )
-def test_a_grammar_that_is_refused_is_called_by_its_field(path, body, field):
+def test_a_refused_grammar_is_named_by_its_field(path, body, field):
     error = error_of(path, body, Refusing(context=4000))
     message = error if isinstance(error, str) else error["message"]
     assert message == f"{field} cannot be used: NoExtensionBias"
@@ -113,13 +113,13 @@ def test_a_grammar_that_is_refused_is_called_by_its_field(path, body, field):
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
-def test_no_prompt_is_cut_to_nothing(path):
+def test_no_prompt_is_truncated_to_nothing(path):
     text = {"input": "hi"} if path == "/v1/embeddings" else {"prompt": "hi"}
     error = error_of(path, {"model": "base", "truncate_prompt_tokens": 0, **text})
     assert error["param"] == "truncate_prompt_tokens"
     assert error["message"].startswith("truncate_prompt_tokens must be a valid integer from 1 on, or -1")
 
 
-def test_an_output_for_which_no_cut_makes_room_is_the_wrong_field():
+def test_an_output_for_which_truncation_makes_no_room_is_the_invalid_field():
     error = error_of("/v1/completions", completion(truncate_prompt_tokens=-1, max_tokens=1000))
     assert error["param"] == "max_tokens"

@@ -1,4 +1,4 @@
-"""Earlier calls and results, as chat templates get them from every route."""
+"""Earlier calls and results, rendered for chat templates from every route."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from tool_templates import CALLS, GEMMA, HERMES, LLAMA, MISTRAL
 
 ASKED = {"role": "user", "content": "Weather?"}
 TOOLS = [tool("weather"), tool("now")]
-# Every key of every message. The comment makes calls the template's task.
+# Writes every key of every message. The comment marks the template as one with tools.
 KEYS = """\
 {%- for m in messages %}<{{ m.role }}
 {%- if 'content' in m %} content={{ m.content }}{% endif %}
@@ -29,7 +29,7 @@ TEXT_OR_LIST = """\
 ADDS = """\
 {%- for m in messages %}{{ '<' + m.role + '>' + m.content }}
 {%- for c in m.tool_calls %}[{{ c.function.name }}]{% endfor %}{% endfor %}{# tools <tool_call> #}"""
-# Writes the first call and leaves others out.
+# Writes the first call and drops others.
 FIRST_ONLY = """\
 {%- for m in messages %}<{{ m.role }}>{{ m.content }}
 {%- if m.tool_calls %}{{ m.tool_calls[0].function.name }}{% endif %}{% endfor %}{# tools <tool_call> #}"""
@@ -81,7 +81,7 @@ def by_tokenize(template):
 
 
 @pytest.mark.parametrize("ask", [by_chat, by_responses, by_ollama, by_tokenize])
-def test_a_message_that_is_nothing_but_calls_has_no_content(ask):
+def test_a_message_with_calls_only_has_no_content(ask):
     assert ask(KEYS) == "<user content=Weather?><assistant weather(a)>"
     for template in (ANY_KIND, TEXT_OR_LIST, ADDS):
         assert ask(template) == "<user>Weather?<assistant>[weather]"
@@ -99,7 +99,7 @@ def test_arguments_may_be_an_object():
         assert '{"name": "weather", "arguments": {"city": "Oslo"}}' in prompt([ASKED, message], HERMES)
 
 
-def test_a_refusal_is_what_the_assistant_said():
+def test_a_refusal_is_the_assistants_content():
     refused = {"role": "assistant", "content": None, "refusal": "I cannot."}
     in_part = {"role": "assistant", "content": [{"type": "refusal", "refusal": "I cannot."}]}
     for message in (refused, in_part):
@@ -128,7 +128,7 @@ def test_a_part_may_be_the_reasoning_of_an_earlier_turn(thoughts):
     message = {"role": "assistant", "content": [*thoughts, {"type": "text", "text": "Rain."}]}
     shown = "<user content=Weather?><assistant content=Rain. reasoning_content={}>"
     assert prompt([ASKED, message], KEYS) == shown.format("Hm.\nYes.")
-    # As with its other names, a field of the message goes before it.
+    # A field of the message takes precedence, as with its other names.
     assert prompt([ASKED, message | {"reasoning": "So."}], KEYS) == shown.format("So.")
 
 
@@ -149,13 +149,13 @@ def test_an_empty_list_of_parts_is_an_empty_text():
     assert prompt([{"role": "user", "content": []}], KEYS) == "<user content=>"
 
 
-def test_two_calls_that_a_model_made_come_back_to_it():
+def test_two_calls_of_a_model_are_rendered_in_its_history():
     engine = FakeEngine(context=4000, says=CALLS["llama"])
     body = chat(messages=[ASKED], tools=TOOLS)
     response = asyncio.run(post("/v1/chat/completions", body, engine, template=LLAMA)).json()
     message = response["choices"][0]["message"]
     first, second = (made["id"] for made in message["tool_calls"])
-    # The client answers in the order in which the tools were done.
+    # The client sends results in order of completion.
     history = [
         ASKED,
         message,
@@ -173,7 +173,7 @@ def test_two_calls_that_a_model_made_come_back_to_it():
     )
 
 
-def test_calls_are_split_where_a_template_would_leave_some_out():
+def test_calls_are_split_for_templates_that_drop_some():
     message = {"role": "assistant", "content": "Hm.", "tool_calls": [call("a"), call("b", "now")]}
     history = [ASKED, message, result("b", "noon"), result("x", "of no call")]
     expected = "<user>Weather?<assistant>Hm.weather<assistant>now<tool>noon<tool>of no call"
@@ -181,7 +181,7 @@ def test_calls_are_split_where_a_template_would_leave_some_out():
     assert prompt([ASKED, message], FIRST_ONLY) == "<user>Weather?<assistant>Hm.weather<assistant>now"
 
 
-def test_calls_stay_together_where_a_template_takes_several():
+def test_calls_stay_together_for_templates_with_parallel_calls():
     message = {"role": "assistant", "tool_calls": [call("aaaaaaaa1"), call("aaaaaaaa2", "now")]}
     history = [ASKED, message, result("aaaaaaaa2", "noon"), result("aaaaaaaa1", "rain")]
     assert prompt(history, KEYS) == (
@@ -195,7 +195,7 @@ def test_calls_stay_together_where_a_template_takes_several():
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
 def test_results_have_the_order_of_their_calls(path):
-    # This template shows no ids, so the model would take noon for the weather.
+    # This template writes no ids, so the model would take noon for the weather.
     calls = [call("a"), call("b", "now")]
     if path == "/v1/responses":
         called = [{"type": "function_call", "call_id": c["id"], **c["function"]} for c in calls]

@@ -1,4 +1,4 @@
-"""API keys: who gets in, to which services, and how often."""
+"""API keys: authentication, allowed services, and rate limits."""
 
 import asyncio
 import hmac
@@ -48,7 +48,7 @@ def ask(method, path, headers=None, body=None, engine=None, api_keys=(ALICE, BOB
     ("method", "path"),
     [("POST", "/v1/completions"), ("GET", "/v1/models"), ("GET", "/v1/models/chat"), ("GET", "/nowhere")],
 )
-def test_without_a_key_that_is_known_nothing_is_answered(method, path, headers):
+def test_requests_without_a_known_key_are_rejected(method, path, headers):
     engine = FakeEngine()
     response = ask(method, path, headers, completion() if method == "POST" else None, engine)
     assert response.status_code == 401
@@ -63,7 +63,7 @@ def test_probes_need_no_key(path):
 
 
 @pytest.mark.parametrize("scheme", ["Bearer ", "bearer ", "BEARER   "])
-def test_a_key_lets_in(scheme):
+def test_a_known_key_is_accepted(scheme):
     response = ask("POST", "/v1/completions", {"Authorization": f"{scheme}sk-bob"}, completion())
     assert response.status_code == 200
 

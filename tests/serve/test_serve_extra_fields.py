@@ -120,7 +120,7 @@ def test_tokens_can_be_named_by_their_ids():
     assert entry["token"] == f"token_id:{ids('<')[0]}"
 
 
-def test_special_tokens_and_stops_can_be_shown():
+def test_special_tokens_and_stop_strings_can_be_included():
     shown = {"skip_special_tokens": False, "include_stop_str_in_output": True}
     assert ask(COMPLETIONS, completion(prompt="ab"))["choices"][0]["text"] == "ab"
     assert ask(COMPLETIONS, completion(prompt="ab", **shown))["choices"][0]["text"] == f"ab<{EOS}>"
@@ -131,7 +131,7 @@ def test_special_tokens_and_stops_can_be_shown():
     assert (stopped["text"], stopped["stop_reason"]) == ("abc", ids("c")[0])
 
 
-def test_a_prompt_is_cut_to_its_end():
+def test_a_prompt_is_truncated_to_its_last_tokens():
     engine = FakeEngine(context=20)
     ask(COMPLETIONS, completion(prompt="abcdef", truncate_prompt_tokens=2), engine)
     ask(COMPLETIONS, completion(prompt="a" * 500, truncate_prompt_tokens=-1, max_tokens=5), engine)
@@ -165,7 +165,7 @@ def test_salt_reaches_the_engine():
     assert [request.cache_salt for request in engine.submitted] == ["s", "s", None]
 
 
-def test_priority_reaches_an_engine_whose_order_looks_at_it():
+def test_priority_reaches_an_engine_with_priority_order():
     engine = FakeEngine(takes_priorities=True)
     ask(COMPLETIONS, completion(priority=-2), engine)
     ask(CHAT, chat(), engine)
@@ -194,7 +194,7 @@ def submitted(path, body):
         ("/v1/embeddings", {"model": "chat", "input": [BOS, 70], "truncate_prompt_tokens": -1}),
     ],
 )
-def test_integers_may_be_written_with_a_point(path, whole):
+def test_integers_may_be_whole_floats(path, whole):
     def pointed(value):
         if isinstance(value, list):
             return [pointed(entry) for entry in value]
@@ -208,7 +208,7 @@ def test_integers_may_be_written_with_a_point(path, whole):
         assert {type(sampling.max_tokens), type(sampling.seed), type(priority)} <= {int, type(None)}
 
 
-def test_token_ids_may_be_written_with_a_point():
+def test_token_ids_may_be_whole_floats():
     body = {"model": "chat", "tokens": [FIRST_BYTE + 97.0]}
     assert ask("/detokenize", body)["prompt"] == "a"
 
@@ -218,7 +218,7 @@ def test_token_ids_may_be_written_with_a_point():
     [ChatBody, CompletionBody, ResponsesBody, EmbeddingBody, OllamaChatBody, Options],
     ids=lambda k: k.__name__,
 )
-def test_every_integer_of_the_schema_may_be_written_with_a_point(kind):
+def test_every_integer_of_the_schema_may_be_a_whole_float(kind):
     needed = {"model": "m", "messages": [{"role": "user", "content": "a"}], "prompt": "a", "input": "a"}
     required = {name for name, field in kind.model_fields.items() if field.is_required()}
     needed = {name: value for name, value in needed.items() if name in required}

@@ -29,7 +29,7 @@ def test_a_text():
     assert ask("/tokenize", {"model": "base", "prompt": "x" * 5000})["count"] == 5001
 
 
-def test_a_chat_is_laid_out():
+def test_a_chat_is_rendered():
     body = {"model": "chat", "messages": [{"role": "user", "content": "hi"}]}
     assert ask("/tokenize", body)["tokens"] == ids("<user>hi")
     assert ask("/tokenize", body | {"add_special_tokens": True})["tokens"] == [BOS, *ids("<user>hi")]
@@ -61,7 +61,7 @@ def test_back_to_text_with_special_tokens():
     assert ask("/detokenize", body | {"tokens": []}) == {"prompt": ""}
 
 
-def test_only_a_string_is_said_to_be_a_prompt():
+def test_a_prompt_must_be_a_string():
     for prompt in (["a", "b"], [1, 2]):
         message = ask("/tokenize", {"model": "base", "prompt": prompt}, 400)["error"]["message"]
         assert message == "prompt: input should be a valid string"

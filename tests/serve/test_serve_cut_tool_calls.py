@@ -12,7 +12,7 @@ from shoal.serve.tools.output_pieces import CallArguments, CallBegin, Content
 TOOLS = [tool("weather", parameters={"type": "object"}), tool("now", parameters={"type": "object"})]
 NAMED = {"type": "function", "function": {"name": "weather"}}
 FIRST = {"name": "weather", "arguments": '{"city": "Oslo"}'}
-# Ends in the middle of the markup of the first call, of its arguments, behind it, and in that of the second.
+# Ends within the markup of the first call, within its arguments, after it, and within the second's markup.
 CUTS = {
     "before the name": (20, []),
     "after the name": (len('<tool_call>\n{"name": "weather",'), []),
@@ -41,7 +41,7 @@ def parser_of(template, only_calls):
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
-def test_where_only_calls_may_be_no_cut_makes_content(family):
+def test_forced_calls_that_are_cut_leave_no_content(family):
     text = CALLS[family]
     whole, _ = parse(parser_of(TEMPLATES[family], True), text)
     for length in range(len(text)):
@@ -52,7 +52,7 @@ def test_where_only_calls_may_be_no_cut_makes_content(family):
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
-def test_after_a_call_no_cut_makes_content(family):
+def test_calls_that_are_cut_after_a_call_leave_no_content(family):
     text = CALLS[family]
     for length in range(len(text)):
         calls, content = parse(parser_of(TEMPLATES[family], False), text[:length])
@@ -73,23 +73,23 @@ def test_after_a_call_no_cut_makes_content(family):
         (LlamaFormat, '{"name": "now", "parameters": {}}; {"name": "we', ""),
     ],
 )
-def test_free_text_is_kept_where_it_may_be_no_call(format_type, text, content):
+def test_ambiguous_text_is_kept(format_type, text, content):
     assert parse(format_type.parser({"weather", "now"}), text)[1] == content
 
 
-def test_a_model_that_ends_within_a_call_has_said_so():
+def test_an_incomplete_call_that_the_model_ended_is_content():
     text = '<tool_call>\n{"name": "weather",'
     assert parse(HermesFormat.parser({"weather"}), text, cut=False) == ([], text)
 
 
-def test_the_end_marker_of_gemma_is_no_part_of_arguments():
+def test_gemmas_end_marker_is_not_part_of_arguments():
     calls, _ = parse(GemmaFormat.parser({"now"}), "<start_function_call>call:now{a:1}<end_func")
     assert calls == [{"name": "now", "arguments": '{"a": 1}'}]
 
 
 @pytest.mark.parametrize("where", CUTS)
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
-def test_answers_that_are_cut_have_the_calls_that_began(choice, where):
+def test_responses_that_are_cut_have_incomplete_calls(choice, where):
     length, calls = CUTS[where]
     body = chat(tools=TOOLS, tool_choice=choice, max_tokens=length)
     whole, streamed = answer(body), streamed_answer(body)
@@ -98,7 +98,7 @@ def test_answers_that_are_cut_have_the_calls_that_began(choice, where):
 
 @pytest.mark.parametrize("stop", ["\n", "Oslo"])
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
-def test_no_stop_string_ends_an_answer_that_must_be_calls(choice, stop):
+def test_stop_strings_do_not_apply_to_forced_calls(choice, stop):
     body = chat(tools=TOOLS, tool_choice=choice)
     whole, streamed = answer(body | {"stop": stop}), streamed_answer(body | {"stop": stop})
     assert whole == streamed == answer(body)
@@ -118,7 +118,7 @@ def test_no_stop_string_ends_an_answer_that_must_be_calls(choice, stop):
     ],
     ids=str,
 )
-def test_what_ends_an_answer_within_a_call_is_told(stop, expected):
+def test_the_finish_reason_of_a_response_that_is_cut_in_a_call(stop, expected):
     body = chat(tools=TOOLS, **stop)
     assert answer(body) == streamed_answer(body) == expected
 

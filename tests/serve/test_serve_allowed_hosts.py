@@ -1,4 +1,4 @@
-"""Whom a request is meant for: web pages must not reach a server that listens on loopback."""
+"""The Host header: web pages must not reach a server that listens on loopback."""
 
 import asyncio
 
@@ -28,7 +28,7 @@ OURS = ["localhost", "LOCALHOST:8000", "127.0.0.1:1", "[::1]", "[::1]:8000", "lo
 FOREIGN = ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost:evil", "", "x" * 5000]
 
 
-def test_on_loopback_only_its_own_names_are_answered():
+def test_on_loopback_only_loopback_names_are_allowed():
     assert statuses(OURS) == [200] * len(OURS)
     assert statuses(FOREIGN) == [403] * len(FOREIGN)
     assert statuses(["127.0.0.2:80", "evil.example"], host="127.0.0.2") == [200, 403]
@@ -39,7 +39,7 @@ def test_a_list_of_hosts_replaces_the_default():
     assert statuses(FOREIGN, allowed_hosts=("*",)) == [200] * len(FOREIGN)
 
 
-def test_a_request_without_a_host_is_answered():
+def test_a_request_without_a_host_is_allowed():
     async def main():
         async with serving(FakeEngine()) as (url, _, _):
             host, _, port = url.removeprefix("http://").rpartition(":")
@@ -54,6 +54,6 @@ def test_a_request_without_a_host_is_answered():
 @pytest.mark.parametrize(
     ("bound", "address"), [("0.0.0.0", "0.0.0.0"), ("::", "::"), ("box.lan", "192.168.0.7")]
 )
-def test_other_addresses_are_reached_under_any_name(bound, address):
+def test_other_addresses_allow_any_name(bound, address):
     assert allowed_hosts(None, bound, address) is None
     assert allowed_hosts(("a",), bound, address) == {"a"}

@@ -1,4 +1,4 @@
-"""Token buckets against a plain model of them."""
+"""Token buckets against a simple model."""
 
 from fractions import Fraction
 
@@ -26,7 +26,7 @@ def test_a_bucket_fills_evenly_and_holds_a_minute(per_minute, steps):
 
 
 @given(st.integers(1, 30), st.lists(st.integers(0, 20), max_size=100))
-def test_no_minute_has_more_than_the_rate_and_what_was_saved(per_minute, pauses_s):
+def test_no_minute_has_more_than_twice_the_rate(per_minute, pauses_s):
     bucket, taken_s, now_s = TokenBucket(per_minute), [], 100
     for pause_s in pauses_s:
         now_s += pause_s
