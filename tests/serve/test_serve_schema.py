@@ -16,7 +16,7 @@ from shoal.serve.responses_api.request_body import ResponsesBody
 
 APP = make_app(FakeEngine(context=96, max_queue=10**6))
 SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", APP)
-# What a schema of single fields cannot say: how fields go together, the vocabulary and the context.
+# Rules that a schema cannot express: combinations of fields, the vocabulary and the context.
 CROSS_FIELD_RULES = (
     "stream_options",
     "top_logprobs",
@@ -84,7 +84,7 @@ def test_every_response_is_documented(case):
     response = case.call()
     excluded = [positive_data_acceptance]
     if response.status_code == 413:
-        # The body is rejected by its size before anybody looks into it.
+        # The body is rejected by its size before it is parsed.
         excluded.append(negative_data_rejection)
     case.validate_response(response, excluded_checks=excluded)
     if response.status_code == 400 and case.meta.generation.mode == GenerationMode.POSITIVE:
@@ -99,6 +99,7 @@ def test_document_names_services_and_errors():
     schemas = document["components"]["schemas"]
     assert schemas["CompletionBody"]["properties"]["model"]["enum"] == ["chat", "base"]
     assert schemas["ChatBody"]["properties"]["model"]["enum"] == ["chat"]
+    assert not any("__" in name for name in schemas), "two types with one name are called by their modules"
     for path in ("/v1/completions", "/v1/chat/completions"):
         responses = document["paths"][path]["post"]["responses"]
         assert set(responses) == {"200", "400", "404", "413", "415", "429", "500", "503"}

@@ -73,7 +73,7 @@ class JsonObject(StrictModel):
     type: Literal["json_object"]
 
 
-class JsonSchema(StrictModel):
+class JsonSchemaText(StrictModel):
     """JSON that is valid for a schema."""
 
     limits_output = True
@@ -93,7 +93,7 @@ class TextOptions(StrictModel):
 
     limits_output = True
 
-    format: Annotated[PlainText | JsonObject | JsonSchema, Field(discriminator="type")] | None = None
+    format: Annotated[PlainText | JsonObject | JsonSchemaText, Field(discriminator="type")] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     """For the chat template; without effect where that does not use it."""
 
@@ -231,7 +231,7 @@ class ResponsesBody(OtherServerFields, ServiceBody):
         match self.text.format if self.text else None:
             case JsonObject():
                 schema: Json = {"type": "object"}
-            case JsonSchema(json_schema=sent):
+            case JsonSchemaText(json_schema=sent):
                 schema = close_schema(sent)
             case _:
                 return None
