@@ -15,8 +15,8 @@ from random import Random
 from rich.table import Table
 
 from benchmarks.interrupts import print_at_end
-from shoal.cluster.dispatch import DISPATCH_NAMES, dispatch_named
-from shoal.cluster.events import (
+from shoal.cluster.manager.dispatch import DISPATCH_NAMES, dispatch_named
+from shoal.cluster.manager.events import (
     ClusterEvent,
     Ended,
     EngineAdded,

@@ -25,9 +25,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.stream_comparison import SERVICE, TOLERANCE, Differences, Job, Output, make_jobs, read_job
-from shoal.cluster.actions import ClusterAction, Commit, Dispatch, MoveEnded
-from shoal.cluster.backends import make_backend
-from shoal.cluster.events import ClusterEvent, MoveMethod
+from shoal.cluster.backends.make import make_backend
+from shoal.cluster.manager.actions import ClusterAction, Commit, Dispatch, MoveEnded
+from shoal.cluster.manager.events import ClusterEvent, MoveMethod
 from shoal.cluster.options import ClusterOptions, EnginePlan
 from shoal.cluster.router.router import Router
 from shoal.core import EngineDied, Service

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.stream_comparison import SERVICE, Differences, Job, Output, make_jobs, read_job
-from shoal.cluster.backends import make_backend
+from shoal.cluster.backends.make import make_backend
 from shoal.cluster.options import ClusterOptions, EnginePlan, PackingOptions
 from shoal.cluster.router.router import Router
 from shoal.core import EngineDied, Service

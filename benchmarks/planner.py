@@ -89,7 +89,7 @@ def holds(found: Plan) -> bool:
 
 def fails_with_less(found: Plan) -> bool:
     """Whether no fleet with one device less does."""
-    return all(each.attainment.mean < found.wanted.attainment - TOLERANCE for each in found.one_less)
+    return all(each.attainment.mean < found.options.attainment - TOLERANCE for each in found.one_less)
 
 
 def main() -> int:

@@ -13,7 +13,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_check_builders import BENCHMARKS
+from benchmarks.gpu_check.cases import Cases
+from benchmarks.gpu_check.part_list import PARTS
+from benchmarks.gpu_check.parts import tests as tests_part
+from benchmarks.gpu_check.shapes import LLAMA_1B, LLAMA_8B
+from benchmarks.gpu_check.timing import summary
+from gpu_check_builders import ROOT
 from shoal.execute.attention.torch_backends import BatchedAttention
 
 timed_kernels = st.tuples(st.sampled_from("abcd"), st.integers(0, 20), st.integers(1, 6))
@@ -56,13 +61,13 @@ if TYPE_CHECKING or find_spec("triton") is not None:
     from benchmarks.gpu_check.parts import kernels as kernels_part
 
     class WithoutWindow(BatchedAttention):
-        """Attends too much."""
+        """Attends beyond the window."""
 
         def attend(self, *arguments: Any, **settings: Any) -> torch.Tensor:
             return super().attend(*arguments, **{**settings, "window": None})
 
     class WithoutWriting(BatchedAttention):
-        """Leaves the new keys and values out of the pool."""
+        """Does not write new keys and values to the pool."""
 
         def attend(self, *arguments: Any, **settings: Any) -> torch.Tensor:
             with pytest.MonkeyPatch.context() as broken:
@@ -80,8 +85,8 @@ def test_attention_that_differs_from_the_reference_is_found(
     heads = kernels_part.TINY_SHAPES[1]
 
     def compare(step: type[BatchedAttention]) -> Any:
-        monkeypatch.setattr(gpu_check_kernels, "TritonAttention", step)
-        return gpu_check_kernels.compare("cpu", heads, rows, "float32", layout, spare_bytes)
+        monkeypatch.setattr(kernels_part, "TritonAttention", step)
+        return kernels_part.compare("cpu", heads, rows, "float32", layout, spare_bytes)
 
     assert compare(BatchedAttention)["decodes, largest error"] < 1e-5
     with pytest.raises(AssertionError, match=r"3 of 4 rows differ: tokens 17 to 18 by .*, tokens 0 to 9 by"):

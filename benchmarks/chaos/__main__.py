@@ -45,9 +45,9 @@ from benchmarks.chaos.configurations import named
 from benchmarks.chaos.failing_engine import FAILS_ONCE, MARKS, POISON
 from benchmarks.interrupts import show_at_end
 from benchmarks.stream_comparison import SERVICE, TOLERANCE, Differences, Job, Output, make_jobs, read_job
-from shoal.cluster.actions import ClusterAction, Dispatch
-from shoal.cluster.backends import make_backend
-from shoal.cluster.events import ClusterEvent
+from shoal.cluster.backends.make import make_backend
+from shoal.cluster.manager.actions import ClusterAction, Dispatch
+from shoal.cluster.manager.events import ClusterEvent
 from shoal.cluster.options import ClusterOptions, EnginePlan, RestartOptions
 from shoal.cluster.router.router import Router
 from shoal.cluster.status import EngineState

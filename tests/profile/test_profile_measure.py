@@ -209,9 +209,7 @@ def test_grids_distinguish_the_costs(name):
     assert len(grid.prompts) >= 3
     assert grid.slice_prompt not in grid.prompts
     assert grid.slice_tokens == 128
-    assert any(
-        batch * prompt <= grid.max_tokens for batch in grid.batches[1:] for prompt in grid.prompts[1:]
-    )
+    assert any(batch * prompt <= grid.max_tokens for batch in grid.batches[1:] for prompt in grid.prompts[1:])
 
 
 def test_the_engine_serves_requests_after_a_profile():

@@ -41,7 +41,7 @@ class Engine:
     block_size: int
     step_ns: int
     most_tokens: int
-    resolve_max_running: int
+    most_running: int
     watermark: float
     now: int = 0
     waiting: list[Job] = field(default_factory=list)
@@ -90,7 +90,7 @@ class Engine:
             blocks = self.need(job.known)
             held = self.blocks - self.free
             fits = held + blocks <= self.watermark * self.blocks or not self.running
-            if len(self.running) >= self.resolve_max_running or blocks > self.free or not fits:
+            if len(self.running) >= self.most_running or blocks > self.free or not fits:
                 break
             self.waiting.pop(0)
             self.running.append(job)

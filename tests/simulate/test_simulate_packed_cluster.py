@@ -34,7 +34,7 @@ def serve(requests, policy: str = "best-fit", groups: int = 4, capacity: int = 1
 
 def test_a_request_alone_takes_its_prefill_and_its_steps() -> None:
     run = serve([make_request("a")])
-    # PlacingResult at 0; ready at 0.1, so ten steps in each of the seconds from 1 and 2; gone at 3.
+    # Placed at 0; ready at 0.1, so ten steps in each of the seconds from 1 and 2; gone at 3.
     assert run.active == [1, 1, 1, 0]
     assert run.used == [10, 20, 30, 0]
     assert run.latencies == [pytest.approx(3.0 / SPEED.alone_s(make_request("a")))]

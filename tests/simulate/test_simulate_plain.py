@@ -28,7 +28,7 @@ def scenario(seed: int) -> tuple[Engine, list[Job]]:
         block_size=block_size,
         step_ns=STEP_NS,
         most_tokens=most_tokens,
-        resolve_max_running=random.choice((1, 2, 5, most_tokens)),
+        most_running=random.choice((1, 2, 5, most_tokens)),
         watermark=random.choice((1.0, 1.0, 0.75, 0.5)),
     )
     jobs = []
@@ -59,7 +59,7 @@ def simulate(
         times=TIMES,
         prefix_caching=False,
         admission=Aggressive(watermark=engine.watermark),
-        max_running=engine.resolve_max_running,
+        max_running=engine.most_running,
         max_batched_tokens=engine.most_tokens,
     )
     requests = [

@@ -9,9 +9,9 @@ from functools import partial
 
 import torch
 
-from gpu_check_cases import Cases, Figures, LeftOut
-from gpu_check_pool import Heads, Pool, Row, pool_bytes
-from gpu_check_timing import free_bytes, wait
+from benchmarks.gpu_check.cases import Cases, Figures, SkipCase
+from benchmarks.gpu_check.pool import Heads, Pool, Row, pool_bytes
+from benchmarks.gpu_check.timing import free_bytes, wait
 from shoal.execute.attention.torch_backends import ReferenceAttention
 from shoal.execute.attention.triton_backend import TritonAttention
 
@@ -85,7 +85,7 @@ def compare(
         out = pool.attend(TritonAttention(batch, pool.cache), 1, query, key, value)
         wait(device)
         first_s = time.perf_counter() - started
-        # Behind the other, so that what that did not write is not there for it.
+        # Second, so that it does not hide missing writes of the first.
         expected = pool.attend(ReferenceAttention(batch, pool.cache), 1, query, key, value)
     errors = (out.double() - expected.double()).abs().flatten(1).max(1).values.nan_to_num(torch.inf)
     decodes, prompts = errors[: batch.num_decodes], errors[batch.num_decodes :]

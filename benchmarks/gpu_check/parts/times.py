@@ -10,9 +10,9 @@ from functools import cached_property, partial
 import numpy as np
 import torch
 
-from gpu_check_cases import Cases, Figures, LeftOut
-from gpu_check_pool import Heads, Pool, Row, pool_bytes
-from gpu_check_timing import Work, copy_gb_per_s, free_bytes, median_ms, recorded
+from benchmarks.gpu_check.cases import Cases, Figures, SkipCase
+from benchmarks.gpu_check.pool import Heads, Pool, Row, pool_bytes
+from benchmarks.gpu_check.timing import Work, copy_gb_per_s, free_bytes, median_ms, recorded
 from shoal.execute.attention.triton_backend import TritonAttention
 from shoal.execute.attention.triton_kernels import attend_decodes
 

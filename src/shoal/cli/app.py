@@ -72,13 +72,15 @@ def _root(
     pass
 
 
-def run(arguments: Sequence[str] | None = None, commands: typer.Typer = app) -> int:
-    """Run a command line of ``commands``; returns its exit code.
+def run(arguments: Sequence[str] | None = None, commands: typer.Typer | None = None) -> int:
+    """Run a command line of ``commands`` (None: ``app``); returns its exit code.
 
     0: success. 1: failure while running. 2: wrong arguments. 130: interrupted.
     """
     try:
-        code = commands(args=list(arguments) if arguments is not None else None, standalone_mode=True)
+        code = (commands or app)(
+            args=list(arguments) if arguments is not None else None, standalone_mode=True
+        )
     except SystemExit as end:
         code = end.code
     except KeyboardInterrupt:

@@ -138,7 +138,7 @@ class Shoal(AsyncCalls):
         """Complete one prompt; yields its text in pieces, as it is generated.
 
         Arguments are as in ``generate``. The request starts with the first ``next``, and is cancelled when
-        the iterator is closed or deleted. Raises as ``generate``, and InvalidRequest, GoalsOutOfReach or
+        the iterator is closed or deleted. Raises as ``generate``, and InvalidRequest, SLOExpired or
         another ShoalError if the request fails while it runs.
         """
         arguments = CallArguments(service=service, sampling=sampling, parameters=parameters, slo=slo)

@@ -117,7 +117,7 @@ async def _wait_ready(grammars: Sequence[Future[None]]) -> None:
 def require_success(outputs: Sequence[RequestOutput]) -> None:
     """Raise the error of the first completion that failed.
 
-    InvalidRequest: its parameters exclude every token; GoalsOutOfReach: it waited too long for its SLO;
+    InvalidRequest: its parameters exclude every token; SLOExpired: it waited too long for its SLO;
     ShoalError: it failed.
     """
     for completion in [completion for output in outputs for completion in output.outputs]:

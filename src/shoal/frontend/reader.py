@@ -199,5 +199,5 @@ def _past_event(request: Request, sampling: SamplingParams, eos_token_ids: Seque
         return TokenEvent(request.id)
     last = tokens[-1]
     stops = last in sampling.stop_token_ids or (last in eos_token_ids and not sampling.ignore_eos)
-    ends = stops and sampling.ends_at(len(tokens))
+    ends = stops and sampling.may_stop_at(len(tokens))
     return TokenEvent(request.id, tokens, stop_token=last if ends else None)

@@ -77,9 +77,9 @@ class TokenizerWorker:
         message = encode(question)
         for _ in range(_ATTEMPTS):
             try:
-                async with self._lane(len(message)):
+                async with self._queue(len(message)):
                     answer = decode_reply(await (await self._running()).ask(message))
-            except ProcessGone:
+            except SubprocessEnded:
                 continue
             except ModelUnavailable as error:
                 raise ServiceUnavailable(str(error), _RETRY_AFTER_S) from error
@@ -124,7 +124,7 @@ class TokenizerWorker:
         except OSError as error:
             raise ModelUnavailable(f"the process that tokenises cannot be started: {error}") from error
         try:
-            answer = decode_reply(await link.ask(self._load))
+            answer = decode_reply(await process.ask(self._load))
             if isinstance(answer, Failed):
                 raise ModelUnavailable(answer.reason)
             assert isinstance(answer, Loaded)

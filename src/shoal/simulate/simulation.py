@@ -10,7 +10,7 @@ from shoal.core import ConfigError, FinishReason, Request, StepPlan
 from shoal.core.slo import resolve_slo
 from shoal.measure import InterTokenLatencies, RequestRow, RunRecord
 from shoal.schedule import RequestState
-from shoal.schedule.slo_expired import why_refused
+from shoal.schedule.slo_expired import refusal_message
 from shoal.simulate.fleet import Fleet
 from shoal.simulate.lock_step import LockStep, RankBalance
 from shoal.simulate.recorder import Recorder
@@ -278,7 +278,7 @@ def row_of(state: RequestState, reason: FinishReason, now_ns: int, engine: int) 
         output_tokens=state.num_generated,
         engine=engine,
         finish=reason.value,
-        error=why_refused(state, now_ns) if reason is FinishReason.REFUSED else None,
+        error=refusal_message(state, now_ns) if reason is FinishReason.REFUSED else None,
         cached_tokens=state.num_cached_tokens,
         preemptions=state.num_preemptions,
         recomputed_tokens=state.num_recomputed_tokens,

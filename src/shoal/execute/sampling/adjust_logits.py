@@ -27,7 +27,7 @@ def adjust_logits(
     masked: rows whose early ends are banned in their masks instead (``ban_early_ends``).
     """
     apply_bias(logits, rows)
-    penalised = [i for i, row in enumerate(rows) if row.sampling.penalised]
+    penalised = [i for i, row in enumerate(rows) if row.sampling.has_penalties]
     if penalised:
         _penalise(logits, rows, penalised)
     banned = [

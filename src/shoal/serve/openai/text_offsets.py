@@ -43,7 +43,7 @@ class TextOffsets:
         offset = self._unfinished if continues else None
         if offset is None:
             offset = self._length + len(self._decoder.pending)
-        self._length += len(self._decoder.push(token)) + self._shown_special(token, offset)
+        self._length += len(self._decoder.push(token)) + self._special_token_length(token, offset)
         waiting = self._decoder.pending
         if not waiting.endswith(REPLACEMENT):
             self._unfinished = None

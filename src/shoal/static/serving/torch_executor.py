@@ -96,7 +96,7 @@ def load_static_model(service: Service, folder: Path, *, device: str = "cpu") ->
     module.eval().requires_grad_(False).to(target)
     # Without the folder's defaults (temperature, penalties, lengths).
     module.generation_config = GenerationConfig()
-    with refused_if_it_fails("run", name):
+    with unsupported_on_error("run", name):
         _check_padding_has_no_effect(module, name)
     if target.type == "cpu":
         keep_freed_memory()
