@@ -73,7 +73,7 @@ def _root(
 
 
 def run(arguments: Sequence[str] | None = None, commands: typer.Typer | None = None) -> int:
-    """Run a command line of ``commands`` (None: ``app``); returns its exit code.
+    """Run a command line (commands: those of ``shoal`` by default); returns its exit code.
 
     0: success. 1: failure while running. 2: wrong arguments. 130: interrupted.
     """
