@@ -90,7 +90,6 @@ class Api:
 
     @property
     def max_body_bytes(self) -> int:
-        """The largest request body that is accepted."""
         return self._max_body_bytes or _default_body_bytes(self.backend.info)
 
     def tokenizer(self, service: str) -> TextCodec:
@@ -211,7 +210,6 @@ def add_get(app: FastAPI, path: str, endpoint: Callable[..., Any], **documented:
 
 
 def json_response(value: Struct) -> Response:
-    """A 200 with ``value`` as its body."""
     return Response(encode(value), media_type="application/json")
 
 

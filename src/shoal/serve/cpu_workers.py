@@ -63,7 +63,6 @@ class WorkerProcesses:
             await self.run("", "starting a process", bool)
 
     async def run(self, queue: str, task: str, function: Callable[..., Result], *arguments: object) -> Result:
-        """As in ``Workers``."""
         limits = self._limits
         try:
             return await to_process.run_sync(

@@ -205,7 +205,6 @@ class GenerationResponse(Response):
 
 
 async def collect(generation: Generation) -> list[Output]:
-    """The complete outputs of all choices."""
     request = generation.request
     outputs = [Output() for _ in range(len(request.prompts) * request.sampling.n)]
     async with aclosing(generation.deltas()) as deltas:

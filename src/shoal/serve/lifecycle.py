@@ -31,7 +31,6 @@ class Lifecycle:
         self.draining = True
 
     def expire(self) -> None:
-        """End all running requests."""
         self.draining = True
         self.expired.set()
 

@@ -166,18 +166,15 @@ class ServedTokenizer(WithChatTemplate):
     async def encode_texts(
         self, texts: Sequence[str], add_special_tokens: bool = True, most_tokens: int | None = None
     ) -> Encoded:
-        """As in ``TextCodec``."""
         for text in texts:
             check_utf8(text)
         return await self._worker.ask(Encode(list(texts), add_special_tokens, most_tokens), Encoded)
 
     async def tokenize(self, text: str, add_special_tokens: bool, with_strings: bool) -> Tokenized:
-        """As in ``TextCodec``."""
         check_utf8(text)
         return await self._worker.ask(Tokenize(text, add_special_tokens, with_strings), Tokenized)
 
     async def detokenize(self, tokens: Sequence[int]) -> str:
-        """As in ``TextCodec``."""
         return (await self._worker.ask(Decode(list(tokens)), Decoded)).text
 
 
@@ -206,7 +203,6 @@ class Tokenizers:
         return ServedTokenizer(worker, vocabulary, described.template, partial(self._release, key))
 
     async def aclose(self) -> None:
-        """End all processes."""
         workers = list(self._workers.values())
         await asyncio.gather(*(worker.aclose() for worker in workers), *self._ending)
 

@@ -58,15 +58,12 @@ class AdminEndpoints:
         app.delete("/admin/services/{name:path}", include_in_schema=False)(self.remove_service)
 
     async def engines(self) -> Response:
-        """All engines."""
         return json_response(EngineCards(self._admin.engines()))
 
     async def services(self) -> Response:
-        """All services."""
         return json_response(ServiceCards(self._admin.services()))
 
     async def placement(self) -> Response:
-        """The engines of every service."""
         return json_response(PlacementTable(self._admin.placement()))
 
     async def operations(self) -> Response:
@@ -86,15 +83,12 @@ class AdminEndpoints:
             return _started(self._admin.add_service(service, engines))
 
     async def remove_service(self, request: Request) -> Response:
-        """Remove a service."""
         return _started(self._admin.remove_service(_name(request)))
 
     async def load_service(self, request: Request) -> Response:
-        """Load a service."""
         return _started(self._admin.load_service(_name(request)))
 
     async def unload_service(self, request: Request) -> Response:
-        """Unload a service."""
         return _started(self._admin.unload_service(_name(request)))
 
     async def add_engine(self, request: Request) -> Response:
@@ -105,15 +99,12 @@ class AdminEndpoints:
             return _started(self._admin.add_engine(device, services))
 
     async def drain_engine(self, request: Request) -> Response:
-        """Send an engine no more requests."""
         return _started(self._admin.drain_engine(_name(request)))
 
     async def undrain_engine(self, request: Request) -> Response:
-        """Send requests to a drained engine again."""
         return _started(self._admin.undrain_engine(_name(request)))
 
     async def remove_engine(self, request: Request) -> Response:
-        """Stop an engine."""
         return _started(self._admin.remove_engine(_name(request)))
 
 

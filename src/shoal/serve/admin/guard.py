@@ -61,7 +61,6 @@ class OperatorRights:
         self._keyring = keyring
 
     def holds_key(self, scope: Scope) -> bool:
-        """Whether a request has the admin key."""
         secret = bearer_token(scope["headers"])
         if self._digest is None or secret is None:
             return False
@@ -70,8 +69,8 @@ class OperatorRights:
     def check(self, scope: Scope) -> None:
         """Raise AdminKeyRequired or AdminAccessDenied unless a request comes from an operator.
 
-        With API keys and no admin key, every request is denied: a request from this machine may be a proxy's,
-        and a server with API keys is not meant for everybody.
+        With API keys and no admin key, every request is denied, because a request from this machine may be a
+        proxy's, and a server with API keys is not open to all clients.
         """
         if self._digest is not None:
             self._check_key(self._digest, scope["headers"])

@@ -130,7 +130,6 @@ class Listener:
         self._listen_socket.close()
 
     def abort(self) -> None:
-        """End all connections at once."""
         for connection in list(self._connections):
             connection.transport.abort()
 

@@ -195,7 +195,6 @@ class ServerMetrics:
             self._count_missed(name, slo, 1)
 
     def render(self, engines: Sequence[EngineStatus], services: Mapping[str, ServiceStatus]) -> bytes:
-        """The Prometheus text of all metrics."""
         cluster = CollectorRegistry()
         cluster.register(EngineCollector(engines))
         cluster.register(ServiceCollector(services))

@@ -176,15 +176,12 @@ class OllamaEndpoints:
         return self._with_keep_alive(response, body.model, keep_alive_s)
 
     async def tags(self, request: Request) -> Response:
-        """The services."""
         return _json({"models": self._models.list_all(request)})
 
     async def ps(self, request: Request) -> Response:
-        """The services that are loaded."""
         return _json({"models": self._models.list_loaded(request)})
 
     async def show(self, request: Request) -> Response:
-        """Details of a service."""
         body = await self._body(request, ShowBody)
         return _json(self._models.show(self._api.card(request, body.model, "model")))
 
@@ -197,7 +194,6 @@ class OllamaEndpoints:
         return await self._operations.pull(await self._api.body(request, PullBody))
 
     async def delete(self, request: Request) -> Response:
-        """Remove a service."""
         body = await self._body(request, NamedBody)
         await self._operations.remove(body.model)
         return Response()

@@ -85,11 +85,9 @@ class OllamaFormat:
                     yield encode(self._writer.line({"tool_calls": calls}, done=False))
 
     def usage_chunk(self, usage: Usage) -> bytes:
-        """The last object."""
         return encode(self._writer.last({}, self._reason, usage))
 
     def full(self, outputs: Sequence[Output], usage: Usage) -> bytes:
-        """The full response."""
         (choice,) = msgspec.json.decode(self._openai.full(outputs, usage))["choices"]
         message = choice.get("message") or {"content": choice["text"]}
         return encode(self._writer.last(message, choice["finish_reason"], usage))

@@ -42,7 +42,7 @@ class OllamaOperations:
         self._rights = rights
 
     def keep_alive_s(self, request: Request, requested_s: float | None) -> float | None:
-        """The keep_alive of ``request``, which asks for ``requested_s``, if it counts; None: no change.
+        """``requested_s`` if an operator sent ``request``; None: the service's idle time does not change.
 
         Raises AdminKeyRequired or AdminAccessDenied if a client that is no operator unloads a service.
         """

@@ -246,7 +246,6 @@ class OllamaChatBody(GenerateBody):
         return not self.messages
 
     def as_chat(self) -> dict[str, Any]:
-        """The fields of an OpenAI chat."""
         tools = {"tools": self.tools} if self.tools else {}
         return {**self.shared_fields(), **self.chat_fields(), "messages": self.messages, **tools}
 
@@ -272,7 +271,6 @@ class OllamaGenerateBody(GenerateBody):
         return not self.prompt
 
     def as_chat(self) -> dict[str, Any]:
-        """The fields of an OpenAI chat."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         messages = [*system, {"role": "user", "content": self.prompt}]
         return {**self.shared_fields(), **self.chat_fields(), "messages": messages}
@@ -300,7 +298,6 @@ class OllamaEmbedBody(OptionsBody):
     """Not supported: the first numbers of an embedding mean something only in models trained for that."""
 
     def as_embedding(self) -> dict[str, Any]:
-        """The fields of an OpenAI embedding."""
         cut = {} if self.truncate is False else {"truncate_prompt_tokens": -1}
         return {"model": self.model, "input": self.input, **cut}
 
@@ -312,7 +309,6 @@ class OllamaEmbeddingsBody(OptionsBody):
     """One text."""
 
     def as_embedding(self) -> dict[str, Any]:
-        """The fields of an OpenAI embedding."""
         return {"model": self.model, "input": self.prompt, "truncate_prompt_tokens": -1}
 
 

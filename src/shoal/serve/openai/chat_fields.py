@@ -93,7 +93,7 @@ class ToolFields(StrictModel):
     tool_choice: ChosenKind | ChosenTool | None = None
     """auto (the default): the model decides; required, any: it calls some tool; or the tool that it calls."""
     parallel_tool_calls: bool | None = None
-    """Allow several calls in an answer that tool_choice asks calls of. Default true."""
+    """Allow several calls in an answer where tool_choice forces calls. Default true."""
     parse_tool_calls: NotFalse | None = None
     """Not supported, must be true: without tools nothing is read as a call."""
     disable_parallel_tool_use: NotTrue | None = None
@@ -171,7 +171,6 @@ class TemplateFields(StrictModel):
 
     @property
     def shows_reasoning(self) -> bool:
-        """Whether reasoning is returned."""
         excluded = self.reasoning is not None and self.reasoning.exclude
         return self.include_reasoning is not False and not excluded and self.reasoning_format != "hidden"
 

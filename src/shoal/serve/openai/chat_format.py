@@ -153,7 +153,6 @@ class ChatFormat:
         return encode(ChatChunk(*self._header, [], usage)) if self._usage.final_chunk else None
 
     def full(self, outputs: Sequence[Output], usage: Usage) -> bytes:
-        """A response with one message for each choice."""
         choices = []
         for index, output in enumerate(outputs):
             parser = self._parsing.parser()

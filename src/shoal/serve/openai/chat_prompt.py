@@ -33,8 +33,6 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class PreparedChat:
-    """A rendered chat."""
-
     text: str
     """The prompt, with its special tokens."""
     sampling: SamplingParams

@@ -51,7 +51,7 @@ class ExtraFields(StrictModel):
     return_tokens_as_token_ids: bool | None = None
     """true: log-probabilities name tokens as token_id:42 instead of their text."""
     truncate_prompt_tokens: Truncation | None = None
-    """Only the last so many tokens of the prompt count; -1: as many as leave room for max_tokens."""
+    """Keep only this many last tokens of the prompt; -1: as many as leave room for max_tokens."""
     priority: Priority | None = None
     """Lower ones come first. Other than 0 only where scheduler.order is priority."""
     cache_salt: Salt | None = None

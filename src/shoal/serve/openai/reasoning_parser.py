@@ -33,11 +33,9 @@ class ReasoningParser:
         self._has_reasoning = False  # whether there was reasoning other than whitespace
 
     def push(self, text: str) -> list[Piece]:
-        """As in OutputParser."""
         return self._push(text)
 
     def finish(self, cut: bool = False) -> list[Piece]:
-        """As in OutputParser."""
         held, self._held = self._held, ""
         in_reasoning = self._push == self._read_reasoning
         pieces: list[Piece] = [Reasoning(held.rstrip())] if in_reasoning and held.strip() else []

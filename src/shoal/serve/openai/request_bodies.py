@@ -71,7 +71,6 @@ class ServiceBody(StrictModel):
 
     @classmethod
     def refused_names(cls) -> Collection[str]:
-        """As in StrictModel."""
         return cls.top_level_errors
 
     def set_sent_names(self, sent: Mapping[str, str]) -> None:
@@ -265,7 +264,6 @@ class CompletionBody(InertCompletionFields, GenerationBody):
         return 1 if self.only_echoes else self.max_tokens
 
     def reported_logprobs(self) -> int | None:
-        """As in GenerationBody."""
         if self.echo and self.stream and self.logprobs is not None:
             raise InvalidRequest(
                 "logprobs with echo cannot be streamed; leave out stream or logprobs", param="logprobs"
@@ -317,7 +315,6 @@ class ChatBody(ToolFields, TemplateFields, InertChatFields, GenerationBody):
         return messages
 
     def field_names(self) -> dict[str, str]:
-        """As in GenerationBody."""
         limit = "max_completion_tokens" if self.max_tokens is None else self.sent_name("max_tokens")
         return super().field_names() | {"prompt": "messages", "max_tokens": limit}
 
@@ -334,7 +331,6 @@ class ChatBody(ToolFields, TemplateFields, InertChatFields, GenerationBody):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     def reported_logprobs(self) -> int | None:
-        """As in GenerationBody."""
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None

@@ -119,7 +119,6 @@ class CompletionFormat:
         return encode(Completion(*self._header, [], usage)) if self._usage.final_chunk else None
 
     def full(self, outputs: Sequence[Output], usage: Usage) -> bytes:
-        """A response with one text for each choice."""
         choices = [self._choice(index, outputs) for index in range(len(outputs))]
         return encode(Completion(*self._header, choices, usage))
 

@@ -78,7 +78,7 @@ class EmbeddingBody(ServiceBody):
     add_special_tokens: bool | None = None
     """Let the tokenizer add its special tokens to a text. Default true."""
     truncate_prompt_tokens: Truncation | None = None
-    """Only the last so many tokens of an input count; -1: as many as the model takes."""
+    """Keep only this many last tokens of an input; -1: as many as the model takes."""
     priority: Priority | None = None
     """Lower ones come first. Other than 0 only where scheduler.order is priority."""
     cache_salt: Salt | None = None

@@ -58,7 +58,7 @@ class ResponsesEndpoints:
         )
 
     async def count(self, request: Request) -> Response:
-        """Count the tokens of what a response would be asked, whatever the context."""
+        """Count the prompt tokens of a request for a response, even beyond the context."""
         body = await self._api.body(request, ResponsesBody)
         chat = await self._prepare(request, body)
         (tokens,) = await self._api.encode(body.model, [chat.text], add_special_tokens=False, unlimited=True)

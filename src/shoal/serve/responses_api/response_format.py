@@ -52,7 +52,6 @@ class ResponsesFormat:
         self._events = 0
 
     def chunks(self, index: int, delta: Delta, usage: Usage) -> Iterator[bytes]:
-        """The events of a delta."""
         if self._events == 0:
             for name in ("created", "in_progress"):
                 yield self._event({"type": f"response.{name}", "response": self._response})
@@ -82,7 +81,6 @@ class ResponsesFormat:
         return encode({"type": event["type"], "sequence_number": self._events - 1, **event})
 
     def usage_chunk(self, usage: Usage) -> bytes:
-        """The last event."""
         name = "incomplete" if self._is_cut else "completed"
         return self._event({"type": f"response.{name}", "response": self._finished(usage)})
 
@@ -92,7 +90,6 @@ class ResponsesFormat:
         return self._event({"type": "error", **fields})
 
     def full(self, outputs: Sequence[Output], usage: Usage) -> bytes:
-        """The full response."""
         (output,) = outputs
         whole = Delta(
             choice=0,

@@ -88,7 +88,6 @@ class HermesFormat(ToolFormat):
     parser = _TaggedParser
 
     def grammar(self, functions: Sequence[Function], parallel: bool) -> str:
-        """As in ToolFormat."""
         begin, end = self.marker("<tool_call>"), self.marker("</tool_call>")
         more = f'("\\n" call){{0,{MAX_CALLS - 1}}}' if parallel else ""
         return (
@@ -207,7 +206,6 @@ class MistralFormat(ToolFormat):
         return [_with_short_ids(message) for message in messages]
 
     def grammar(self, functions: Sequence[Function], parallel: bool) -> str:
-        """As in ToolFormat."""
         more = f'(", " call){{0,{MAX_CALLS - 1}}}' if parallel else ""
         return (
             f'calls: {self.marker("[TOOL_CALLS]")} "[" call {more} "]"\n'
@@ -220,7 +218,6 @@ class MistralNamedFormat(MistralFormat):
     """``[TOOL_CALLS]name[ARGS]{...}``: Mistral's models from 2025 on."""
 
     def grammar(self, functions: Sequence[Function], parallel: bool) -> str:
-        """As in ToolFormat."""
         begin, middle = self.marker("[TOOL_CALLS]"), self.marker("[ARGS]")
         lines = [f"calls: call{{1,{MAX_CALLS if parallel else 1}}}", f"call: {_alternatives(functions)}"]
         for number, function in enumerate(functions):
@@ -257,7 +254,6 @@ class GemmaFormat(ToolFormat):
     parser: ClassVar[type[_GemmaParser]] = _GemmaParser
 
     def grammar(self, functions: Sequence[Function], parallel: bool) -> str:
-        """As in ToolFormat."""
         parser = self.parser
         begin, end = self.marker(parser.markers[0]), self.marker(parser.end_marker)
         lines = [f"calls: call{{1,{MAX_CALLS if parallel else 1}}}", f"call: {_alternatives(functions)}"]

@@ -62,13 +62,11 @@ class CallParser:
         self._waiting = 0  # number of characters that may begin a marker
         self._reading = False  # whether text after a marker is being read
         self.ends_in_call = False
-        """As in OutputParser."""
         self._cut = False  # whether the output was ended by something else than the model
         self._state_machine = self._run()
         next(self._state_machine)
 
     def push(self, text: str) -> list[Piece]:
-        """As in OutputParser."""
         if self._is_plain(text):
             self._add_content(text)
         else:
@@ -84,7 +82,6 @@ class CallParser:
         return not in_other_state and not any(character in text for character in self._first_characters)
 
     def finish(self, cut: bool = False) -> list[Piece]:
-        """As in OutputParser."""
         self._cut = cut
         self._state_machine.send(_END)
         return self._take_pieces()

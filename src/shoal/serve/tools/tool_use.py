@@ -55,7 +55,6 @@ class ToolUse:
 
     @property
     def functions(self) -> list[Function]:
-        """The tools that may be called."""
         return [
             Function(tool["function"]["name"], tool["function"]["parameters"])
             for tool in self.tools
