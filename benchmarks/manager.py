@@ -20,7 +20,7 @@ from shoal.cluster.manager.events import (
     ClusterEvent,
     Ended,
     EngineAdded,
-    EngineBeat,
+    EngineHeartbeat,
     EngineReady,
     EpochBegan,
     ServiceSpeed,
@@ -54,7 +54,7 @@ def make_events(
         now_ns = round(number / RATE * 1e9)
         if number % (RATE // 4) == 0:
             events.append((now_ns, Ticked()))
-            events += [(now_ns, EngineBeat(name, 1)) for name in names]
+            events += [(now_ns, EngineHeartbeat(name, 1)) for name in names]
         if packs and number % RATE == 0:
             events.append((now_ns, EpochBegan(dict.fromkeys(unfinished_ids, 0))))
         family = random.randrange(500)

@@ -26,8 +26,8 @@ from rich.table import Table
 
 from benchmarks.stream_comparison import SERVICE, TOLERANCE, Differences, Job, Output, make_jobs, read_job
 from shoal.cluster.backends.make import make_backend
-from shoal.cluster.manager.actions import ClusterAction, Commit, Dispatch, MoveEnded
-from shoal.cluster.manager.events import ClusterEvent, MoveMethod
+from shoal.cluster.manager.actions import ClusterAction, Commit, Dispatch, MigrationEnded
+from shoal.cluster.manager.events import ClusterEvent, MigrationMethod
 from shoal.cluster.options import ClusterOptions, EnginePlan
 from shoal.cluster.router.router import Router
 from shoal.core import EngineDied, Service
@@ -76,7 +76,7 @@ class MigrationRun:
     def on_decision(self, now_ns: int, event: ClusterEvent, decided: Sequence[ClusterAction]) -> None:
         """Record outcomes and handovers of calls."""
         for action in decided:
-            if isinstance(action, MoveEnded):
+            if isinstance(action, MigrationEnded):
                 self.outcome.ended[action.method, action.outcome] += 1
                 if action.why:
                     self.outcome.why[action.why] += 1
@@ -132,7 +132,7 @@ class MigrationRun:
         """All migrations, under load."""
         stopped = asyncio.Event()
         clients = [asyncio.create_task(self.client(stopped)) for _ in range(self.options.streams)]
-        methods = [MoveMethod(name) for name in self.options.methods]
+        methods = [MigrationMethod(name) for name in self.options.methods]
         for _ in range(self.options.moves):
             await asyncio.sleep(self.options.every)
             calls = [
@@ -144,8 +144,8 @@ class MigrationRun:
                 continue
             call, method = self.rng.choice(calls), self.rng.choice(methods)
             others = [engine.name for engine in self.router.engines if engine.name != call.engine]
-            self.requested_method[call.id] = method
-            self.router.administration.move_request(call.id, self.rng.choice(others), method)
+            self.wanted[call.id] = method
+            self.router.administration.migrate_request(call.id, self.rng.choice(others), method)
         stopped.set()
         await asyncio.gather(*clients)
 
@@ -232,7 +232,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=160, help="most tokens of an answer")
     parser.add_argument("--moves", type=int, default=300)
     parser.add_argument("--every", type=float, default=0.1, metavar="SECONDS")
-    parser.add_argument("--methods", nargs="*", choices=list(MoveMethod), default=list(MoveMethod))
+    parser.add_argument("--methods", nargs="*", choices=list(MigrationMethod), default=list(MigrationMethod))
     parser.add_argument("--kv-mib", type=int, default=512)
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()

@@ -93,7 +93,7 @@ async def load(router: Router, jobs: Sequence[Job], options: argparse.Namespace,
     await asyncio.gather(*streams)
     watching.cancel()
     for engine in router.engines:
-        outcome.moves.update({f"{m} {o}": n for (m, o), n in engine.moves.items()})
+        outcome.moves.update({f"{m} {o}": n for (m, o), n in engine.migrations.items()})
         outcome.withdrawals += engine.withdrawn
 
 

@@ -23,7 +23,7 @@ from shoal.place.estimate import Estimate, Found, Objective, PlanEvaluator
 from shoal.place.greedy import alpaserve, literal, muxserve
 from shoal.place.groupwise import GroupwiseEvaluator
 from shoal.place.placement import Placement
-from shoal.place.problem import Problem, Search, together
+from shoal.place.problem import Problem, Search, run_searches
 from shoal.place.search import search_screened, shortlisted
 from shoal.place.traffic import ServiceLoad, load_of
 from shoal.schedule import SchedulerOptions
@@ -146,7 +146,7 @@ def place(system: System, window: Window, simulated: PlanEvaluator) -> Found:
         "muxserve": muxserve(problem, _demands(loads)),
         "literal": literal(problem),
     }
-    results = together(searches[system.places], screen)
+    results = run_searches(searches[system.places], screen)
     if system.places == "muxserve":
         results = [[found for found in result if _shares(found)] for result in results]
     return shortlisted(problem, results, simulated)

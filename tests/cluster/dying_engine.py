@@ -74,9 +74,9 @@ def _die_after(engine: Engine, kind: type, die: Callable[[], Any]) -> None:
     """Die once a message has left."""
     connect = engine.connect
 
-    def connecting(transfer: Any, tell: Callable[[Any], None]) -> None:
+    def connecting(transfer: Any, emit: Callable[[Any], None]) -> None:
         def telling(message: Any) -> None:
-            tell(message)
+            emit(message)
             if isinstance(message, kind):
                 threading.Timer(0.02, die).start()
 

@@ -14,7 +14,14 @@ from pathlib import Path
 from engine_builders import ByteTokenizer, build_fake, make_options
 from fake_transfer import FakeTransfer
 
-from shoal.cluster.backends.interface import BackendEvent, Beat, EngineConfig, Exited, FoundEngine, Loaded
+from shoal.cluster.backends.interface import (
+    BackendEvent,
+    EngineConfig,
+    Exited,
+    FoundEngine,
+    Heartbeat,
+    Loaded,
+)
 from shoal.cluster.options import ClusterOptions, EnginePlan
 from shoal.cluster.router.action_runner import OnDecision
 from shoal.cluster.router.router import Router
@@ -58,16 +65,16 @@ class FakeProcess:
 class FakeBackend:
     """Implements ``EngineBackend``; poison: engines die of requests whose prompt begins with this token.
 
-    moves_kv: whether KV can go from one to another.
+    kv_transferable: whether KV can go from one to another.
     """
 
     def __init__(
-        self, seed: int = 0, poison: int | None = None, step_s: float = 0.02, moves_kv: bool = True
+        self, seed: int = 0, poison: int | None = None, step_s: float = 0.02, kv_transferable: bool = True
     ) -> None:
         self.random = random.Random(seed)
         self.poison = poison
         self.step_s = step_s
-        self.moves_kv = moves_kv
+        self.kv_transferable = kv_transferable
         self.lost_kv = 0.0
         """How probably KV is lost on its way."""
         self.declines = 0.0
@@ -97,7 +104,7 @@ class FakeBackend:
         self.starts += 1
         core, info = build_fake(config.options, config.folders)
         core._clock = self.loop.now_ns  # else nobody would ever have waited for long
-        if not self.moves_kv:
+        if not self.kv_transferable:
             services = {name: replace(service, kv_format="") for name, service in info.services.items()}
             info = replace(info, services=services)
         process = FakeProcess(engine, incarnation, core, info)
@@ -153,7 +160,7 @@ class FakeBackend:
         if not process.alive:
             return
         if not process.hung:
-            self.on_event(Beat(engine=process.engine, incarnation=process.incarnation, pid=1))
+            self.on_event(Heartbeat(engine=process.engine, incarnation=process.incarnation, pid=1))
         self.loop.call_later(interval_s, self._beat, process, interval_s)
 
     def _step(self, process: FakeProcess) -> None:

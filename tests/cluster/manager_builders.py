@@ -8,8 +8,8 @@ from shoal.cluster.manager.events import (
     ClusterEvent,
     Ended,
     EngineAdded,
-    EngineBeat,
     EngineEnded,
+    EngineHeartbeat,
     EngineReady,
     Progressed,
     ServiceSpeed,
@@ -38,9 +38,9 @@ class Bench:
         """By service: tokens that fill the memory of engines that become ready."""
         self.host = ""
         """Where engines are that become ready; "": each has a machine of its own."""
-        self.tell(Ticked())
+        self.emit(Ticked())
 
-    def tell(self, *events: ClusterEvent) -> list[ClusterAction]:
+    def emit(self, *events: ClusterEvent) -> list[ClusterAction]:
         """What follows from events that come now."""
         return [action for event in events for action in self.manager.handle(event, self.now_ns)]
 
@@ -50,7 +50,7 @@ class Bench:
         """Engines are added and become ready."""
         actions = []
         for engine in engines:
-            actions += self.tell(EngineAdded(engine, tuple(services)))
+            actions += self.emit(EngineAdded(engine, tuple(services)))
             actions += self.ready(engine, 1, speed=speed)
         return actions
 
@@ -59,7 +59,7 @@ class Bench:
         formats = dict.fromkeys(services, self.kv_format) if self.kv_format else {}
         speeds, kv_bytes = dict.fromkeys(services, speed), KV_BYTES if self.kv_tokens else 0
         pool = (kv_bytes, self.kv_tokens, 1, self.host)
-        return self.tell(EngineReady(engine, incarnation, speeds, formats, *pool))
+        return self.emit(EngineReady(engine, incarnation, speeds, formats, *pool))
 
     def submit(
         self,
@@ -71,16 +71,16 @@ class Bench:
         choices: int = 1,
         prefix: Sequence[int] = (),
     ) -> list[ClusterAction]:
-        return self.tell(Submitted(request, service, prompt, most, choices, tuple(prefix)))
+        return self.emit(Submitted(request, service, prompt, most, choices, tuple(prefix)))
 
     def end(self, request: str, output_tokens: int | None = 5) -> list[ClusterAction]:
-        return self.tell(Ended(request, output_tokens))
+        return self.emit(Ended(request, output_tokens))
 
     def progress(self, request: str) -> list[ClusterAction]:
-        return self.tell(Progressed(request))
+        return self.emit(Progressed(request))
 
     def die(self, engine: str, incarnation: int, *suspects: str) -> list[ClusterAction]:
-        return self.tell(EngineEnded(engine, incarnation, "killed by signal 9", suspects))
+        return self.emit(EngineEnded(engine, incarnation, "killed by signal 9", suspects))
 
     def wait(self, seconds: float, *beating: tuple[str, int]) -> list[ClusterAction]:
         """Time passes in ticks, in which the engines ``beating`` (name, incarnation) beat."""
@@ -88,8 +88,8 @@ class Bench:
         for _ in range(round(seconds * 4 / self.options.heartbeat_s)):
             self.now_ns += round(self.options.heartbeat_s / 4 * SECOND)
             for engine, incarnation in beating:
-                actions += self.tell(EngineBeat(engine, incarnation))
-            actions += self.tell(Ticked())
+                actions += self.emit(EngineHeartbeat(engine, incarnation))
+            actions += self.emit(Ticked())
         return actions
 
 

@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from shoal.cluster.manager.actions import ClusterAction, MoveEnded, MoveOutcome
+from shoal.cluster.manager.actions import ClusterAction, MigrationEnded, MigrationOutcome
 from shoal.cluster.manager.dispatch import dispatch_named
 from shoal.cluster.manager.events import (
     ClusterEvent,
@@ -16,18 +16,18 @@ from shoal.cluster.manager.events import (
     EngineAdded,
     EngineEnded,
     EngineReady,
-    MoveMethod,
-    MoveWanted,
+    MigrationMethod,
+    MigrationWanted,
     Progressed,
     ServiceSpeed,
     Submitted,
     Ticked,
 )
 from shoal.cluster.manager.manager import Manager
-from shoal.cluster.manager.migration_state import MoveState
+from shoal.cluster.manager.migration_state import MigrationState
 from shoal.cluster.options import ClusterOptions
 from shoal.cluster.router.action_runner import ActionRunner
-from shoal.cluster.router.migration_runner import Mover
+from shoal.cluster.router.migration_runner import MigrationRunner
 from shoal.core import FinishReason, Request, ResumeState, SamplingParams, TokenEvent
 from shoal.engine import wire
 from shoal.engine.migration import wire as migration_wire
@@ -103,7 +103,7 @@ class Call:
     def wire_ids(self) -> list[str]:
         return [f"r-0#{self.attempt}"]
 
-    def rest(self, now_ns: int) -> list[Request]:
+    def remaining_requests(self, now_ns: int) -> list[Request]:
         return [
             Request(
                 id=self.wire_ids()[0],
@@ -119,60 +119,60 @@ class Call:
 class World:
     """Implements fleet and calls for the real hands of the router; ``choices`` and ``do`` are for tests."""
 
-    taken: ClassVar[set[tuple[MoveState | None, MoveState | MoveOutcome]]] = set()
+    taken: ClassVar[set[tuple[MigrationState | None, MigrationState | MigrationOutcome]]] = set()
     """Transitions of migrations in all worlds."""
 
-    def __init__(self, method: MoveMethod, rounds: int, declines: bool, waits: bool) -> None:
+    def __init__(self, method: MigrationMethod, rounds: int, declines: bool, waits: bool) -> None:
         self.rounds, self.declines, self.waits = rounds, declines, waits
         self.now_ns = 0
         self.call: Call | None = Call()
         self.ends = 0
         """How often the request ended."""
-        self.moves_ended: list[MoveEnded] = []
+        self.moves_ended: list[MigrationEnded] = []
         self.sampled: list[int] = []
         """Positions that were sampled, by anybody."""
         self.crashes = 0
         self.cancelled = False
-        self.states: dict[str, MoveState] = {}
+        self.states: dict[str, MigrationState] = {}
         """Of the migrations that are not over."""
         self.engines: dict[str, Process] = {}
         options = ClusterOptions(hung_after_s=1e9, load_timeout_s=1e9, dispatch="round-robin")
         manager = Manager(options, dispatch_named("round-robin"))
         self.manager = manager
-        self.mover = Mover(self, self, self.tell, self.clock)  # type: ignore[arg-type]
+        self.migration_runner = MigrationRunner(self, self, self.emit, self.clock)  # type: ignore[arg-type]
         self.runner = ActionRunner(
             manager,
             self,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
-            self.mover,
+            self.migration_runner,
             clock=self.clock,
             on_decision=self.note,
         )
-        self.tell(Ticked())
+        self.emit(Ticked())
         for name in NAMES:
-            self.tell(EngineAdded(name, ("a",)))
+            self.emit(EngineAdded(name, ("a",)))
             self.make_ready(name)
-        self.tell(Submitted("r", "a", len(PROMPT), TOKENS))
+        self.emit(Submitted("r", "a", len(PROMPT), TOKENS))
         self.deliver("S")
-        self.tell(MoveWanted("r", "D", method))
+        self.emit(MigrationWanted("r", "D", method))
 
     # What the router's hands need
 
     def clock(self) -> int:
         return self.now_ns
 
-    def tell(self, event: ClusterEvent) -> None:
-        self.runner.tell(event)
+    def emit(self, event: ClusterEvent) -> None:
+        self.runner.process(event)
 
     def note(self, now_ns: int, event: ClusterEvent, actions: list[ClusterAction]) -> None:
         before = self.states
-        moves = self.manager._migrations._moves.values()
+        moves = self.manager._migrations._active.values()
         self.states = {move.id: move.state for move in moves if move.state is not None}
         for name, state in self.states.items():
             if state is not before.get(name):
                 self.taken.add((before.get(name), state))
         for action in actions:
-            if isinstance(action, MoveEnded):
+            if isinstance(action, MigrationEnded):
                 self.moves_ended.append(action)
                 if action.migration in before:
                     self.taken.add((before[action.migration], action.outcome))
@@ -180,7 +180,7 @@ class World:
     def get(self, request: str) -> Call | None:
         return self.call
 
-    def assign(self, call: Call, engine: str, attempt: int, *, moves: bool = False) -> None:
+    def assign(self, call: Call, engine: str, attempt: int, *, with_kv: bool = False) -> None:
         call.engine, call.attempt, call.progressed = engine, attempt, attempt == 1
 
     def withdraw(self, call: Call) -> None:
@@ -243,7 +243,7 @@ class World:
         what, name = choice
         if what == "tick":
             self.now_ns += int(name) * SECOND
-            self.tell(Ticked())
+            self.emit(Ticked())
             return
         if what == "cancel":
             assert self.call is not None
@@ -325,7 +325,7 @@ class World:
 
     def make_ready(self, name: str) -> None:
         speeds = {"a": ServiceSpeed(1e-3, 1e-2)}
-        self.tell(EngineReady(name, self.engines[name].incarnation, speeds, {"a": "fp32"}))
+        self.emit(EngineReady(name, self.engines[name].incarnation, speeds, {"a": "fp32"}))
 
     def _loads(self, name: str) -> bool:
         return any(engine.name == name and engine.state == "loading" for engine in self.manager.engines)
@@ -422,7 +422,7 @@ class World:
             for event in message.events:
                 self._take(event)
         else:
-            self.mover.handle(name, message)
+            self.migration_runner.handle(name, message)
 
     def _take(self, event: TokenEvent) -> None:
         call = self.call
@@ -432,14 +432,14 @@ class World:
         call.output_tokens += 1
         if not call.progressed:
             call.progressed = True
-            self.tell(Progressed("r"))
+            self.emit(Progressed("r"))
         if event.finish is not None:
             self._over(call.output_tokens)
 
     def _over(self, output_tokens: int | None) -> None:
         self.call = None
         self.ends += 1
-        self.tell(Ended("r", output_tokens))
+        self.emit(Ended("r", output_tokens))
 
     def _end(self, process: Process) -> None:
         process.told = True
@@ -448,4 +448,4 @@ class World:
         if self.call is not None and self.call.engine == process.name:
             self.call.engine = None
         suspects = ("r",) if process.running else ()
-        self.tell(EngineEnded(process.name, process.incarnation, "killed", suspects))
+        self.emit(EngineEnded(process.name, process.incarnation, "killed", suspects))

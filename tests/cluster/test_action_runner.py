@@ -10,7 +10,7 @@ from shoal.cluster.manager.actions import Dispatch, Withdraw
 from shoal.cluster.manager.events import EngineAdded
 from shoal.cluster.router.action_runner import ActionRunner
 from shoal.cluster.router.call import Call
-from shoal.cluster.router.call_table import Calls
+from shoal.cluster.router.call_table import CallTable
 from shoal.core import Grammar, GrammarKind, InvalidRequest, QueueFull, SamplingParams
 from shoal.engine import wire
 from shoal.frontend.stream import Stream
@@ -29,7 +29,7 @@ class Bench:
         fleet = SimpleNamespace(
             engines=engines, send=lambda engine, message: self.sent[engine].append(message)
         )
-        self.calls = Calls(fleet, lambda event: None, lambda: 0)
+        self.calls = CallTable(fleet, lambda event: None, lambda: 0)
         request = make_request("c", max_tokens=8)
         stream = Stream("c", len(request.prompt), lambda: None)
         self.call = Call("c", {0: request}, GRAMMAR, ByteTokenizer(), (), stream, "c")
@@ -39,7 +39,7 @@ class Bench:
 
     def decide(self, *actions) -> None:
         self.decided = list(actions)
-        self.runner.tell(EVENT)
+        self.runner.process(EVENT)
 
     def submitted(self, engine: str) -> list[str]:
         messages = [message for message in self.sent[engine] if isinstance(message, wire.Submit)]

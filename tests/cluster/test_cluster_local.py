@@ -16,7 +16,7 @@ import psutil
 import pytest
 from engine_builders import BUILDER, make_options, make_request
 
-from shoal.cluster.backends.interface import Beat, EngineConfig, Exited, Loaded, Loading, Worked
+from shoal.cluster.backends.interface import EngineConfig, Exited, Heartbeat, Loaded, Loading, ProcessUsage
 from shoal.cluster.backends.local import LocalBackend
 from shoal.cluster.node.folder import SOCKET, NodeFolder, folder_path
 from shoal.core import ConfigError, EngineDied
@@ -107,7 +107,7 @@ def test_an_engine_is_started_heard_and_used():
             assert loaded.info.services["a"].decode_s > 0.004
             assert psutil.Process(loaded.pid).cmdline()[-1] == "shoal.engine"
             assert (await watched.until(Loading)).what.startswith("loading fake")
-            await watched.until(Beat)
+            await watched.until(Heartbeat)
             messages = []
             channel = EngineConnection(loaded.endpoint, "s", messages.append)
             channel.send(wire.Submit.from_requests([make_request("s-1-0#1")]))
@@ -115,12 +115,12 @@ def test_an_engine_is_started_heard_and_used():
                 while not messages or messages[-1].events[-1].finish is None:
                     await asyncio.sleep(0.01)
             channel.close()
-            seen = len([event for event in watched.events if isinstance(event, Beat)])
+            seen = len([event for event in watched.events if isinstance(event, Heartbeat)])
             async with asyncio.timeout(TIMEOUT_S):
-                while len([event for event in watched.events if isinstance(event, Beat)]) < seen + 3:
+                while len([event for event in watched.events if isinstance(event, Heartbeat)]) < seen + 3:
                     await asyncio.sleep(0.01)
-            assert {event.hung for event in watched.events if isinstance(event, Beat)} == {""}
-            assert {event.pid for event in watched.events if isinstance(event, Beat)} == {loaded.pid}
+            assert {event.hung for event in watched.events if isinstance(event, Heartbeat)} == {""}
+            assert {event.pid for event in watched.events if isinstance(event, Heartbeat)} == {loaded.pid}
             node = psutil.Process(loaded.pid).parent()
             assert os.getsid(node.pid) == os.getsid(loaded.pid) == node.pid
             for number in (
@@ -132,7 +132,7 @@ def test_an_engine_is_started_heard_and_used():
                     os.kill(pid, number)
             await asyncio.sleep(0.2)
             watched.events.clear()
-            await watched.until(Beat)
+            await watched.until(Heartbeat)
         assert not [event for event in watched.events if isinstance(event, Exited)]
 
     run(scenario)
@@ -180,8 +180,8 @@ def test_a_stopped_engine_is_silent_and_can_be_killed():
             os.kill(loaded.pid, signal.SIGSTOP)
             await asyncio.sleep(0.3)
             watched.events.clear()
-            await watched.until(Beat, "other")
-            assert {type(event) for event in watched.events if event.engine == "e"} <= {Worked}
+            await watched.until(Heartbeat, "other")
+            assert {type(event) for event in watched.events if event.engine == "e"} <= {ProcessUsage}
             watched.backend.kill_engine("e", 1)
             assert "SIGKILL" in (await watched.until(Exited)).reason
 
@@ -363,7 +363,7 @@ def test_another_server_finds_the_engines_and_none_of_the_old_requests(left_behi
                 service = stats[-1].services["a"]
                 assert (service.running, service.waiting, service.live_blocks) == (0, 0, 0)
                 assert service.cancelled == 9
-                await watched.until(Beat, engine, found[engine].incarnation)
+                await watched.until(Heartbeat, engine, found[engine].incarnation)
             assert found["g"].loaded is None
             assert (await watched.until(Loaded, "g")).pid == found["g"].pid
             watched.backend.kill_engine("f", 3)

@@ -7,7 +7,7 @@ from manager_builders import SECOND, Bench, dispatched
 
 from hypothesis_profiles import examples
 from shoal.cluster.manager.dispatch import DISPATCHES, dispatch_named
-from shoal.cluster.manager.engine_load import INDEXED_BLOCKS, EngineLoad, Newcomer
+from shoal.cluster.manager.engine_load import INDEXED_BLOCKS, EngineLoad, UnassignedRequest
 from shoal.cluster.manager.events import ServiceSpeed, Submitted
 from shoal.cluster.manager.expected_lengths import UNKNOWN_TOKENS, ExpectedLengths
 from shoal.core import ConfigError
@@ -15,7 +15,7 @@ from shoal.core import ConfigError
 FAST, SLOW = ServiceSpeed(0.001, 0.01), ServiceSpeed(0.004, 0.04)
 
 
-def newcomer(
+def unassigned(
     request: str = "new",
     *,
     service: str = "a",
@@ -24,13 +24,13 @@ def newcomer(
     choices: int = 1,
     prefix: tuple[int, ...] = (),
     now_ns: int = 0,
-) -> Newcomer:
+) -> UnassignedRequest:
     call = Submitted(request, service, prompt, 1000, choices, prefix)
-    return Newcomer(call, tokens, turn=0, now_ns=now_ns)
+    return UnassignedRequest(call, tokens, turn=0, now_ns=now_ns)
 
 
 def load(
-    *held: Newcomer, speed: ServiceSpeed = FAST, name: str = "e", kv_tokens: int | None = None
+    *held: UnassignedRequest, speed: ServiceSpeed = FAST, name: str = "e", kv_tokens: int | None = None
 ) -> EngineLoad:
     engine = EngineLoad(name, indexes_prefixes=True)
     engine.kv_tokens = {} if kv_tokens is None else {"a": kv_tokens, "b": 2 * kv_tokens}
@@ -40,7 +40,7 @@ def load(
     return engine
 
 
-def chosen(dispatch: str, new: Newcomer, *engines: EngineLoad) -> int:
+def chosen(dispatch: str, new: UnassignedRequest, *engines: EngineLoad) -> int:
     return engines.index(DISPATCHES[dispatch].choose(new, engines))
 
 
@@ -59,26 +59,26 @@ def test_round_robin_takes_turns_by_service() -> None:
 
 @pytest.mark.parametrize("dispatch", ["least-requests", "least-loaded"])
 def test_least_requests_counts_choices(dispatch: str) -> None:
-    two, one = load(newcomer("x", choices=2)), load(newcomer("y"))
-    assert chosen(dispatch, newcomer(), two, one) == 1
+    two, one = load(unassigned("x", choices=2)), load(unassigned("y"))
+    assert chosen(dispatch, unassigned(), two, one) == 1
     two.remove("x")
-    assert chosen(dispatch, newcomer(), two, one) == 0
-    assert chosen(dispatch, newcomer(), one, load(newcomer("z"))) == 0
+    assert chosen(dispatch, unassigned(), two, one) == 0
+    assert chosen(dispatch, unassigned(), one, load(unassigned("z"))) == 0
 
 
 def test_max_min_takes_the_least_sum_of_estimated_times() -> None:
-    many = load(*(newcomer(f"s{number}", prompt=10, tokens=5) for number in range(5)))
-    long = load(newcomer("l", prompt=1000, tokens=400))
-    assert chosen("max-min", newcomer(), many, long) == 0
+    many = load(*(unassigned(f"s{number}", prompt=10, tokens=5) for number in range(5)))
+    long = load(unassigned("l", prompt=1000, tokens=400))
+    assert chosen("max-min", unassigned(), many, long) == 0
     long.remove("l")
-    assert chosen("max-min", newcomer(), many, long) == 1
+    assert chosen("max-min", unassigned(), many, long) == 1
 
 
 def test_max_min_prefers_faster_engines_as_far_as_that_pays() -> None:
     fast, slow = load(speed=FAST), load(speed=SLOW)
     counts = [0, 0]
     for number in range(50):
-        new = newcomer(f"r{number}")
+        new = unassigned(f"r{number}")
         at = chosen("max-min", new, slow, fast)
         counts[at] += 1
         (slow, fast)[at].add(new)
@@ -91,7 +91,7 @@ def test_an_engine_with_little_memory_gets_as_much_as_it_has_room_for(dispatch: 
     small, large = load(kv_tokens=320, name="small"), load(kv_tokens=16 * 320, name="large")
     counts = [0, 0]
     for number in range(51):
-        new = newcomer(f"r{number}")
+        new = unassigned(f"r{number}")
         at = chosen(dispatch, new, small, large)
         counts[at] += 1
         (small, large)[at].add(new)
@@ -102,9 +102,9 @@ def test_an_engine_with_little_memory_gets_as_much_as_it_has_room_for(dispatch: 
 
 
 def test_what_a_request_takes_of_the_memory_follows_from_its_service_and_choices() -> None:
-    engine = load(newcomer("x", prompt=100, tokens=50, choices=3), kv_tokens=1000)
+    engine = load(unassigned("x", prompt=100, tokens=50, choices=3), kv_tokens=1000)
     assert engine.filled == 250_000
-    engine.add(newcomer("y", service="b", prompt=100, tokens=50))
+    engine.add(unassigned("y", service="b", prompt=100, tokens=50))
     assert engine.filled == 325_000
     engine.remove("x")
     engine.remove("y")
@@ -112,17 +112,18 @@ def test_what_a_request_takes_of_the_memory_follows_from_its_service_and_choices
 
 
 def test_prefix_leaves_an_engine_whose_memory_is_too_small_where_another_has_enough() -> None:
-    new = newcomer(prefix=(1, 2, 3))
-    cached = load(newcomer("x", prefix=(1, 2, 3)), kv_tokens=200)
+    new = unassigned(prefix=(1, 2, 3))
+    cached = load(unassigned("x", prefix=(1, 2, 3)), kv_tokens=200)
     assert chosen("prefix", new, load(kv_tokens=200), cached) == 0
     assert chosen("prefix", new, load(kv_tokens=100), cached) == 1, "both are too small, as much"
     assert (
-        chosen("prefix", new, load(kv_tokens=200), load(newcomer("x", prefix=(1, 2, 3)), kv_tokens=240)) == 1
+        chosen("prefix", new, load(kv_tokens=200), load(unassigned("x", prefix=(1, 2, 3)), kv_tokens=240))
+        == 1
     )
 
 
 def test_the_time_of_a_request_is_that_of_its_prompt_and_all_its_choices() -> None:
-    engine = load(newcomer(prompt=100, tokens=50, choices=3))
+    engine = load(unassigned(prompt=100, tokens=50, choices=3))
     assert engine.remaining_ns == pytest.approx((0.1 + 1.5) * SECOND)
     assert engine.unfinished == 3
     engine.remove("new")
@@ -131,15 +132,15 @@ def test_the_time_of_a_request_is_that_of_its_prompt_and_all_its_choices() -> No
 
 def test_forecast_takes_the_engine_with_the_lowest_peak() -> None:
     # Both hold as many requests and tokens, but those of the second will have ended soon.
-    staying = load(*(newcomer(f"x{number}", prompt=500, tokens=400) for number in range(2)))
-    leaving = load(*(newcomer(f"y{number}", prompt=500, tokens=10) for number in range(2)))
-    assert chosen("forecast", newcomer(tokens=100), staying, leaving) == 1
+    staying = load(*(unassigned(f"x{number}", prompt=500, tokens=400) for number in range(2)))
+    leaving = load(*(unassigned(f"y{number}", prompt=500, tokens=10) for number in range(2)))
+    assert chosen("forecast", unassigned(tokens=100), staying, leaving) == 1
 
 
 def test_a_forecast_knows_progress_from_the_time_that_passed() -> None:
-    engine = load(newcomer("x", prompt=100, tokens=50))
+    engine = load(unassigned("x", prompt=100, tokens=50))
     # 0.1 s of prefill, then a token each 0.01 s: 20 tokens are there, and 30 more to come.
-    new = newcomer(prompt=10, tokens=10, now_ns=round(0.3 * SECOND))
+    new = unassigned(prompt=10, tokens=10, now_ns=round(0.3 * SECOND))
     assert engine.peak_share(new) == max(120 + 10 + 2 * 10, 120 + 30)
     # However late it is, an unfinished request has a token to come.
     assert engine.peak_share(new._replace(now_ns=9 * SECOND)) == max(149 + 1 + 10 + 1, 10 + 10)
@@ -151,8 +152,8 @@ def test_a_forecast_knows_progress_from_the_time_that_passed() -> None:
 )
 @settings(max_examples=examples(100))
 def test_a_forecast_is_the_most_tokens_at_any_time(held: list[tuple[int, int]], service: str) -> None:
-    held_by = [newcomer(f"r{at}", prompt=prompt, tokens=tokens) for at, (prompt, tokens) in enumerate(held)]
-    new = newcomer(service=service, prompt=20, tokens=30)
+    held_by = [unassigned(f"r{at}", prompt=prompt, tokens=tokens) for at, (prompt, tokens) in enumerate(held)]
+    new = unassigned(service=service, prompt=20, tokens=30)
     peaks = []
     for each in "ab":
         rows = [(one.call.prompt_tokens, one.tokens) for one in (*held_by, new) if one.call.service == each]
@@ -163,33 +164,33 @@ def test_a_forecast_is_the_most_tokens_at_any_time(held: list[tuple[int, int]], 
 
 
 def test_prefix_takes_the_engine_that_has_seen_most_of_the_prompt() -> None:
-    other = newcomer("x", prefix=(9, 2, 3))
-    first, second = load(newcomer("y", prefix=(1,))), load(newcomer("z", prefix=(1, 2, 4)))
+    other = unassigned("x", prefix=(9, 2, 3))
+    first, second = load(unassigned("y", prefix=(1,))), load(unassigned("z", prefix=(1, 2, 4)))
     third = load(other)
-    new = newcomer(prefix=(1, 2, 3))
+    new = unassigned(prefix=(1, 2, 3))
     assert [each.cached_blocks(new.call.prefix) for each in (first, second, third)] == [1, 2, 0]
     assert chosen("prefix", new, first, second, third) == 1
 
 
 def test_prefix_leaves_an_engine_that_has_too_much_to_do() -> None:
-    new = newcomer(prefix=(1, 2, 3))
-    idle, cached = load(), load(newcomer("x", prefix=(1, 2, 3)))
+    new = unassigned(prefix=(1, 2, 3))
+    idle, cached = load(), load(unassigned("x", prefix=(1, 2, 3)))
     assert chosen("prefix", new, idle, cached) == 1
     for number in range(5):
-        cached.add(newcomer(f"y{number}", prefix=(1, 2, 3)))
+        cached.add(unassigned(f"y{number}", prefix=(1, 2, 3)))
     assert chosen("prefix", new, idle, cached) == 0
 
 
 def test_prefix_without_hashes_is_max_min() -> None:
-    busy = load(newcomer("x"))
-    assert chosen("prefix", newcomer(), busy, load()) == 1
+    busy = load(unassigned("x"))
+    assert chosen("prefix", unassigned(), busy, load()) == 1
 
 
 def test_the_index_forgets_what_was_sent_long_ago_and_the_ends_of_prompts_first() -> None:
-    engine = load(newcomer("old", prefix=(-1, -2, -3)))
-    engine.add(newcomer("new", prefix=tuple(range(INDEXED_BLOCKS - 1))))
+    engine = load(unassigned("old", prefix=(-1, -2, -3)))
+    engine.add(unassigned("new", prefix=tuple(range(INDEXED_BLOCKS - 1))))
     assert engine.cached_blocks((-1, -2, -3)) == 1
-    engine.add(newcomer("newer", prefix=(-9,)))
+    engine.add(unassigned("newer", prefix=(-9,)))
     assert engine.cached_blocks((-1, -2, -3)) == 0
     assert engine.cached_blocks(tuple(range(INDEXED_BLOCKS))) == INDEXED_BLOCKS - 1
 

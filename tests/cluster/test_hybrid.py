@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypothesis_profiles import examples
-from shoal.cluster.manager.events import MoveMethod
-from shoal.cluster.packing import EpochSpending, MoveBudgets, WantedMove, choose_methods
+from shoal.cluster.manager.events import MigrationMethod
+from shoal.cluster.packing import EpochSpending, MigrationBudgets, MigrationCandidate, choose_methods
 from shoal.core import ConfigError
 
 HOSTS = {"a": "x", "b": "x", "c": "y", "d": "z"}
-LIVE, TOKENS = MoveMethod.LIVE, MoveMethod.TOKENS
+LIVE, TOKENS = MigrationMethod.LIVE, MigrationMethod.TOKENS
 
 budgets = st.one_of(st.none(), st.integers(0, 12))
 pairs = st.permutations(sorted(HOSTS)).map(lambda names: names[:2])
@@ -26,24 +26,24 @@ def want(
     tokens: int = 2,
     *,
     relieves: bool = False,
-    moves_kv: bool = True,
-) -> WantedMove:
-    return WantedMove(
+    kv_transferable: bool = True,
+) -> MigrationCandidate:
+    return MigrationCandidate(
         request=request,
         source=path[0],
         target=path[1],
         kv_bytes=kv_bytes,
         tokens=tokens,
         relieves=relieves,
-        moves_kv=moves_kv,
+        kv_transferable=kv_transferable,
         hosts=(HOSTS[path[0]], HOSTS[path[1]]),
     )
 
 
 wanted_moves = st.lists(
     st.builds(
-        lambda pair, kv_bytes, tokens, relieves, moves_kv: want(
-            "", "".join(pair), kv_bytes, tokens, relieves=relieves, moves_kv=moves_kv
+        lambda pair, kv_bytes, tokens, relieves, kv_transferable: want(
+            "", "".join(pair), kv_bytes, tokens, relieves=relieves, kv_transferable=kv_transferable
         ),
         pairs,
         st.integers(0, 6),
@@ -60,14 +60,14 @@ wanted_moves = st.lists(
             move.kv_bytes,
             move.tokens,
             relieves=move.relieves,
-            moves_kv=move.moves_kv,
+            kv_transferable=move.kv_transferable,
         )
         for number, move in enumerate(moves)
     ]
 )
 
 
-def overspent(moves: Sequence[tuple[WantedMove, MoveMethod]], limits: MoveBudgets) -> bool:
+def overspent(moves: Sequence[tuple[MigrationCandidate, MigrationMethod]], limits: MigrationBudgets) -> bool:
     """Whether moves by these methods exceed a budget: counted link by link, from the whole list."""
     engines: Counter[str] = Counter()
     hosts: Counter[str] = Counter()
@@ -88,15 +88,15 @@ def overspent(moves: Sequence[tuple[WantedMove, MoveMethod]], limits: MoveBudget
 @given(wanted=wanted_moves, engine=budgets, host=budgets, prefill=budgets)
 @settings(max_examples=examples(400))
 def test_each_move_takes_the_first_method_that_fits_behind_those_that_go_first(
-    wanted: list[WantedMove], engine: int | None, host: int | None, prefill: int | None
+    wanted: list[MigrationCandidate], engine: int | None, host: int | None, prefill: int | None
 ) -> None:
-    limits = MoveBudgets(engine, host, prefill)
+    limits = MigrationBudgets(engine, host, prefill)
     chosen = choose_methods(wanted, EpochSpending(limits))
     assert chosen == choose_methods(wanted, EpochSpending(limits))
     by_rank = [move for move in wanted if move.relieves] + [move for move in wanted if not move.relieves]
-    before: list[tuple[WantedMove, MoveMethod]] = []
+    before: list[tuple[MigrationCandidate, MigrationMethod]] = []
     for move in by_rank:
-        methods = [LIVE, TOKENS] if move.moves_kv else [TOKENS]
+        methods = [LIVE, TOKENS] if move.kv_transferable else [TOKENS]
         fitting = [method for method in methods if not overspent([*before, (move, method)], limits)]
         assert chosen.get(move.request) == (fitting[0] if fitting else None)
         if fitting:
@@ -106,7 +106,7 @@ def test_each_move_takes_the_first_method_that_fits_behind_those_that_go_first(
 
 
 def test_kv_goes_while_every_link_of_the_path_takes_it_then_tokens_then_nothing() -> None:
-    spending = EpochSpending(MoveBudgets(8, None, 3))
+    spending = EpochSpending(MigrationBudgets(8, None, 3))
     wanted = [want(f"r{number}", "ab") for number in range(5)]
     assert choose_methods(wanted, spending) == {"r0": LIVE, "r1": LIVE, "r2": TOKENS}
     # What is left at the destination of others is not theirs.
@@ -115,7 +115,7 @@ def test_kv_goes_while_every_link_of_the_path_takes_it_then_tokens_then_nothing(
 
 
 def test_links_between_hosts_are_spent_only_between_hosts() -> None:
-    spending = EpochSpending(MoveBudgets(host_bytes=4, prefill_tokens=0))
+    spending = EpochSpending(MigrationBudgets(host_bytes=4, prefill_tokens=0))
     assert [spending.choose(want(path=path)) for path in ("ab", "ab", "ac", "bd", "ab", "cd")] == [
         LIVE,
         LIVE,
@@ -128,17 +128,17 @@ def test_links_between_hosts_are_spent_only_between_hosts() -> None:
 
 def test_who_relieves_an_engine_goes_first_and_small_ones_pass_large_ones() -> None:
     wanted = [want("early", kv_bytes=3), want("large", kv_bytes=6), want("relief", kv_bytes=5, relieves=True)]
-    chosen = choose_methods(wanted, EpochSpending(MoveBudgets(8, None, 0)))
+    chosen = choose_methods(wanted, EpochSpending(MigrationBudgets(8, None, 0)))
     assert chosen == {"relief": LIVE, "early": LIVE}
 
 
 def test_without_budgets_everything_moves_with_its_kv_if_that_can_be_moved() -> None:
-    wanted = [want("kv", kv_bytes=1 << 60), want("tokens", tokens=1 << 60, moves_kv=False)]
-    chosen = choose_methods(wanted, EpochSpending(MoveBudgets()))
+    wanted = [want("kv", kv_bytes=1 << 60), want("tokens", tokens=1 << 60, kv_transferable=False)]
+    chosen = choose_methods(wanted, EpochSpending(MigrationBudgets()))
     assert chosen == {"kv": LIVE, "tokens": TOKENS}
 
 
 @pytest.mark.parametrize("limits", [(-1, None, None), (None, -1, None), (None, None, -1)])
 def test_budgets_below_nothing_are_refused(limits: tuple[int | None, int | None, int | None]) -> None:
     with pytest.raises(ConfigError, match="0 or more"):
-        MoveBudgets(*limits)
+        MigrationBudgets(*limits)

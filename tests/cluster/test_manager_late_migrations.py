@@ -7,19 +7,19 @@ from shoal.cluster.manager.actions import (
     Dispatch,
     Drop,
     Export,
-    MoveEnded,
-    MoveOutcome,
+    MigrationEnded,
+    MigrationOutcome,
     Release,
     Reserve,
 )
 from shoal.cluster.manager.events import (
     EngineAdded,
     EngineReady,
-    MoveFailed,
-    MoveMethod,
-    MoveReserved,
-    MoveStopped,
-    MoveWanted,
+    MigrationFailed,
+    MigrationMethod,
+    MigrationReserved,
+    MigrationStopped,
+    MigrationWanted,
 )
 
 BEATING = (("e0", 1), ("e1", 1))
@@ -29,14 +29,14 @@ def bench_committing() -> tuple[Bench, str]:
     """A request that e1 is to run from now on, and e0 keeps; the migration's id."""
     bench = Bench()
     for engine in ("e0", "e1"):
-        bench.tell(EngineAdded(engine, ("a",)))
-        bench.tell(EngineReady(engine, 1, {"a": SPEED}, {"a": "format"}))
+        bench.emit(EngineAdded(engine, ("a",)))
+        bench.emit(EngineReady(engine, 1, {"a": SPEED}, {"a": "format"}))
     bench.submit("r")
-    [reserve] = bench.tell(MoveWanted("r", "e1", MoveMethod.LIVE))
+    [reserve] = bench.emit(MigrationWanted("r", "e1", MigrationMethod.LIVE))
     assert isinstance(reserve, Reserve)
-    [export] = bench.tell(MoveReserved(reserve.migration))
+    [export] = bench.emit(MigrationReserved(reserve.migration))
     assert isinstance(export, Export)
-    [commit] = bench.tell(MoveStopped(reserve.migration))
+    [commit] = bench.emit(MigrationStopped(reserve.migration))
     assert isinstance(commit, Commit)
     return bench, reserve.migration
 
@@ -56,13 +56,13 @@ def test_a_copy_is_not_kept_for_ever_where_the_request_waits() -> None:
     assert leases(bench) == [0, 0]
     assert bench.wait(5, *BEATING) == [drop]
     [ended] = bench.progress("r")
-    assert isinstance(ended, MoveEnded)
-    assert ended.outcome is MoveOutcome.DONE
+    assert isinstance(ended, MigrationEnded)
+    assert ended.outcome is MigrationOutcome.DONE
 
 
 def test_a_request_whose_copy_is_given_up_goes_on_from_its_tokens() -> None:
     bench, migration = bench_committing()
     bench.wait(11, *BEATING)
-    actions = bench.tell(MoveFailed(migration, "it was dropped"))
+    actions = bench.emit(MigrationFailed(migration, "it was dropped"))
     assert actions[-1] == Dispatch("r", actions[-1].engine, 1, 3)
     assert bench.manager.owner("r") is not None

@@ -10,8 +10,8 @@ from shoal.cluster.manager.actions import (
     Dispatch,
     Drop,
     Export,
-    MoveEnded,
-    MoveOutcome,
+    MigrationEnded,
+    MigrationOutcome,
     Release,
     Reserve,
     Withdraw,
@@ -19,12 +19,12 @@ from shoal.cluster.manager.actions import (
 from shoal.cluster.manager.events import (
     EngineDraining,
     EngineRemoved,
-    MoveDeclined,
-    MoveFailed,
-    MoveMethod,
-    MoveReserved,
-    MoveStopped,
-    MoveWanted,
+    MigrationDeclined,
+    MigrationFailed,
+    MigrationMethod,
+    MigrationReserved,
+    MigrationStopped,
+    MigrationWanted,
 )
 
 
@@ -39,36 +39,36 @@ def moving(answers: int) -> Bench:
     """Request r0 moves from e0 to e1; that many answers have come."""
     bench = bench_of("e0", "e1")
     bench.submit("r0")
-    bench.tell(MoveWanted("r0", "e1", MoveMethod.LIVE))
-    bench.tell(*[MoveReserved("r0m1"), MoveStopped("r0m1")][:answers])
+    bench.emit(MigrationWanted("r0", "e1", MigrationMethod.LIVE))
+    bench.emit(*[MigrationReserved("r0m1"), MigrationStopped("r0m1")][:answers])
     return bench
 
 
-def ends(actions: list[ClusterAction]) -> list[tuple[MoveOutcome, str]]:
-    return [(each.outcome, each.why) for each in actions if isinstance(each, MoveEnded)]
+def ends(actions: list[ClusterAction]) -> list[tuple[MigrationOutcome, str]]:
+    return [(each.outcome, each.why) for each in actions if isinstance(each, MigrationEnded)]
 
 
 def test_a_live_move_step_by_step() -> None:
     bench = bench_of("e0", "e1")
     bench.submit("r0")
-    assert bench.tell(MoveWanted("r0", None, MoveMethod.LIVE)) == [Reserve("r0m1", "r0", "e1")]
+    assert bench.emit(MigrationWanted("r0", None, MigrationMethod.LIVE)) == [Reserve("r0m1", "r0", "e1")]
     assert [engine.leases for engine in bench.manager.engines] == [0, 1]
-    assert bench.tell(MoveReserved("r0m1")) == [Export("r0m1", "r0", "e0", "e1", live=True)]
+    assert bench.emit(MigrationReserved("r0m1")) == [Export("r0m1", "r0", "e0", "e1", live=True)]
     assert bench.manager.owner("r0") == "e0"
-    assert bench.tell(MoveStopped("r0m1")) == [Commit("r0m1", "r0", "e1", 2)]
+    assert bench.emit(MigrationStopped("r0m1")) == [Commit("r0m1", "r0", "e1", 2)]
     assert bench.manager.owner("r0") == "e1"
     assert [engine.leases for engine in bench.manager.engines] == [1, 0]
     release, ended = bench.progress("r0")
     assert release == Release("r0m1", "e0")
-    assert ends([ended]) == [(MoveOutcome.DONE, "")]
+    assert ends([ended]) == [(MigrationOutcome.DONE, "")]
     assert [engine.leases for engine in bench.manager.engines] == [0, 0]
-    assert bench.manager.engines[0].moves == {(MoveMethod.LIVE, MoveOutcome.DONE): 1}
+    assert bench.manager.engines[0].migrations == {(MigrationMethod.LIVE, MigrationOutcome.DONE): 1}
 
 
 def test_the_destination_counts_what_comes_when_others_are_dispatched() -> None:
     bench = bench_of("e0", "e1")
     bench.submit("r0")
-    bench.tell(MoveWanted("r0", "e1", MoveMethod.LIVE))
+    bench.emit(MigrationWanted("r0", "e1", MigrationMethod.LIVE))
     assert dispatched(bench.submit("r1")) == [("r1", "e0", 1)]
     assert dispatched(bench.submit("r2")) == [("r2", "e1", 1)]
 
@@ -79,17 +79,17 @@ def test_a_request_that_ends_is_forgotten_by_both(answers: int) -> None:
     actions = bench.end("r0")
     assert Drop("r0m1", "r0", "e1") in actions
     assert (Release("r0m1", "e0") in actions) is (answers > 0)
-    assert ends(actions) == [(MoveOutcome.ENDED, "")]
+    assert ends(actions) == [(MigrationOutcome.ENDED, "")]
 
 
 def test_a_failed_destination_gives_the_request_back() -> None:
     bench = moving(2)
-    actions = bench.tell(MoveFailed("r0m1", "some of its KV did not come"))
+    actions = bench.emit(MigrationFailed("r0m1", "some of its KV did not come"))
     assert actions[0] == Abort("r0m1", "r0", "e0", 3)
-    assert ends(actions) == [(MoveOutcome.ABORTED, "some of its KV did not come")]
+    assert ends(actions) == [(MigrationOutcome.ABORTED, "some of its KV did not come")]
     assert bench.manager.owner("r0") == "e0"
     # Its KV is not tried again.
-    assert bench.tell(MoveWanted("r0", None, MoveMethod.LIVE)) == [
+    assert bench.emit(MigrationWanted("r0", None, MigrationMethod.LIVE)) == [
         Withdraw("r0"),
         Dispatch("r0", "e1", 1, 4),
     ]
@@ -98,22 +98,22 @@ def test_a_failed_destination_gives_the_request_back() -> None:
 def test_without_source_and_destination_it_goes_on_from_its_tokens() -> None:
     bench = moving(2)
     assert bench.die("e0", 1) == [Drop("r0m1", "r0", "e1")]
-    actions = bench.tell(MoveFailed("r0m1", "dropped"))
+    actions = bench.emit(MigrationFailed("r0m1", "dropped"))
     assert dispatched(actions) == [("r0", "e1", 3)]
     assert actions[0] == Withdraw("r0")
 
 
 def test_a_destination_that_is_removed_gives_the_request_back() -> None:
     bench = moving(2)
-    actions = bench.tell(EngineRemoved("e1"))
+    actions = bench.emit(EngineRemoved("e1"))
     assert Abort("r0m1", "r0", "e0", 3) in actions
     assert bench.manager.owner("r0") == "e0"
 
 
 def test_nothing_is_committed_to_a_destination_that_is_drained_meanwhile() -> None:
     bench = moving(1)
-    bench.tell(EngineDraining("e1"))
-    actions = bench.tell(MoveStopped("r0m1"))
+    bench.emit(EngineDraining("e1"))
+    actions = bench.emit(MigrationStopped("r0m1"))
     assert actions[:2] == [Drop("r0m1", "r0", "e1"), Abort("r0m1", "r0", "e0")]
     assert bench.manager.owner("r0") == "e0"
 
@@ -123,7 +123,7 @@ def test_who_makes_no_progress_is_not_waited_for() -> None:
     assert bench.wait(9.75, ("e0", 1), ("e1", 1)) == []
     actions = bench.wait(0.25, ("e0", 1), ("e1", 1))
     assert actions[:2] == [Drop("r0m1", "r0", "e1"), Abort("r0m1", "r0", "e0")]
-    assert ends(actions) == [(MoveOutcome.ABORTED, "copying for 10 s")]
+    assert ends(actions) == [(MigrationOutcome.ABORTED, "copying for 10 s")]
 
 
 def test_kv_goes_to_an_engine_of_the_same_format_if_there_is_one() -> None:
@@ -135,8 +135,8 @@ def test_kv_goes_to_an_engine_of_the_same_format_if_there_is_one() -> None:
     bench.add("e2")
     bench.submit("r1")
     bench.submit("r2")
-    assert bench.tell(MoveWanted("r0", None, MoveMethod.STOP)) == [Reserve("r0m1", "r0", "e2")]
-    [withdrawn, sent] = bench.tell(MoveWanted("r1", "e0", MoveMethod.STOP))
+    assert bench.emit(MigrationWanted("r0", None, MigrationMethod.STOP)) == [Reserve("r0m1", "r0", "e2")]
+    [withdrawn, sent] = bench.emit(MigrationWanted("r1", "e0", MigrationMethod.STOP))
     assert (withdrawn, sent) == (Withdraw("r1"), Dispatch("r1", "e0", 1, 2))
 
 
@@ -145,13 +145,15 @@ def test_a_drain_moves_four_at_a_time_and_tries_again_a_second_later() -> None:
     for number in range(6):
         bench.submit(f"r{number}")
     bench.add("e1")
-    began = bench.tell(EngineDraining("e0"))
+    began = bench.emit(EngineDraining("e0"))
     assert began == [Reserve(f"r{number}m{number + 1}", f"r{number}", "e1") for number in range(4)]
-    actions = bench.tell(MoveDeclined("r0m1", "there is no room"))
+    actions = bench.emit(MigrationDeclined("r0m1", "there is no room"))
     assert actions == [
-        MoveEnded("r0m1", "r0", "e0", "e1", MoveMethod.LIVE, 0.0, MoveOutcome.ABORTED, "there is no room")
+        MigrationEnded(
+            "r0m1", "r0", "e0", "e1", MigrationMethod.LIVE, 0.0, MigrationOutcome.ABORTED, "there is no room"
+        )
     ]
-    assert ends(bench.tell(MoveDeclined("r3m4", "there is no room")))
+    assert ends(bench.emit(MigrationDeclined("r3m4", "there is no room")))
     assert bench.wait(0.75, ("e0", 1), ("e1", 1)) == []
     again = [Reserve("r0m5", "r0", "e1"), Reserve("r3m6", "r3", "e1")]
     assert bench.wait(0.25, ("e0", 1), ("e1", 1)) == again

@@ -12,25 +12,25 @@ from hypothesis_profiles import examples
 from shoal.cluster.manager import repacking
 from shoal.cluster.manager.actions import ClusterAction, Dispatch, Reserve, UnloadService, Withdraw
 from shoal.cluster.manager.dispatch import PackerDispatch, dispatch_named
-from shoal.cluster.manager.engine_load import EngineLoad, Newcomer
+from shoal.cluster.manager.engine_load import EngineLoad, UnassignedRequest
 from shoal.cluster.manager.events import (
     EngineDraining,
     EpochBegan,
-    MoveCopied,
-    MoveDeclined,
-    MoveFailed,
-    MoveMethod,
-    MoveReserved,
-    MoveStopped,
-    MoveWanted,
+    MigrationCopied,
+    MigrationDeclined,
+    MigrationFailed,
+    MigrationMethod,
+    MigrationReserved,
+    MigrationStopped,
+    MigrationWanted,
     ServicePlaced,
     ServiceUnloaded,
     Submitted,
 )
-from shoal.cluster.manager.packer_chooser import AHEAD_EPOCHS, PackedCalls
+from shoal.cluster.manager.packer_chooser import AHEAD_EPOCHS, PackerChooser
 from shoal.cluster.manager.state import Engine, Residence
 from shoal.cluster.options import ClusterOptions, PackingOptions
-from shoal.cluster.packing import EpochSpending, MoveBudgets, WantedMove, choose_methods
+from shoal.cluster.packing import EpochSpending, MigrationBudgets, MigrationCandidate, choose_methods
 from shoal.cluster.status import EngineState
 from shoal.core import ConfigError
 
@@ -44,7 +44,7 @@ def packing_bench(
     **budgets: int,
 ) -> Bench:
     """Engines that hold ``tokens`` each, and a packer that looks one token ahead."""
-    options = PackingOptions(epoch_s=SPEED.decode_s / AHEAD_EPOCHS, budgets=MoveBudgets(**budgets))
+    options = PackingOptions(epoch_s=SPEED.decode_s / AHEAD_EPOCHS, budgets=MigrationBudgets(**budgets))
     bench = Bench(ClusterOptions(packing=options), dispatch)
     bench.kv_format, bench.kv_tokens = kv_format, {"a": tokens, "b": tokens // 2}
     bench.host = host
@@ -53,7 +53,7 @@ def packing_bench(
 
 
 def epoch(bench: Bench, **tokens: int) -> list[ClusterAction]:
-    return bench.tell(EpochBegan(tokens))
+    return bench.emit(EpochBegan(tokens))
 
 
 def engines_of(actions: Sequence[ClusterAction]) -> dict[str, str]:
@@ -120,7 +120,7 @@ def test_growth_moves_a_request_with_its_kv() -> None:
     assert epoch(bench, r0=1, r1=1) == []
     actions = epoch(bench, r0=7, r1=1)
     assert actions == [Reserve("r1m1", "r1", "e1")]
-    actions = bench.tell(MoveReserved("r1m1"), MoveCopied("r1m1"), MoveStopped("r1m1"))
+    actions = bench.emit(MigrationReserved("r1m1"), MigrationCopied("r1m1"), MigrationStopped("r1m1"))
     assert bench.manager.owner("r1") == "e1"
     assert withdrawals(bench) == {"e0": 0, "e1": 0}
 
@@ -153,12 +153,12 @@ def test_moves_keep_to_their_budgets(budgets: dict[str, int], moves: str) -> Non
     assert epoch(bench, r0=7, r1=1) == (actions if moves == "stays" else [])
 
 
-@pytest.mark.parametrize(("host", "moves"), [("h", True), ("", False)])
-def test_the_budget_of_a_host_is_for_moves_to_others(host: str, moves: bool) -> None:
+@pytest.mark.parametrize(("host", "migrates"), [("h", True), ("", False)])
+def test_the_budget_of_a_host_is_for_moves_to_others(host: str, migrates: bool) -> None:
     bench = packing_bench("e0", "e1", dispatch="mell", host=host, host_bytes=0, prefill_tokens=0)
     place(bench, r0=60, r1=30)
     epoch(bench, r0=1, r1=1)
-    assert epoch(bench, r0=7, r1=1) == ([Reserve("r1m1", "r1", "e1")] if moves else [])
+    assert epoch(bench, r0=7, r1=1) == ([Reserve("r1m1", "r1", "e1")] if migrates else [])
 
 
 @pytest.mark.parametrize(("quiet", "moves"), [(0, {"r2": "e0"}), (4, {"r1": "e0"})])
@@ -191,7 +191,7 @@ def test_a_move_that_was_declined_leaves_the_request_where_it_was() -> None:
     place(bench, r0=60, r1=30)
     epoch(bench, r0=1, r1=1)
     epoch(bench, r0=7, r1=1)
-    bench.tell(MoveDeclined("r1m1", "no room"))
+    bench.emit(MigrationDeclined("r1m1", "no room"))
     assert bench.manager.owner("r1") == "e0"
     # It counts at e0, not at e1.
     assert place(bench, r2=95) == {"r2": "e1"}
@@ -209,7 +209,9 @@ def test_a_request_on_its_way_counts_where_it_goes() -> None:
 def test_moves_that_others_want_are_followed() -> None:
     bench = packing_bench("e0", "e1")
     place(bench, r0=40, r1=40)
-    bench.tell(MoveWanted("r1", "e1", MoveMethod.LIVE), MoveReserved("r1m1"), MoveStopped("r1m1"))
+    bench.emit(
+        MigrationWanted("r1", "e1", MigrationMethod.LIVE), MigrationReserved("r1m1"), MigrationStopped("r1m1")
+    )
     assert bench.manager.owner("r1") == "e1"
     assert place(bench, r2=55, r3=55) == {"r2": "e0", "r3": "e1"}
 
@@ -228,7 +230,7 @@ def test_requests_of_a_dead_engine_go_where_there_is_room() -> None:
 def test_a_drained_engine_gets_nothing_and_its_requests_leave_as_there_is_room() -> None:
     bench = packing_bench("e0", "e1", "e2")
     assert place(bench, r0=30, r1=30, r2=60, r3=60) == {"r0": "e0", "r1": "e0", "r2": "e1", "r3": "e2"}
-    actions = bench.tell(EngineDraining("e0"))
+    actions = bench.emit(EngineDraining("e0"))
     assert [each.engine for each in actions if isinstance(each, Reserve)] == ["e1", "e2"]
     assert place(bench, r4=5) == {"r4": "e1"}
 
@@ -260,11 +262,11 @@ def test_the_choice_is_best_fits_whatever_happened_to_loads(data: st.DataObject)
     engines = {f"e{number}": _engine(f"e{number}", data) for number in range(3)}
     dispatch = dispatch_named("best-fit")
     assert isinstance(dispatch, PackerDispatch)
-    packed = PackedCalls(dispatch.packer(), engines, epoch_s=SPEED.decode_s / AHEAD_EPOCHS)
+    packed = PackerChooser(dispatch.packer(), engines, epoch_s=SPEED.decode_s / AHEAD_EPOCHS)
     sizes: dict[str, int] = {}
     for number in range(data.draw(st.integers(1, 25))):
         size = data.draw(st.integers(1, 60))
-        new = _newcomer(f"r{number}", size)
+        new = _unassigned(f"r{number}", size)
         sizes[new.call.request] = size + 1
         chosen = packed.choose(new, [engine.load for engine in engines.values()])
         free = {name: engine.kv_bytes - _used(engine, sizes) for name, engine in engines.items()}
@@ -289,8 +291,8 @@ def _engine(name: str, data: st.DataObject) -> Engine:
     return engine
 
 
-def _newcomer(request: str, prompt: int) -> Newcomer:
-    return Newcomer(Submitted(request, "a", prompt, 100), 1, turn=0, now_ns=0)
+def _unassigned(request: str, prompt: int) -> UnassignedRequest:
+    return UnassignedRequest(Submitted(request, "a", prompt, 100), 1, turn=0, now_ns=0)
 
 
 def _used(engine: Engine, sizes: dict[str, int]) -> int:
@@ -304,7 +306,7 @@ def _change(request: str, engines: dict[str, Engine], sizes: dict[str, int], dat
         engine.load.remove(request)
     if holders and data.draw(st.booleans()):
         target = data.draw(st.sampled_from(sorted(engines)))
-        engines[target].load.add(_newcomer(request, sizes[request] - 1))
+        engines[target].load.add(_unassigned(request, sizes[request] - 1))
 
 
 # What a reading of the code found
@@ -330,13 +332,13 @@ def test_two_decisions_of_one_event_may_be_about_one_request(dispatch: str) -> N
 
 def test_a_service_that_is_unloaded_gets_no_request() -> None:
     bench = packing_bench("e0")
-    bench.tell(ServicePlaced("a", ("e0",), 5.0))
+    bench.emit(ServicePlaced("a", ("e0",), 5.0))
     place(bench, r0=10)
     bench.end("r0")
     while not any(isinstance(each, UnloadService) for each in bench.wait(0.25, ("e0", 1))):
         pass
     assert place(bench, r1=10) == {}
-    bench.tell(ServiceUnloaded("e0", 1, "a"))
+    bench.emit(ServiceUnloaded("e0", 1, "a"))
     assert place(bench, r2=10) == {}
     assert epoch(bench, r1=0, r2=0) == []
     assert bench.manager.waiting("a") == 2
@@ -388,7 +390,7 @@ def test_kv_that_was_lost_is_not_sent_again_but_budgeted_as_tokens() -> None:
     place(bench, r0=60, r1=30)
     epoch(bench, r0=1, r1=1)
     epoch(bench, r0=7, r1=1)
-    bench.tell(MoveReserved("r1m1"), MoveStopped("r1m1"), MoveFailed("r1m1", "lost"))
+    bench.emit(MigrationReserved("r1m1"), MigrationStopped("r1m1"), MigrationFailed("r1m1", "lost"))
     assert bench.manager.owner("r1") == "e0"
     later = [each for tokens in range(8, 16) for each in epoch(bench, r0=tokens, r1=1)]
     assert not any(isinstance(each, Withdraw) and each.request == "r1" for each in later)
@@ -399,15 +401,15 @@ def test_another_relieves_an_engine_where_the_first_was_declined() -> None:
     place(bench, r0=60, r1=30)
     epoch(bench, r0=1, r1=1)
     epoch(bench, r0=7, r1=1)
-    bench.tell(MoveDeclined("r1m1", "no room"))
+    bench.emit(MigrationDeclined("r1m1", "no room"))
     moves = [each for each in epoch(bench, r0=8, r1=1) if isinstance(each, Reserve)]
     assert [each.request for each in moves] == ["r0"]
 
 
 def test_an_engine_that_has_room_again_is_not_relieved_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[WantedMove] = []
+    told: list[MigrationCandidate] = []
 
-    def note(wanted: Sequence[WantedMove], spending: EpochSpending) -> dict[str, MoveMethod]:
+    def note(wanted: Sequence[MigrationCandidate], spending: EpochSpending) -> dict[str, MigrationMethod]:
         told.extend(wanted)
         return choose_methods(wanted, spending)
 

@@ -18,8 +18,8 @@ from shoal.cluster.manager.actions import (
     Dispatch,
     Export,
     KillEngine,
-    MoveEnded,
-    MoveOutcome,
+    MigrationEnded,
+    MigrationOutcome,
     RefusalKind,
     Refuse,
     Release,
@@ -33,31 +33,31 @@ from shoal.cluster.manager.events import (
     ClusterEvent,
     Ended,
     EngineAdded,
-    EngineBeat,
     EngineDraining,
     EngineEnded,
     EngineFound,
+    EngineHeartbeat,
     EngineLoading,
+    EngineProcessUsage,
     EngineReady,
     EngineRemoved,
     EngineUndrained,
-    EngineWorked,
     EpochBegan,
-    MoveCopied,
-    MoveDeclined,
-    MoveFailed,
-    MoveMethod,
-    MoveNotExported,
-    MoveReserved,
-    MoveStopped,
-    MoveWanted,
+    MigrationCopied,
+    MigrationDeclined,
+    MigrationFailed,
+    MigrationMethod,
+    MigrationNotExported,
+    MigrationReserved,
+    MigrationStopped,
+    MigrationWanted,
     Progressed,
     Submitted,
     Ticked,
 )
 from shoal.cluster.manager.manager import Manager
 from shoal.cluster.options import ClusterOptions, PackingOptions, RestartOptions
-from shoal.cluster.packing import PACKERS, MoveBudgets
+from shoal.cluster.packing import PACKERS, MigrationBudgets
 
 SERVICES = {"e0": ("a", "b"), "e1": ("a", "b"), "e2": ("a",), "e3": ("b",)}
 KV_FORMATS = {"e0": {"a": "x", "b": "x"}, "e1": {"a": "x", "b": "y"}, "e2": {"a": "x"}, "e3": {"b": "x"}}
@@ -127,7 +127,7 @@ class ManagerMachine(RuleBasedStateMachine):
     )
     def begin(self, dispatch: str, budgets: list[int | None]) -> None:
         self.packs = dispatch in PACKERS
-        packing = PackingOptions(budgets=MoveBudgets(engine_bytes=budgets[0], prefill_tokens=budgets[1]))
+        packing = PackingOptions(budgets=MigrationBudgets(engine_bytes=budgets[0], prefill_tokens=budgets[1]))
         options = ClusterOptions(dispatch=dispatch, packing=packing, **OPTIONS)  # type: ignore[arg-type]
         self.manager = Manager(options, dispatch_named(dispatch))
         self.log = io.BytesIO()
@@ -140,12 +140,12 @@ class ManagerMachine(RuleBasedStateMachine):
         self.known: set[str] = set()
         """Engines that said how large they are."""
         self.messages: list[ClusterEvent] = []
-        self.moves: dict[str, ModelMove] = {}
+        self.migrations: dict[str, ModelMove] = {}
         self.begun: set[str] = set()
         self.numbers = 0
-        self.tell(Ticked())
+        self.emit(Ticked())
         for engine in ("e0", "e2"):
-            self.tell(EngineAdded(engine, SERVICES[engine]))
+            self.emit(EngineAdded(engine, SERVICES[engine]))
 
     # What happens
 
@@ -157,17 +157,17 @@ class ManagerMachine(RuleBasedStateMachine):
     def administer(self, engine: str, change: str, ahead: int) -> None:
         """An operator changes which engines are wanted; an engine may be found that nobody stopped."""
         if change == "add":
-            self.tell(EngineAdded(engine, SERVICES[engine]))
+            self.emit(EngineAdded(engine, SERVICES[engine]))
         elif change == "find" and engine not in self.engines:
             self.find(engine, self.last[engine] + ahead)
         elif change == "drain":
             if engine in self.engines:
                 self.engines[engine].draining = True
-            self.tell(EngineDraining(engine))
+            self.emit(EngineDraining(engine))
         elif change == "undrain":
             if engine in self.engines:
                 self.engines[engine].draining = False
-            self.tell(EngineUndrained(engine))
+            self.emit(EngineUndrained(engine))
         elif change == "remove":
             self.remove(engine)
 
@@ -183,7 +183,7 @@ class ManagerMachine(RuleBasedStateMachine):
         prompt = 10 * choices
         self.requests[name] = ModelRequest(service, prompt + most, waits_since_ns=self.now_ns)
         told = Submitted(name, service, prompt, most, choices, (family, 10 + self.numbers))
-        self.tell(told)
+        self.emit(told)
         assert self.manager.handle(told, self.now_ns) == []
 
     @precondition(lambda self: self.requests)
@@ -192,9 +192,9 @@ class ManagerMachine(RuleBasedStateMachine):
         request = data.draw(st.sampled_from(list(self.requests)))
         self.leave(request)
         del self.requests[request]
-        self.tell(Ended(request, output))
-        self.tell(Ended(request, output))
-        self.tell(Progressed(request))
+        self.emit(Ended(request, output))
+        self.emit(Ended(request, output))
+        self.emit(Progressed(request))
 
     @precondition(lambda self: any(each.owner and each.attempt > 1 for each in self.requests.values()))
     @rule(data=st.data())
@@ -206,29 +206,31 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule(
         data=st.data(),
         engine=st.none() | st.sampled_from(sorted(SERVICES)),
-        method=st.sampled_from([MoveMethod.LIVE, MoveMethod.LIVE, MoveMethod.STOP, MoveMethod.TOKENS]),
+        method=st.sampled_from(
+            [MigrationMethod.LIVE, MigrationMethod.LIVE, MigrationMethod.STOP, MigrationMethod.TOKENS]
+        ),
     )
-    def move(self, data: st.DataObject, engine: str | None, method: MoveMethod) -> None:
+    def move(self, data: st.DataObject, engine: str | None, method: MigrationMethod) -> None:
         """A request is to move; its engines say what they say, at any time."""
-        self.tell(MoveWanted(data.draw(st.sampled_from(list(self.requests))), engine, method))
+        self.emit(MigrationWanted(data.draw(st.sampled_from(list(self.requests))), engine, method))
 
     @precondition(lambda self: any(each.owner for each in self.requests.values()))
     @rule(data=st.data(), answers=st.integers(0, 3), comes=st.sampled_from(["nothing", "token", "failure"]))
     def move_far(self, data: st.DataObject, answers: int, comes: str) -> None:
         """A request moves without delay, up to some point."""
         request = data.draw(st.sampled_from([name for name, each in self.requests.items() if each.owner]))
-        self.tell(MoveWanted(request, None, MoveMethod.LIVE))
-        for migration in [name for name, move in self.moves.items() if move.request == request]:
-            for answer in (MoveReserved, MoveCopied, MoveStopped)[:answers]:
-                self.tell(answer(migration))
+        self.emit(MigrationWanted(request, None, MigrationMethod.LIVE))
+        for migration in [name for name, move in self.migrations.items() if move.request == request]:
+            for answer in (MigrationReserved, MigrationCopied, MigrationStopped)[:answers]:
+                self.emit(answer(migration))
             if answers == 3 and comes == "token" and self.requests[request].attempt > 1:
                 self.progressed(request)
             elif comes == "failure":
-                self.tell(MoveFailed(migration, "some of its KV was lost"))
+                self.emit(MigrationFailed(migration, "some of its KV was lost"))
 
     @rule(tokens=st.lists(st.integers(0, 25), max_size=12))
     def begin_epoch(self, tokens: list[int]) -> None:
-        self.tell(EpochBegan(dict(zip(self.requests, tokens, strict=False))))
+        self.emit(EpochBegan(dict(zip(self.requests, tokens, strict=False))))
 
     @precondition(lambda self: self.messages)
     @rule(data=st.data(), stays=st.booleans())
@@ -241,14 +243,14 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), hung=st.sampled_from(["", "", "", "a step stands still"]))
     def beat(self, data: st.DataObject, hung: str) -> None:
         engine, incarnation = data.draw(st.sampled_from(sorted(self.processes)))
-        self.messages.append(EngineBeat(engine, incarnation, hung))
+        self.messages.append(EngineHeartbeat(engine, incarnation, hung))
 
     @precondition(lambda self: self.processes)
     @rule(data=st.data(), cpu_s=st.sampled_from([0.0, 0.02, 5.0, 1e4]), read_bytes=st.integers(0, 3))
     def work(self, data: st.DataObject, cpu_s: float, read_bytes: int) -> None:
         """What a process uses is seen from outside, and it may tell how far it is with loading."""
         process = data.draw(st.sampled_from(sorted(self.processes)))
-        self.messages.append(EngineWorked(*process, cpu_s, read_bytes))
+        self.messages.append(EngineProcessUsage(*process, cpu_s, read_bytes))
         if data.draw(st.booleans()):
             self.messages.append(EngineLoading(*process, "loading"))
 
@@ -283,13 +285,13 @@ class ManagerMachine(RuleBasedStateMachine):
         for _ in range(quarters):
             self.now_ns += SECOND // 4
             for process in sorted(self.processes) if beats else ():
-                self.tell(EngineBeat(*process))
-            self.tell(Ticked())
+                self.emit(EngineHeartbeat(*process))
+            self.emit(Ticked())
 
     @rule(hours=st.integers(0, 2))
     def sleep(self, hours: int) -> None:
         self.now_ns += hours * 3600 * SECOND
-        self.tell(Ticked())
+        self.emit(Ticked())
 
     # What must be true
 
@@ -313,7 +315,7 @@ class ManagerMachine(RuleBasedStateMachine):
                     able = [name for name in able if KV_TOKENS[name] == largest and self.is_idle(name)]
                 assert each.alone or len(able) <= alone
         for each in self.manager.engines:
-            kept = [move for move in self.moves.values() if move.keeper == each.name]
+            kept = [move for move in self.migrations.values() if move.keeper == each.name]
             assert each.leases == len(kept)
         assert {each.name: each.incarnation for each in self.manager.engines} == {
             name: engine.incarnation for name, engine in self.engines.items()
@@ -324,8 +326,8 @@ class ManagerMachine(RuleBasedStateMachine):
             return
         for engine in SERVICES:
             self.remove(engine)
-            self.tell(EngineAdded(engine, SERVICES[engine]))
-        assert not self.moves
+            self.emit(EngineAdded(engine, SERVICES[engine]))
+        assert not self.migrations
         self.messages.clear()
         for name, each in self.engines.items():
             self.arrive(ready(name, each.incarnation))
@@ -336,7 +338,7 @@ class ManagerMachine(RuleBasedStateMachine):
             request = next(name for name, each in self.requests.items() if each.owner)
             self.leave(request)
             del self.requests[request]
-            self.tell(Ended(request, 3))
+            self.emit(Ended(request, 3))
         assert all(each.owner for each in self.requests.values())
         replay(self.log.getvalue().splitlines(keepends=True))
 
@@ -364,7 +366,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def is_idle(self, engine: str) -> bool:
         """Whether an engine has nothing, and nothing is on its way to it."""
-        kept = any(move.keeper == engine for move in self.moves.values())
+        kept = any(move.keeper == engine for move in self.migrations.values())
         return not self.engines[engine].requests and not kept
 
     def find(self, engine: str, incarnation: int) -> None:
@@ -372,14 +374,14 @@ class ManagerMachine(RuleBasedStateMachine):
         self.messages.append(ready(engine, incarnation))
         self.last[engine] = incarnation
         self.engines[engine] = ModelEngine(incarnation)
-        self.tell(EngineFound(engine, incarnation, SERVICES[engine]))
+        self.emit(EngineFound(engine, incarnation, SERVICES[engine]))
 
     def remove(self, engine: str) -> None:
         self.engines.pop(engine, None)
         self.known.discard(engine)
         self.forget_kept(engine)
         there = [name for name, each in self.requests.items() if each.owner and each.owner[0] == engine]
-        actions = self.tell(EngineRemoved(engine))
+        actions = self.emit(EngineRemoved(engine))
         assert all(Withdraw(request) in actions for request in there)
         self.processes = {process for process in self.processes if process[0] != engine}
 
@@ -387,7 +389,7 @@ class ManagerMachine(RuleBasedStateMachine):
         each = self.requests[request]
         each.deaths = each.deaths_alone = 0
         each.alone = False
-        self.tell(Progressed(request))
+        self.emit(Progressed(request))
 
     def leave(self, request: str) -> None:
         each = self.requests[request]
@@ -398,8 +400,8 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def arrive(self, message: ClusterEvent) -> None:
         """Note what a message about an engine means, if it is not out of date, and tell it."""
-        if not isinstance(message, EngineReady | EngineBeat | EngineEnded):
-            self.tell(message)
+        if not isinstance(message, EngineReady | EngineHeartbeat | EngineEnded):
+            self.emit(message)
             return
         engine = self.engines.get(message.engine)
         if engine is not None and engine.incarnation == message.incarnation and engine.state != "gone":
@@ -411,7 +413,7 @@ class ManagerMachine(RuleBasedStateMachine):
                 engine.state = "gone"
                 self.bury(engine, message.suspects)
                 self.forget_kept(message.engine)
-        self.tell(message)
+        self.emit(message)
 
     def bury(self, engine: ModelEngine, suspects: tuple[str, ...]) -> None:
         for request in list(engine.requests):
@@ -424,11 +426,11 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def forget_kept(self, engine: str) -> None:
         """An engine is gone, with what it kept of requests that had left it."""
-        for move in self.moves.values():
+        for move in self.migrations.values():
             if move.keeper == engine == move.source:
                 move.keeper = None
 
-    def tell(self, event: ClusterEvent) -> list[ClusterAction]:
+    def emit(self, event: ClusterEvent) -> list[ClusterAction]:
         """Tell the manager, and do what it decides."""
         actions = self.manager.handle(event, self.now_ns)
         self.writer.write(self.now_ns, event, actions)
@@ -460,10 +462,10 @@ class ManagerMachine(RuleBasedStateMachine):
             self.dispatched(action)
         elif isinstance(action, Withdraw):
             self.leave(action.request)
-        elif isinstance(action, Reserve | Export | Commit | Abort | MoveEnded):
+        elif isinstance(action, Reserve | Export | Commit | Abort | MigrationEnded):
             self.moved(action)
         elif isinstance(action, Release):
-            move = self.moves[action.migration]
+            move = self.migrations[action.migration]
             assert action.engine == move.source
             if move.keeper == move.source:
                 move.keeper = None
@@ -482,22 +484,22 @@ class ManagerMachine(RuleBasedStateMachine):
         assert each.deaths_alone < 2
         assert action.engine in self.able(each)
         assert action.incarnation == engine.incarnation
-        kept = any(move.keeper == action.engine for move in self.moves.values())
+        kept = any(move.keeper == action.engine for move in self.migrations.values())
         assert not (each.alone and (engine.requests or kept))
         self.own(action.request, action.engine, action.attempt)
 
-    def moved(self, action: Reserve | Export | Commit | Abort | MoveEnded) -> None:
-        if isinstance(action, MoveEnded):
-            if action.method is MoveMethod.TOKENS:
+    def moved(self, action: Reserve | Export | Commit | Abort | MigrationEnded) -> None:
+        if isinstance(action, MigrationEnded):
+            if action.method is MigrationMethod.TOKENS:
                 return
-            del self.moves[action.migration]
-            if action.outcome is MoveOutcome.DONE:
+            del self.migrations[action.migration]
+            if action.outcome is MigrationOutcome.DONE:
                 assert self.requests[action.request].owner
             return
         each = self.requests[action.request]
         if isinstance(action, Reserve):
             assert action.migration not in self.begun
-            assert all(move.request != action.request for move in self.moves.values())
+            assert all(move.request != action.request for move in self.migrations.values())
             assert each.owner
             assert self.engines[each.owner[0]].state == "ready"
             source, target = each.owner[0], action.engine
@@ -507,16 +509,16 @@ class ManagerMachine(RuleBasedStateMachine):
             assert not each.deaths
             assert not each.alone
             self.begun.add(action.migration)
-            self.moves[action.migration] = ModelMove(action.request, source, target, target)
-            answers = MoveReserved(action.migration), MoveDeclined(action.migration, "no room")
+            self.migrations[action.migration] = ModelMove(action.request, source, target, target)
+            answers = MigrationReserved(action.migration), MigrationDeclined(action.migration, "no room")
             self.messages += answers
             return
-        move = self.moves[action.migration]
+        move = self.migrations[action.migration]
         assert move.request == action.request
         if isinstance(action, Export):
             assert (action.engine, action.to) == (move.source, move.target)
-            self.messages += MoveCopied(action.migration), MoveStopped(action.migration)
-            self.messages.append(MoveNotExported(action.migration, "it waits"))
+            self.messages += MigrationCopied(action.migration), MigrationStopped(action.migration)
+            self.messages.append(MigrationNotExported(action.migration, "it waits"))
         elif isinstance(action, Commit):
             assert action.engine == move.target == move.keeper
             assert each.owner
@@ -525,7 +527,7 @@ class ManagerMachine(RuleBasedStateMachine):
             self.own(action.request, action.engine, action.attempt)
             assert action.engine in self.ready(each.service)
             move.keeper = move.source
-            self.messages.append(MoveFailed(action.migration, "dropped"))
+            self.messages.append(MigrationFailed(action.migration, "dropped"))
         elif action.attempt is not None:
             assert action.engine == move.source == move.keeper
             assert self.engines[move.source].state == "ready"

@@ -104,7 +104,7 @@ def test_an_engine_is_emptied_for_a_suspect_if_none_comes_back() -> None:
     bench.die("e0", 1, "poison")
     assert bench.manager.owner("poison") == "e1"
     # e1 has r0 and the suspect, which is not moved to an engine that may die of it; e2 has r1 and r2.
-    assert dispatched(bench.tell(EngineDraining("e0"), EngineDraining("e1"))) == [("r0", "e2", 2)]
+    assert dispatched(bench.emit(EngineDraining("e0"), EngineDraining("e1"))) == [("r0", "e2", 2)]
     bench.add("e3")
     bench.submit("long")
     assert bench.manager.owner("long") == "e3"
@@ -170,7 +170,7 @@ def test_one_engine_stays_open_to_others() -> None:
     bench.wait(1)
     bench.ready("e0", 2)
     bench.die("e0", 2, "s0", "s1")
-    bench.tell(EngineAdded("e1", ("a",)))
+    bench.emit(EngineAdded("e1", ("a",)))
     bench.wait(2)
     assert dispatched(bench.ready("e0", 3)) == [("s0", "e0", 3)]
     assert bench.ready("e1", 1) == []

@@ -14,14 +14,14 @@ from shoal.cluster.manager.actions import (
 )
 from shoal.cluster.manager.events import (
     EngineAdded,
-    EngineBeat,
     EngineDraining,
     EngineFound,
+    EngineHeartbeat,
     EngineLoading,
+    EngineProcessUsage,
     EngineReady,
     EngineRemoved,
     EngineUndrained,
-    EngineWorked,
     ServiceLoaded,
     ServicePlaced,
     ServiceUnloaded,
@@ -38,7 +38,7 @@ def states(bench: Bench) -> dict[str, EngineState]:
 
 def test_an_engine_is_started_and_gets_requests_once_it_is_ready() -> None:
     bench = Bench()
-    assert bench.tell(EngineAdded("e0", ("a",))) == [StartEngine("e0", 1, ("a",))]
+    assert bench.emit(EngineAdded("e0", ("a",))) == [StartEngine("e0", 1, ("a",))]
     assert bench.submit("r0") == []
     assert bench.manager.service("a") == ServiceStatus(
         ready=0, wanted=1, waiting=1, state=ServiceState.LOADING
@@ -53,8 +53,8 @@ def test_an_engine_is_started_and_gets_requests_once_it_is_ready() -> None:
 
 def test_an_engine_that_was_found_is_not_started() -> None:
     bench = Bench()
-    assert bench.tell(EngineFound("e0", 3, ("a",))) == []
-    assert bench.tell(EngineReady("e0", 3, {"a": SPEED})) == []
+    assert bench.emit(EngineFound("e0", 3, ("a",))) == []
+    assert bench.emit(EngineReady("e0", 3, {"a": SPEED})) == []
     assert bench.submit("r0") == [Dispatch("r0", "e0", 3, 1)]
     assert bench.die("e0", 3) == []
     assert bench.wait(1) == [StartEngine("e0", 4, ("a",))]
@@ -104,7 +104,7 @@ def test_a_silent_engine_is_killed_once_and_its_requests_move_when_it_is_gone() 
     assert isinstance(kill, KillEngine)
     assert (kill.engine, kill.incarnation) == ("e0", 1)
     assert bench.wait(20, ("e1", 1)) == []
-    assert bench.tell(EngineBeat("e0", 1, hung="a step stands still")) == []
+    assert bench.emit(EngineHeartbeat("e0", 1, hung="a step stands still")) == []
     assert dispatched(bench.submit("r1")) == [("r1", "e1", 1)]
     assert bench.die("e0", 1, "r0") == [Dispatch("r0", "e1", 1, 2)]
 
@@ -114,7 +114,7 @@ def test_who_did_not_listen_does_not_count_silence() -> None:
     bench.add("e0")
     for _ in range(10):
         bench.now_ns += 3600 * SECOND
-        assert bench.tell(Ticked()) == []
+        assert bench.emit(Ticked()) == []
     assert bench.wait(5) == []
     assert len(bench.wait(0.5)) == 1
 
@@ -123,8 +123,8 @@ def test_an_engine_whose_step_never_ends_is_killed() -> None:
     bench = Bench()
     bench.add("e0")
     why = "a step stands still"
-    assert bench.tell(EngineBeat("e0", 1, hung=why)) == [KillEngine("e0", 1, why)]
-    assert bench.tell(EngineBeat("e0", 1, hung=why)) == []
+    assert bench.emit(EngineHeartbeat("e0", 1, hung=why)) == [KillEngine("e0", 1, why)]
+    assert bench.emit(EngineHeartbeat("e0", 1, hung=why)) == []
 
 
 def test_silence_does_not_count_while_nobody_tells_of_it() -> None:
@@ -154,7 +154,7 @@ class Working:
         for _ in range(round(seconds)):
             self.cpu_s += share
             self.read_bytes += bytes_per_s
-            actions += self.bench.tell(EngineWorked("e0", 1, self.cpu_s, self.read_bytes))
+            actions += self.bench.emit(EngineProcessUsage("e0", 1, self.cpu_s, self.read_bytes))
             actions += self.bench.wait(1)
         return actions
 
@@ -165,7 +165,7 @@ def test_an_engine_that_is_silent_and_works_is_left_alone_for_long(share: float)
     bench.add("e0")
     process = Working(bench)
     assert process.wait(190, share) == []
-    bench.tell(EngineBeat("e0", 1))
+    bench.emit(EngineHeartbeat("e0", 1))
     [kill] = process.wait(13)
     assert isinstance(kill, KillEngine)
     assert "it was silent, and used 0.00 s of CPU time in 11.0 s" in kill.why
@@ -183,11 +183,11 @@ def test_an_engine_that_is_silent_and_computes_for_ever_is_killed() -> None:
 @pytest.mark.parametrize("how", ["cpu", "disk", "told"])
 def test_an_engine_that_gets_on_with_loading_is_left_alone(how: str) -> None:
     bench = Bench(ClusterOptions(load_timeout_s=30))
-    bench.tell(EngineAdded("e0", ("a",)))
+    bench.emit(EngineAdded("e0", ("a",)))
     process = Working(bench)
     for part in range(20):
         if how == "told":
-            bench.tell(EngineLoading("e0", 1, f"downloading: {part}%"))
+            bench.emit(EngineLoading("e0", 1, f"downloading: {part}%"))
         share, bytes_per_s = 0.02 * (how == "cpu"), 1000 * (how == "disk")
         assert process.wait(29, share, bytes_per_s) == []
     assert bench.ready("e0", 1) == []
@@ -196,10 +196,10 @@ def test_an_engine_that_gets_on_with_loading_is_left_alone(how: str) -> None:
 
 def test_an_engine_that_loads_and_hangs_is_killed_and_the_log_says_by_which_limit() -> None:
     bench = Bench(ClusterOptions(load_timeout_s=30))
-    bench.tell(EngineAdded("e0", ("a",)))
+    bench.emit(EngineAdded("e0", ("a",)))
     process = Working(bench)
     assert process.wait(50, 1.0) == []
-    bench.tell(EngineLoading("e0", 1, "loading smollm2"))
+    bench.emit(EngineLoading("e0", 1, "loading smollm2"))
     [kill] = process.wait(32)
     assert isinstance(kill, KillEngine)
     assert (
@@ -210,10 +210,10 @@ def test_an_engine_that_loads_and_hangs_is_killed_and_the_log_says_by_which_limi
 
 def test_an_engine_that_loads_one_model_for_ever_is_killed_by_its_cpu_time() -> None:
     bench = Bench(ClusterOptions(load_timeout_s=30))
-    bench.tell(EngineAdded("e0", ("a",)))
+    bench.emit(EngineAdded("e0", ("a",)))
     process = Working(bench)
     for part in range(3):
-        bench.tell(EngineLoading("e0", 1, f"loading model {part}"))
+        bench.emit(EngineLoading("e0", 1, f"loading model {part}"))
         assert process.wait(590, 4.0) == []
     [kill] = process.wait(20, 4.0)
     assert isinstance(kill, KillEngine)
@@ -222,7 +222,7 @@ def test_an_engine_that_loads_one_model_for_ever_is_killed_by_its_cpu_time() -> 
 
 def test_an_engine_that_loads_for_too_long_is_killed() -> None:
     bench = Bench(ClusterOptions(load_timeout_s=30))
-    bench.tell(EngineAdded("e0", ("a",)))
+    bench.emit(EngineAdded("e0", ("a",)))
     assert bench.wait(30) == []
     [kill] = bench.wait(0.25)
     assert isinstance(kill, KillEngine)
@@ -230,14 +230,14 @@ def test_an_engine_that_loads_for_too_long_is_killed() -> None:
     assert states(bench) == {"e0": EngineState.READY}
     bench.die("e0", 1)
     assert bench.wait(1) == [StartEngine("e0", 2, ("a",))]
-    bench.tell(EngineBeat("e0", 2))
+    bench.emit(EngineHeartbeat("e0", 2))
     assert bench.wait(29) == []  # imports may hold up its heartbeats
     assert len(bench.wait(1.25)) == 1
 
 
 def test_requests_are_refused_when_no_engine_comes() -> None:
     bench = Bench(ClusterOptions(wait_for_engine_s=5))
-    bench.tell(EngineAdded("e0", ("a",)))
+    bench.emit(EngineAdded("e0", ("a",)))
     bench.submit("r0")
     bench.wait(2)
     bench.submit("r1")
@@ -253,7 +253,7 @@ def test_a_draining_engine_keeps_what_nobody_else_serves_and_is_not_started_agai
     bench.add("e0", services=("a", "b"))
     bench.add("e1")
     bench.submit("r0", "b")
-    assert bench.tell(EngineDraining("e0"), EngineDraining("e0")) == []
+    assert bench.emit(EngineDraining("e0"), EngineDraining("e0")) == []
     assert bench.manager.owner("r0") == "e0"
     assert dispatched(bench.submit("r1")) == [("r1", "e1", 1)]
     assert bench.manager.service("a") == ServiceStatus(ready=1, wanted=1, waiting=0)
@@ -265,23 +265,23 @@ def test_a_draining_engine_keeps_what_nobody_else_serves_and_is_not_started_agai
 def test_an_engine_that_is_undrained_takes_what_waits() -> None:
     bench = Bench()
     bench.add("e0")
-    bench.tell(EngineDraining("e0"))
+    bench.emit(EngineDraining("e0"))
     assert bench.submit("r0") == []
-    assert bench.tell(EngineUndrained("e0")) == [Dispatch("r0", "e0", 1, 1)]
+    assert bench.emit(EngineUndrained("e0")) == [Dispatch("r0", "e0", 1, 1)]
     assert states(bench) == {"e0": EngineState.READY}
-    assert bench.tell(EngineUndrained("e0"), EngineUndrained("x")) == []
+    assert bench.emit(EngineUndrained("e0"), EngineUndrained("x")) == []
 
 
 @pytest.mark.parametrize("loaded_while_drained", [True, False])
 def test_an_engine_may_be_drained_and_undrained_while_it_loads(loaded_while_drained: bool) -> None:
     bench = Bench()
-    bench.tell(EngineAdded("e0", ("a",)), EngineDraining("e0"))
+    bench.emit(EngineAdded("e0", ("a",)), EngineDraining("e0"))
     bench.submit("r0")
     if loaded_while_drained:
         assert bench.ready("e0", 1) == []
-        assert dispatched(bench.tell(EngineUndrained("e0"))) == [("r0", "e0", 1)]
+        assert dispatched(bench.emit(EngineUndrained("e0"))) == [("r0", "e0", 1)]
     else:
-        assert bench.tell(EngineUndrained("e0")) == []
+        assert bench.emit(EngineUndrained("e0")) == []
         assert states(bench) == {"e0": EngineState.LOADING}
         assert dispatched(bench.ready("e0", 1)) == [("r0", "e0", 1)]
 
@@ -289,10 +289,10 @@ def test_an_engine_may_be_drained_and_undrained_while_it_loads(loaded_while_drai
 def test_an_engine_that_died_while_it_was_drained_is_started_when_it_is_undrained() -> None:
     bench = Bench()
     bench.add("e0")
-    bench.tell(EngineDraining("e0"))
+    bench.emit(EngineDraining("e0"))
     bench.die("e0", 1)
     assert bench.wait(5) == []
-    assert bench.tell(EngineUndrained("e0")) == []
+    assert bench.emit(EngineUndrained("e0")) == []
     assert bench.wait(0.25) == [StartEngine("e0", 2, ("a",))]
 
 
@@ -300,15 +300,15 @@ def test_requests_of_a_removed_engine_go_elsewhere() -> None:
     bench = Bench()
     bench.add("e0", "e1")
     bench.submit("r0")
-    assert bench.tell(EngineRemoved("e0")) == [
+    assert bench.emit(EngineRemoved("e0")) == [
         Withdraw("r0"),
         KillEngine("e0", 1, "it was removed"),
         Dispatch("r0", "e1", 1, 2),
     ]
     assert bench.die("e0", 1, "r0") == []
-    assert bench.tell(EngineFound("e0", 1, ("a",))) == []
+    assert bench.emit(EngineFound("e0", 1, ("a",))) == []
     assert list(states(bench)) == ["e1"]
-    assert bench.tell(EngineAdded("e0", ("a",))) == [StartEngine("e0", 2, ("a",))]
+    assert bench.emit(EngineAdded("e0", ("a",))) == [StartEngine("e0", 2, ("a",))]
 
 
 @pytest.mark.parametrize("incarnation", [0, 1, 3])
@@ -321,8 +321,10 @@ def test_what_is_told_of_other_incarnations_changes_nothing(incarnation: int) ->
     bench.submit("r0")
     assert bench.die("e0", incarnation, "r0") == []
     assert bench.ready("e0", incarnation) == []
-    assert bench.tell(EngineBeat("e0", incarnation, hung="a step stands still")) == []
-    assert bench.tell(EngineWorked("e0", incarnation, 9.0, 0), EngineLoading("e0", incarnation, "")) == []
+    assert bench.emit(EngineHeartbeat("e0", incarnation, hung="a step stands still")) == []
+    assert (
+        bench.emit(EngineProcessUsage("e0", incarnation, 9.0, 0), EngineLoading("e0", incarnation, "")) == []
+    )
     assert bench.manager.owner("r0") == "e0"
 
 
@@ -330,9 +332,9 @@ def test_what_is_told_of_unknown_engines_and_requests_changes_nothing() -> None:
     bench = Bench()
     bench.add("e0")
     bench.submit("r0")
-    assert bench.tell(EngineReady("x", 1, {}), EngineDraining("x"), EngineRemoved("x")) == []
+    assert bench.emit(EngineReady("x", 1, {}), EngineDraining("x"), EngineRemoved("x")) == []
     assert bench.end("x") == bench.progress("x") == bench.die("x", 1) == []
-    assert bench.submit("r0") == bench.tell(EngineAdded("e0", ("a",))) == []
+    assert bench.submit("r0") == bench.emit(EngineAdded("e0", ("a",))) == []
     assert bench.ready("e0", 1) == []
     assert bench.end("r0", None) == bench.end("r0") == []
 
@@ -372,7 +374,7 @@ def test_a_request_that_no_engine_has_room_for_is_sent_to_one_that_says_so() -> 
     bench.kv_tokens = {"a": 2000}
     bench.add("large")
     assert dispatched(bench.submit("longer", prompt=800, most=700)) == [("longer", "large", 1)]
-    assert dispatched(bench.tell(EngineRemoved("large"))) == [("longer", "e1", 2)]
+    assert dispatched(bench.emit(EngineRemoved("large"))) == [("longer", "e1", 2)]
 
 
 def test_a_request_is_given_up_if_no_engine_with_room_for_it_is_back_in_time() -> None:
@@ -399,7 +401,7 @@ def test_a_request_stays_on_an_engine_that_is_drained_if_no_other_has_room_for_i
     bench.submit("long", prompt=800, most=600)
     bench.submit("other", prompt=100)
     bench.submit("second", prompt=100)
-    assert dispatched(bench.tell(EngineDraining("large"))) == [("second", "small", 2)]
+    assert dispatched(bench.emit(EngineDraining("large"))) == [("second", "small", 2)]
     assert {each.name: each.requests for each in bench.manager.engines} == {"small": 3, "large": 1}
 
 
@@ -411,9 +413,9 @@ def test_room_is_that_of_all_services_which_the_engine_has_now() -> None:
     bench.add("e1", services=("a", "b"))
     assert dispatched(bench.submit("r0", prompt=800, most=600)) == [("r0", "e0", 1)]
     bench.end("r0")
-    bench.tell(ServicePlaced("c", ("e0",), None), ServiceWanted("c", loaded=True))
-    bench.tell(ServiceLoaded("e0", 1, "c", SPEED, "", {"a": 700, "b": 700, "c": 500}))
+    bench.emit(ServicePlaced("c", ("e0",), None), ServiceWanted("c", loaded=True))
+    bench.emit(ServiceLoaded("e0", 1, "c", SPEED, "", {"a": 700, "b": 700, "c": 500}))
     assert dispatched(bench.submit("r1", prompt=400, most=400)) == [("r1", "e1", 1)]
-    bench.tell(ServiceWanted("c", loaded=False))
-    bench.tell(ServiceUnloaded("e0", 1, "c", {"a": 2000, "b": 2000}))
+    bench.emit(ServiceWanted("c", loaded=False))
+    bench.emit(ServiceUnloaded("e0", 1, "c", {"a": 2000, "b": 2000}))
     assert dispatched(bench.submit("r2", prompt=800, most=600)) == [("r2", "e0", 1)]

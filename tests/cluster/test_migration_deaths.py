@@ -10,9 +10,9 @@ from engine_builders import ByteTokenizer, expected_tokens, make_options, make_r
 
 from routers import QUICK
 from shoal.cluster.backends.make import make_backend
-from shoal.cluster.manager.actions import ClusterAction, MoveEnded
+from shoal.cluster.manager.actions import ClusterAction, MigrationEnded
 from shoal.cluster.manager.event_log import EventLogWriter, replay
-from shoal.cluster.manager.events import MoveMethod
+from shoal.cluster.manager.events import MigrationMethod
 from shoal.cluster.options import EnginePlan
 from shoal.cluster.router.router import Router
 from shoal.cluster.status import EngineState
@@ -36,14 +36,16 @@ QUICKLY = {("live", "Stopped"), ("live", "write_blocks")}
 )
 def test_a_death_amid_a_migration_changes_no_stream(method, stage, tmp_path):
     decided: list[ClusterAction] = []
-    asyncio.run(move_and_die(MoveMethod(method), stage, tmp_path / "reached", decided))
-    [ended] = [action for action in decided if isinstance(action, MoveEnded)]
+    asyncio.run(move_and_die(MigrationMethod(method), stage, tmp_path / "reached", decided))
+    [ended] = [action for action in decided if isinstance(action, MigrationEnded)]
     assert ended.method == method
     if stage != "Stopped":
         assert ended.outcome == ("aborted" if stage in ABORTED_BY else "done")
 
 
-async def move_and_die(method: MoveMethod, stage: str, reached: Path, decided: list[ClusterAction]) -> None:
+async def move_and_die(
+    method: MigrationMethod, stage: str, reached: Path, decided: list[ClusterAction]
+) -> None:
     """Run two streams on engine 0 or 1 each, and move the first, which is on 0, to 1."""
     dies = 1 if stage in DESTINATION or stage == "submit" else 0
     plans = [
@@ -84,7 +86,7 @@ async def move_and_die(method: MoveMethod, stage: str, reached: Path, decided: l
             async for delta in stream:
                 outputs[stream.id] += delta.tokens
                 if stream is moved and len(outputs[stream.id]) == 20:
-                    router.administration.move_request(moved.id, "1", method)
+                    router.administration.migrate_request(moved.id, "1", method)
 
         await asyncio.wait_for(asyncio.gather(*map(read, streams)), 60)
         expected = expected_tokens(make_request(prompt=PROMPT, max_tokens=TOKENS), TOKENS)

@@ -5,15 +5,15 @@ import pickle
 import pytest
 from protocol_world import TOKENS, World
 
-from shoal.cluster.manager.events import MoveMethod
-from shoal.cluster.manager.migration_state import TRANSITIONS, MoveState
+from shoal.cluster.manager.events import MigrationMethod
+from shoal.cluster.manager.migration_state import TRANSITIONS, MigrationState
 
 SITUATIONS = {
-    "live": (MoveMethod.LIVE, 1, False, False),
-    "stop": (MoveMethod.STOP, 0, False, False),
-    "tokens": (MoveMethod.TOKENS, 0, False, False),
-    "declined": (MoveMethod.LIVE, 0, True, False),
-    "not exported": (MoveMethod.LIVE, 0, False, True),
+    "live": (MigrationMethod.LIVE, 1, False, False),
+    "stop": (MigrationMethod.STOP, 0, False, False),
+    "tokens": (MigrationMethod.TOKENS, 0, False, False),
+    "declined": (MigrationMethod.LIVE, 0, True, False),
+    "not exported": (MigrationMethod.LIVE, 0, False, True),
 }
 """Method, rounds before the request is stopped, whether the destination has no room, whether the source
 refuses."""
@@ -67,7 +67,7 @@ def thaw(state: bytes) -> World:
 
 def check_samples(world: World) -> None:
     """Where no engine died and nobody left, every token was sampled once, unless the KV was computed anew."""
-    anew = any(ended.method is MoveMethod.TOKENS for ended in world.moves_ended)
+    anew = any(ended.method is MigrationMethod.TOKENS for ended in world.moves_ended)
     if not world.crashes and not world.cancelled and not anew:
         assert sorted(world.sampled) == list(range(TOKENS))
 
@@ -90,9 +90,9 @@ def test_every_order_of_events_with_two_faults_ends_well(situation):
 
 def test_a_migration_takes_no_other_transition():
     world = World(*SITUATIONS["live"])
-    [move] = world.manager._migrations._moves.values()
+    [move] = world.manager._migrations._active.values()
     with pytest.raises(RuntimeError, match="cannot go from reserving to committing"):
-        move.go(MoveState.COMMITTING)
+        move.go(MigrationState.COMMITTING)
 
 
 def test_a_live_move_without_faults():

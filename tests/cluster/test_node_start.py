@@ -113,7 +113,8 @@ def test_another_backend_drops_it():
 
 def test_a_node_without_a_folder_ends_with_who_started_it():
     script = (
-        "from shoal.cluster import node_start; node_start.start_early_node(); print(node_start._early.pid);"
+        "from shoal.cluster.backends import node_start; node_start.start_early_node();"
+        "print(node_start._early.pid);"
         "input()"
     )
     with subprocess.Popen(

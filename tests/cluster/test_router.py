@@ -44,7 +44,7 @@ def play(
     *,
     poison: int | None = None,
     step_s: float = 0.02,
-    moves_kv: bool = True,
+    kv_transferable: bool = True,
     decided: list[ClusterAction] | None = None,
     **options,
 ) -> None:
@@ -56,7 +56,7 @@ def play(
     options = {"cluster": QUICK} | options
 
     async def run() -> None:
-        backend = FakeBackend(0, poison, step_s, moves_kv)
+        backend = FakeBackend(0, poison, step_s, kv_transferable)
         writer = EventLogWriter(log, options["cluster"])
 
         def note(now_ns: int, event: ClusterEvent, actions: Sequence[ClusterAction]) -> None:

@@ -14,8 +14,8 @@ from fake_cluster import FakeBackend
 from test_router import PROMPT, expected, greedy, tokens_of
 from test_router import play as play_router
 
-from shoal.cluster.manager.actions import ClusterAction, MoveEnded, MoveOutcome
-from shoal.cluster.manager.events import MoveMethod
+from shoal.cluster.manager.actions import ClusterAction, MigrationEnded, MigrationOutcome
+from shoal.cluster.manager.events import MigrationMethod
 from shoal.cluster.router.router import Router
 from shoal.cluster.status import EngineState
 from shoal.core import ConfigError, EngineDied, FinishReason, SamplingParams
@@ -40,12 +40,12 @@ def play(scenario: Scenario, **options) -> None:
     play_router(run, **({"blocks": 640} | options))
 
 
-def moves(router: Router) -> Counter[tuple[MoveMethod, MoveOutcome]]:
+def moves(router: Router) -> Counter[tuple[MigrationMethod, MigrationOutcome]]:
     """Migrations that are over."""
-    return sum((Counter(engine.moves) for engine in router.engines), Counter())
+    return sum((Counter(engine.migrations) for engine in router.engines), Counter())
 
 
-@pytest.mark.parametrize("method", list(MoveMethod))
+@pytest.mark.parametrize("method", list(MigrationMethod))
 def test_a_request_moves(method, caplog):
     caplog.set_level(logging.INFO, "shoal.cluster")
 
@@ -53,7 +53,7 @@ def test_a_request_moves(method, caplog):
         stream = await router.submit("a", PROMPT, greedy(max_tokens=100))
         await asyncio.sleep(0.4)
         assert [engine.requests for engine in router.engines] == [1, 0]
-        router.administration.move_request(stream.id, None, method)
+        router.administration.migrate_request(stream.id, None, method)
         await asyncio.sleep(0.4)
         assert [engine.requests for engine in router.engines] == [0, 1]
         assert await tokens_of(stream) == expected(PROMPT, 100)
@@ -61,39 +61,39 @@ def test_a_request_moves(method, caplog):
         assert router.services["a"].resumed == 0
 
     play(scenario)
-    what = "by its tokens" if method is MoveMethod.TOKENS else "tokens of KV"
+    what = "by its tokens" if method is MigrationMethod.TOKENS else "tokens of KV"
     [told] = [record.message for record in caplog.records if "moved from" in record.message]
     assert "moved from engine 0 to 1 in " in told
     assert told.endswith(what)
 
 
 @pytest.mark.parametrize(
-    ("sampling", "moves_kv"),
+    ("sampling", "kv_transferable"),
     [
         (greedy(), False),
         (SamplingParams(temperature=1.0, seed=3, n=3, max_tokens=60), True),
         (greedy(prompt_logprobs=0), True),
     ],
 )
-def test_what_cannot_move_its_kv_moves_by_its_tokens(sampling, moves_kv):
+def test_what_cannot_move_its_kv_moves_by_its_tokens(sampling, kv_transferable):
     async def scenario(router: Router, backend: FakeBackend) -> None:
         stream = await router.submit("a", PROMPT, sampling)
         await asyncio.sleep(0.4)
-        router.administration.move_request(stream.id, "1", MoveMethod.LIVE)
+        router.administration.migrate_request(stream.id, "1", MigrationMethod.LIVE)
         assert await tokens_of(stream)
         assert moves(router) == {("tokens", "done"): 1}
 
-    play(scenario, moves_kv=moves_kv)
+    play(scenario, kv_transferable=kv_transferable)
 
 
 def test_where_nothing_can_move_nothing_happens():
     async def scenario(router: Router, backend: FakeBackend) -> None:
-        move = router.administration.move_request
+        move = router.administration.migrate_request
         stream = await router.submit("a", PROMPT, greedy())
-        move(stream.id, "0", MoveMethod.LIVE)
+        move(stream.id, "0", MigrationMethod.LIVE)
         with pytest.raises(ConfigError, match="there is no engine 'z'"):
-            move(stream.id, "z", MoveMethod.LIVE)
-        move("nobody", None, MoveMethod.TOKENS)
+            move(stream.id, "z", MigrationMethod.LIVE)
+        move("nobody", None, MigrationMethod.TOKENS)
         assert await tokens_of(stream) == expected(PROMPT)
         assert moves(router) == {}
 
@@ -106,7 +106,7 @@ def test_a_destination_without_room_changes_nothing(caplog):
     async def scenario(router: Router, backend: FakeBackend) -> None:
         backend.declines = 1.0
         stream = await router.submit("a", PROMPT, greedy())
-        router.administration.move_request(stream.id, "1", MoveMethod.LIVE)
+        router.administration.migrate_request(stream.id, "1", MigrationMethod.LIVE)
         assert await tokens_of(stream) == expected(PROMPT)
         assert moves(router) == {("live", "aborted"): 1}
 
@@ -120,7 +120,7 @@ def test_lost_kv_brings_the_request_back():
     async def scenario(router: Router, backend: FakeBackend) -> None:
         backend.lost_kv = 1.0
         stream = await router.submit("a", PROMPT, greedy(max_tokens=200))
-        router.administration.move_request(stream.id, "1", MoveMethod.STOP)
+        router.administration.migrate_request(stream.id, "1", MigrationMethod.STOP)
         assert await tokens_of(stream) == expected(PROMPT, 200)
         assert moves(router) == {("stop", "aborted"): 1}
 
@@ -133,7 +133,7 @@ def test_source_or_destination_die_amid_a_move(killed, after_s):
     async def scenario(router: Router, backend: FakeBackend) -> None:
         stream = await router.submit("a", PROMPT, greedy(max_tokens=100))
         await asyncio.sleep(0.3)
-        router.administration.move_request(stream.id, "1", MoveMethod.LIVE)
+        router.administration.migrate_request(stream.id, "1", MigrationMethod.LIVE)
         await asyncio.sleep(after_s)
         backend.die(backend.processes[killed], "killed")
         assert await tokens_of(stream) == expected(PROMPT, 100)
@@ -147,7 +147,7 @@ def test_a_cancelled_request_leaves_nothing_wherever_it_is():
         for number in range(40):
             stream = await router.submit("a", PROMPT, greedy(max_tokens=100))
             await asyncio.sleep(0.1)
-            router.administration.move_request(stream.id, None, MoveMethod.LIVE)
+            router.administration.migrate_request(stream.id, None, MigrationMethod.LIVE)
             await asyncio.sleep(0.005 * number)
             await stream.aclose()
         assert sum(moves(router).values()) == 40
@@ -203,7 +203,7 @@ def test_nothing_is_lost_doubled_or_changed_by_many_moves(migrations):
         backend.lost_kv, backend.declines = 0.05, 0.1
         clients = [asyncio.create_task(crowd.client(number)) for number in range(16)]
         replacing = asyncio.create_task(crowd.replace_engines())
-        while sum(isinstance(action, MoveEnded) for action in decided) < migrations:
+        while sum(isinstance(action, MigrationEnded) for action in decided) < migrations:
             await asyncio.sleep(crowd.random.uniform(0, 0.1))
             crowd.move_one()
             if crowd.random.random() < 0.02:
@@ -213,9 +213,9 @@ def test_nothing_is_lost_doubled_or_changed_by_many_moves(migrations):
         assert crowd.answered > migrations / 10
 
     play(scenario, engines=3, decided=decided)
-    ends = Counter((each.method, each.outcome) for each in decided if isinstance(each, MoveEnded))
+    ends = Counter((each.method, each.outcome) for each in decided if isinstance(each, MigrationEnded))
     if migrations == 1000:
-        assert set(ends) >= set(product(MoveMethod, (MoveOutcome.DONE, MoveOutcome.ABORTED)))
+        assert set(ends) >= set(product(MigrationMethod, (MigrationOutcome.DONE, MigrationOutcome.ABORTED)))
 
 
 class Crowd:
@@ -254,8 +254,8 @@ class Crowd:
         engines = [None, *(engine.name for engine in self.router.engines)]
         if self.running:
             request = self.random.choice(list(self.running))
-            method = self.random.choice(list(MoveMethod))
-            self.router.administration.move_request(request, self.random.choice(engines), method)
+            method = self.random.choice(list(MigrationMethod))
+            self.router.administration.migrate_request(request, self.random.choice(engines), method)
 
     def harm_one(self) -> None:
         """Kill an engine, or let it hang."""

@@ -146,7 +146,7 @@ def test_an_unloaded_service_is_wanted_by_no_engine_until_a_request_comes(caplog
     async def scenario(router: Router, backend: FakeBackend) -> None:
         def told() -> tuple[int, int, int, bool]:
             status = router.services["new"]
-            return status.wanted, status.ready, status.loading, router.wakes("new")
+            return status.wanted, status.ready, status.loading, router.waits_for_load("new")
 
         def weights() -> list[int]:
             return [engine.info.weight_bytes // FAKE_WEIGHT_BYTES for engine in router.engines]

@@ -8,7 +8,7 @@ import pytest
 from config_builders import from_yaml, scenario
 
 from shoal.cluster.options import PackingOptions
-from shoal.cluster.packing import MoveBudgets
+from shoal.cluster.packing import MigrationBudgets
 from shoal.config import flag_settings, load_scenario, prepare
 from shoal.config.scenario import FitLatency, Incident, RooflineLatency
 from shoal.config.scenario_file import scenario_section
@@ -104,7 +104,7 @@ def test_every_key_is_read(tmp_path):
     assert (read.preset, read.scheduler.order, read.scheduler.admission) == ("vllm", Fcfs(), Oracle())
     assert (read.scheduler.lengths, read.scheduler.starvation_s) == ("oracle", LONGEST_S)
     assert read.scheduler.max_running == 8
-    budgets = MoveBudgets(engine_bytes=2**30, host_bytes=2**31, prefill_tokens=500)
+    budgets = MigrationBudgets(engine_bytes=2**30, host_bytes=2**31, prefill_tokens=500)
     assert read.packing == PackingOptions(epoch_s=2, budgets=budgets)
     assert read.link == Link(bytes_per_s=1e9, latency_s=0.25)
     assert read.drains == (Incident(engine=2, at_s=20), Incident(engine=0, at_s=60))

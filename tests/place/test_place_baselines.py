@@ -8,13 +8,13 @@ from shoal.place.baselines import even_split, tight
 from shoal.place.estimate import Objective
 from shoal.place.greedy import alpaserve, muxserve
 from shoal.place.groupwise import GroupwiseEvaluator
-from shoal.place.problem import best_of, together
+from shoal.place.problem import best_of, run_searches
 from shoal.place.search import search, search_literal
 
 
 def _run(searches, problem, seed=0):
     evaluator = GroupwiseEvaluator(RandomGroups(list(problem.rates), seed))
-    return best_of(together(searches, evaluator), problem.objective).placement
+    return best_of(run_searches(searches, evaluator), problem.objective).placement
 
 
 def test_an_even_split_shares_nothing():
@@ -60,10 +60,10 @@ def test_no_baseline_beats_the_search_in_random_cases():
         problem, evaluator = random_case(devices=8, services=4, seed=seed)
         best = search(problem, evaluator)
         for searches in ([even_split(problem)], muxserve(problem, problem.rates)):
-            found = best_of(together(searches, evaluator), problem.objective)
+            found = best_of(run_searches(searches, evaluator), problem.objective)
             assert found.estimate.attainment <= best.estimate.attainment
         for found in (
-            best_of(together(alpaserve(problem), evaluator), problem.objective),
+            best_of(run_searches(alpaserve(problem), evaluator), problem.objective),
             search_literal(problem, evaluator),
         ):
             assert found.estimate.attainment <= best.estimate.attainment

@@ -180,7 +180,7 @@ class FakeEngine:
         )
         return [own, *self.others]
 
-    def wakes(self, service: str) -> bool:
+    def waits_for_load(self, service: str) -> bool:
         return service in self.waking
 
     @property

@@ -8,8 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from serve_builders import FakeEngine, chat, completion, make_app, make_client, until
 
 import shoal
-from shoal.cluster.manager.actions import MoveOutcome
-from shoal.cluster.manager.events import MoveMethod
+from shoal.cluster.manager.actions import MigrationOutcome
+from shoal.cluster.manager.events import MigrationMethod
 from shoal.cluster.status import EngineState, EngineStatus, ServiceStatus
 from shoal.config.api_keys import ApiKey
 from shoal.core import SLO, FinishReason, RequestRecord, Service, ServiceUnavailable
@@ -87,7 +87,10 @@ def test_every_engine_has_its_own_samples_and_there_is_no_sum():
         device="cpu",
         restarts=5,
         leases=2,
-        moves={(MoveMethod.LIVE, MoveOutcome.DONE): 7, (MoveMethod.LIVE, MoveOutcome.ABORTED): 1},
+        migrations={
+            (MigrationMethod.LIVE, MigrationOutcome.DONE): 7,
+            (MigrationMethod.LIVE, MigrationOutcome.ABORTED): 1,
+        },
     )
     dead = replace(FakeEngine().engines[0], name="c", state=EngineState.WAITING, heartbeat_age_s=99)
     values = scrape_after(engine=FakeEngine(others=(other, dead)))

@@ -10,16 +10,16 @@ from simulate_builders import TIMES, make_request, make_spec, make_workload
 
 from hypothesis_profiles import examples
 from shoal.cluster.manager.dispatch import DISPATCHES
-from shoal.cluster.manager.events import MoveMethod
+from shoal.cluster.manager.events import MigrationMethod
 from shoal.core import ConfigError, Request, StepPlan
 from shoal.core.cluster import Link
 from shoal.forecast import FittedTimes, LatencyModel, StepRows
 from shoal.measure import RequestRow, RunRecord
 from shoal.schedule import Slice, describe
-from shoal.simulate import Deaths, EngineSpec, Moving, OpenLoop, Simulation, Watch
+from shoal.simulate import Deaths, EngineSpec, MigrationSpec, OpenLoop, Simulation, Watch
 
 SECOND = 1_000_000_000
-LIVE, STOP, TOKENS = MoveMethod.LIVE, MoveMethod.STOP, MoveMethod.TOKENS
+LIVE, STOP, TOKENS = MigrationMethod.LIVE, MigrationMethod.STOP, MigrationMethod.TOKENS
 LINK = Link(bytes_per_s=1e5, latency_s=1e-4)
 TICK_S = 1 / 128
 TICKS = FittedTimes(LatencyModel(constant_s=TICK_S, sequence_s=0, token_s=0, context_s=0, work_s=0))
@@ -35,7 +35,7 @@ def seconds(rows: StepRows) -> int:
 def run(
     engines: list[EngineSpec],
     requests: list[Request],
-    moving: Moving,
+    migrations: MigrationSpec,
     *,
     deaths: Sequence[tuple[float, int]] = (),
     dispatch: str = "least-requests",
@@ -54,7 +54,7 @@ def run(
         dispatch=DISPATCHES[dispatch],
         watch=Watch(skip_ahead=skip_ahead, sample_s=0.05, spans=True),
         deaths=Deaths(times=deaths, load_s=0.3),
-        moving=moving,
+        migrations=migrations,
         on_plan=None if log is None else note,
     )
     record = simulation.run()
@@ -70,12 +70,12 @@ def rows_of(record: RunRecord) -> dict[str, RequestRow]:
 
 
 @pytest.mark.parametrize("skip_ahead", [False, True])
-@pytest.mark.parametrize("method", list(MoveMethod))
-def test_a_request_that_moves_ends_as_if_it_had_stayed(method: MoveMethod, skip_ahead: bool) -> None:
+@pytest.mark.parametrize("method", list(MigrationMethod))
+def test_a_request_that_moves_ends_as_if_it_had_stayed(method: MigrationMethod, skip_ahead: bool) -> None:
     request = make_request(0, 50, 100)
-    still = rows_of(run([make_spec()], [request], Moving()))["r0"]
-    moving = Moving(link=LINK, wanted=[(0.3, "r0", 1, method)])
-    record = run([make_spec(), make_spec()], [request], moving, skip_ahead=skip_ahead)
+    still = rows_of(run([make_spec()], [request], MigrationSpec()))["r0"]
+    migrations = MigrationSpec(link=LINK, wanted=[(0.3, "r0", 1, method)])
+    record = run([make_spec(), make_spec()], [request], migrations, skip_ahead=skip_ahead)
     [row] = record.requests
     assert record.moves == {method.value: {"done": 1}}
     assert (row.engine, row.finish, row.output_tokens) == (1, "stop", 100)
@@ -100,8 +100,8 @@ def first_decode_end(after_ns: int, prompt: int) -> tuple[int, int]:
 @pytest.mark.parametrize("skip_ahead", [False, True])
 def test_stop_and_copy_pauses_for_what_the_link_takes(skip_ahead: bool) -> None:
     want_ns = 300_000_000
-    moving = Moving(link=LINK, wanted=[(want_ns / 1e9, "r0", 1, STOP)])
-    record = run([make_spec(), make_spec()], [make_request(0, 50, 100)], moving, skip_ahead=skip_ahead)
+    migrations = MigrationSpec(link=LINK, wanted=[(want_ns / 1e9, "r0", 1, STOP)])
+    record = run([make_spec(), make_spec()], [make_request(0, 50, 100)], migrations, skip_ahead=skip_ahead)
     # The destination is idle and answers at once; the source when its step has ended.
     _, tokens = first_decode_end(want_ns + 100_000, 50)
     blocks = -(-(tokens - 1) // 4)
@@ -111,8 +111,8 @@ def test_stop_and_copy_pauses_for_what_the_link_takes(skip_ahead: bool) -> None:
 
 
 def test_a_live_move_pauses_for_the_last_blocks_only() -> None:
-    moving = Moving(link=LINK, wanted=[(0.3, "r0", 1, LIVE)])
-    record = run([make_spec(), make_spec()], [make_request(0, 50, 100)], moving)
+    migrations = MigrationSpec(link=LINK, wanted=[(0.3, "r0", 1, LIVE)])
+    record = run([make_spec(), make_spec()], [make_request(0, 50, 100)], migrations)
     [row] = record.requests
     # Two blocks that were full when the last round ended, and one that is not full.
     most_ns = 3 * BLOCK_BYTES * 10_000 + 100_000 + 1
@@ -122,8 +122,8 @@ def test_a_live_move_pauses_for_the_last_blocks_only() -> None:
 
 def test_transfers_to_one_engine_wait_for_each_other() -> None:
     requests = [make_request(number, 50, 100) for number in range(2)]
-    moving = Moving(link=LINK, wanted=[(0.3, "r0", 2, STOP), (0.3, "r1", 2, STOP)])
-    rows = rows_of(run([make_spec()] * 3, requests, moving, dispatch="round-robin"))
+    migrations = MigrationSpec(link=LINK, wanted=[(0.3, "r0", 2, STOP), (0.3, "r1", 2, STOP)])
+    rows = rows_of(run([make_spec()] * 3, requests, migrations, dispatch="round-robin"))
     _, tokens = first_decode_end(300_100_000, 50)
     sent_ns = -(-(tokens - 1) // 4) * BLOCK_BYTES * 10_000
     first, second = (rows[name].largest_gap_ns for name in ("r0", "r1"))
@@ -134,9 +134,9 @@ def test_transfers_to_one_engine_wait_for_each_other() -> None:
 def test_a_commit_that_waits_for_kv_keeps_the_age_of_its_request() -> None:
     # The destination knows whose KV comes long before all of it has.
     slow = Link(bytes_per_s=3e3, latency_s=1e-4)
-    moving = Moving(link=slow, wanted=[(0.3, "r0", 1, STOP)])
+    migrations = MigrationSpec(link=slow, wanted=[(0.3, "r0", 1, STOP)])
     request = make_request(0, 50, 100, at_s=0.125)
-    [row] = run([make_spec(), make_spec()], [request], moving).requests
+    [row] = run([make_spec(), make_spec()], [request], migrations).requests
     assert (row.arrival_ns, row.first_token_ns) == (
         SECOND // 8,
         SECOND // 8 + seconds(StepRows(0, 0, ((50, 0),), 1)),
@@ -147,8 +147,8 @@ def test_a_commit_that_waits_for_kv_keeps_the_age_of_its_request() -> None:
 @pytest.mark.parametrize("link", [LINK, None])
 def test_a_drained_engine_loses_its_requests_and_gets_none(link: Link | None) -> None:
     requests = [make_request(number, 20, 150, at_s=number / 20) for number in range(20)]
-    moving = Moving(link=link, drains=[(0.4, 0)])
-    record = run([make_spec(2000), make_spec(2000)], requests, moving)
+    migrations = MigrationSpec(link=link, drains=[(0.4, 0)])
+    record = run([make_spec(2000), make_spec(2000)], requests, migrations)
     assert {row.engine for row in record.requests} == {1}
     assert all(row.output_tokens == 150 and row.finish == "stop" for row in record.requests)
     [(method, outcomes)] = record.moves.items()
@@ -162,20 +162,20 @@ def test_a_drained_engine_loses_its_requests_and_gets_none(link: Link | None) ->
 
 def test_a_drained_engine_keeps_requests_for_which_there_is_no_room() -> None:
     requests = [make_request(number, 40, 100) for number in range(8)]
-    record = run([make_spec(160), make_spec(150)], requests, Moving(link=LINK, drains=[(0.5, 0)]))
+    record = run([make_spec(160), make_spec(150)], requests, MigrationSpec(link=LINK, drains=[(0.5, 0)]))
     assert all(row.output_tokens == 100 for row in record.requests)
     assert {row.engine for row in record.requests} == {0, 1}
     assert record.moves["live"]["aborted"] > 0
 
 
 def test_no_kv_goes_to_engines_whose_blocks_are_others_or_that_run_in_slices() -> None:
-    request, moving = make_request(0, 50, 100), Moving(link=LINK, wanted=[(0.3, "r0", 1, LIVE)])
+    request, migrations = make_request(0, 50, 100), MigrationSpec(link=LINK, wanted=[(0.3, "r0", 1, LIVE)])
     for other in (
         make_spec(block_size=8),
         make_spec(per_merged={"a": 2}, block_size=4),
         make_spec(admission=Slice(tokens=16)),
     ):
-        record = run([make_spec(), other], [request], moving)
+        record = run([make_spec(), other], [request], migrations)
         assert record.moves == {"tokens": {"done": 1}} or other.layout.block_size == 4
         assert record.requests[0].engine == 1
 
@@ -183,7 +183,9 @@ def test_no_kv_goes_to_engines_whose_blocks_are_others_or_that_run_in_slices() -
 def test_moves_of_requests_that_are_not_there_do_nothing() -> None:
     wanted = [(0.0, "r0", 1, LIVE), (0.3, "nobody", 1, LIVE), (0.3, "r0", 0, LIVE), (9.0, "r0", 1, STOP)]
     record = run(
-        [make_spec(), make_spec()], [make_request(0, 50, 100, at_s=0.1)], Moving(link=LINK, wanted=wanted)
+        [make_spec(), make_spec()],
+        [make_request(0, 50, 100, at_s=0.1)],
+        MigrationSpec(link=LINK, wanted=wanted),
     )
     assert record.moves == {}
     assert record.requests[0].engine == 0
@@ -192,11 +194,11 @@ def test_moves_of_requests_that_are_not_there_do_nothing() -> None:
 def test_what_engines_cannot_do_is_refused() -> None:
     specs = [make_spec(), make_spec()]
     with pytest.raises(ConfigError, match="engine 2 cannot be drained: there are 2, from 0"):
-        run(specs, [], Moving(drains=[(1.0, 2)]))
+        run(specs, [], MigrationSpec(drains=[(1.0, 2)]))
     with pytest.raises(ConfigError, match="engine 3 cannot take requests"):
-        run(specs, [], Moving(wanted=[(1.0, "r0", 3, LIVE)]))
+        run(specs, [], MigrationSpec(wanted=[(1.0, "r0", 3, LIVE)]))
     with pytest.raises(ConfigError, match="to keep its requests"):
-        Simulation(specs, OpenLoop([]), moving=Moving(), lock_step=True)
+        Simulation(specs, OpenLoop([]), migrations=MigrationSpec(), lock_step=True)
 
 
 def number_of(line: str) -> str:
@@ -206,7 +208,10 @@ def number_of(line: str) -> str:
 times = st.floats(0, 2, width=16)
 engines = st.integers(0, 2)
 wishes = st.tuples(
-    times, st.integers(0, 39).map("r{}".format), st.one_of(st.none(), engines), st.sampled_from(MoveMethod)
+    times,
+    st.integers(0, 39).map("r{}".format),
+    st.one_of(st.none(), engines),
+    st.sampled_from(MigrationMethod),
 )
 
 
@@ -224,7 +229,7 @@ wishes = st.tuples(
 @settings(max_examples=examples(150))
 def test_nothing_is_lost_and_skipping_ahead_changes_nothing(
     seed: int,
-    wanted: list[tuple[float, str, int | None, MoveMethod]],
+    wanted: list[tuple[float, str, int | None, MigrationMethod]],
     drains: list[tuple[float, int]],
     deaths: list[tuple[float, int]],
     link: Link | None,
@@ -241,12 +246,12 @@ def test_nothing_is_lost_and_skipping_ahead_changes_nothing(
         tick_ns = round(TICK_S * SECOND)
         requests = [replace(each, arrival_ns=each.arrival_ns // tick_ns * tick_ns) for each in requests]
         wanted = [(time // TICK_S * TICK_S, *wish) for time, *wish in wanted]
-    moving = Moving(link=link, drains=drains, wanted=wanted)
+    migrations = MigrationSpec(link=link, drains=drains, wanted=wanted)
     records, logs = [], []
     for skip_ahead in (True, False):
         log: list[str] = []
         records.append(
-            run(specs, requests, moving, deaths=deaths, dispatch=dispatch, skip_ahead=skip_ahead, log=log)
+            run(specs, requests, migrations, deaths=deaths, dispatch=dispatch, skip_ahead=skip_ahead, log=log)
         )
         logs.append(log)
     if not deaths:
@@ -266,9 +271,9 @@ def test_a_request_that_leaves_at_the_end_of_a_step_leaves_the_next_to_be_planne
     specs = [make_spec(400, times=TICKS, depth=depth) for _ in range(2)]
     requests = [make_request(number, 10, (200, 10)[number % 2]) for number in range(3)]
     requests += [make_request(number, 10, 15, at_s=(38 + number / 50) * TICK_S) for number in (3, 20)]
-    moving = Moving(wanted=[(at_s, "r0", 1, TOKENS)])
+    migrations = MigrationSpec(wanted=[(at_s, "r0", 1, TOKENS)])
     on, off = (
-        run(specs, requests, moving, skip_ahead=skip, dispatch="round-robin") for skip in (True, False)
+        run(specs, requests, migrations, skip_ahead=skip, dispatch="round-robin") for skip in (True, False)
     )
     assert on == off
 
@@ -290,8 +295,8 @@ def test_who_was_rejected_is_asked_again_when_the_blocks_of_one_who_left_are_fre
         make_request(3, 4, 5, at_s=0.01),
         make_request(4, 60, 20, at_s=0.05),
     ]
-    moving = Moving(wanted=[(at_s, "r0", 1, TOKENS)])
+    migrations = MigrationSpec(wanted=[(at_s, "r0", 1, TOKENS)])
     on, off = (
-        run(specs, requests, moving, skip_ahead=skip, dispatch="round-robin") for skip in (True, False)
+        run(specs, requests, migrations, skip_ahead=skip, dispatch="round-robin") for skip in (True, False)
     )
     assert on == off

@@ -15,13 +15,13 @@ from shoal.cluster.manager.dispatch import dispatch_named
 from shoal.cluster.manager.events import ClusterEvent, EpochBegan
 from shoal.cluster.manager.manager import Manager
 from shoal.cluster.options import PackingOptions
-from shoal.cluster.packing import PACKERS, MoveBudgets
+from shoal.cluster.packing import PACKERS, MigrationBudgets
 from shoal.config import load_scenario, prepare
 from shoal.core import Request
 from shoal.core.cluster import Link
 from shoal.measure import RunRecord
 from shoal.schedule import ADMISSIONS, ORDERS
-from shoal.simulate import Deaths, EngineSpec, Moving, OpenLoop, Simulation, Watch
+from shoal.simulate import Deaths, EngineSpec, MigrationSpec, OpenLoop, Simulation, Watch
 
 LINK = Link(bytes_per_s=1e7, latency_s=1e-4)
 EPOCH = PackingOptions(epoch_s=0.05)
@@ -60,7 +60,7 @@ def run(
         dispatch=dispatch_named(dispatch),
         watch=Watch(skip_ahead=skip_ahead, sample_s=0.05),
         deaths=Deaths(times=deaths, load_s=0.3),
-        moving=Moving(link=link, drains=drains, packing=packing),
+        migrations=MigrationSpec(link=link, drains=drains, packing=packing),
     )
     record = simulation.run()
     for replica in simulation.replicas:
@@ -95,7 +95,7 @@ def test_who_outgrows_an_engine_moves_before_it_is_full(link: Link | None, metho
 
 def test_a_budget_of_nothing_moves_nobody() -> None:
     requests = [make_request(number, 50, 100, at_s=number / 100) for number in range(4)]
-    none = PackingOptions(epoch_s=0.05, budgets=MoveBudgets(engine_bytes=0, prefill_tokens=0))
+    none = PackingOptions(epoch_s=0.05, budgets=MigrationBudgets(engine_bytes=0, prefill_tokens=0))
     assert run([make_spec(100), make_spec(100)], requests, "mell", packing=none).moves == {}
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.table import Table
 
-from shoal.cluster.packing import MoveBudgets
+from shoal.cluster.packing import MigrationBudgets
 from shoal.core.units import format_size
 
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ class LinkReport:
     share: float
 
     @property
-    def budgets(self) -> MoveBudgets:
-        """What fits into the share of an epoch, for the slowest service; links of hosts are not measured."""
+    def budgets(self) -> MigrationBudgets:
+        """What fits into that part of an epoch, whichever service moves; links of hosts were not measured."""
         time_s = self.share * self.epoch_s
         kv = min(rates.kv_bytes_per_s for rates in self.rates.values())
         prefill = min(rates.prefill_tokens_per_s for rates in self.rates.values())
-        return MoveBudgets(engine_bytes=int(kv * time_s), prefill_tokens=int(prefill * time_s))
+        return MigrationBudgets(engine_bytes=int(kv * time_s), prefill_tokens=int(prefill * time_s))
 
     def to_json(self) -> dict[str, Any]:
         services = {

@@ -1,8 +1,7 @@
-"""Many engines as one: which engine has which request.
+"""A cluster of engines behind one API: which engine runs which request, and the processes that run them.
 
-Here belongs what decides over engines, as pure functions of what they report, and what carries that out on
-real ones. ``events`` and ``actions`` are what a manager is told and decides; ``backend`` is who runs the
-engines' processes: ``local`` does on this machine, with ``node``, the process that owns them; ``packing``
-puts running requests onto the fewest devices. Not here: what one engine does with its requests
-(``schedule``), and the clock that drives simulated engines (``simulate``).
+``manager`` decides (pure functions of events), and ``packing`` has its policies that put running requests on
+the fewest devices. ``router`` holds the clients' calls and streams, and executes decisions. ``backends``
+start engine processes, on this machine (as children of a ``node`` process) or with Ray. Scheduling inside an
+engine is ``schedule``; simulated engines are ``simulate``.
 """

@@ -1,10 +1,10 @@
-"""Options of a cluster: how its engines are run, watched and chosen."""
+"""Options of a cluster: backend, dispatch policy, packing, heartbeats, timeouts, restarts."""
 
 import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from shoal.cluster.packing.migration_budgets import MoveBudgets
+from shoal.cluster.packing.migration_budgets import MigrationBudgets
 from shoal.core import ConfigError
 from shoal.engine.options import EngineOptions
 
@@ -14,17 +14,16 @@ BackendName = Literal["local", "ray"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartOptions:
-    """How long an engine that died waits for its next start; a start that works out begins anew."""
+    """Delays before restarts of a dead engine; after ``max_s`` in state READY they start again with
+    ``first_s``."""
 
     first_s: float = 1.0
-    """After the first death."""
     factor: float = 2.0
-    """How much longer after every further one."""
+    """Growth of the delay with each further death."""
     max_s: float = 60.0
-    """The longest."""
 
     def __post_init__(self) -> None:
-        """Refuse waits that mean nothing; raises ConfigError."""
+        """Raises ConfigError for invalid delays."""
         if not 0 <= self.first_s <= self.max_s:
             raise ConfigError(
                 f"cluster.restart: first must be between 0 and max, got {self.first_s} and {self.max_s} s"
@@ -33,57 +32,54 @@ class RestartOptions:
             raise ConfigError(f"cluster.restart.factor must be at least 1, got {self.factor}")
 
     def wait_s(self, deaths: int) -> float:
-        """The wait after so many deaths in succession, at least 1."""
+        """The delay after this many deaths in succession, at least 1."""
         return min(self.max_s, self.first_s * self.factor ** min(deaths - 1, 1000))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackingOptions:
-    """How a packer that is the dispatch moves requests."""
+    """How a packer, as the dispatch policy, migrates requests."""
 
     epoch_s: float = 1.0
-    """It looks at how requests have grown so often."""
-    budgets: MoveBudgets = field(default_factory=MoveBudgets)
-    """What moves may take in an epoch."""
+    """Interval at which it looks at how requests have grown."""
+    budgets: MigrationBudgets = field(default_factory=MigrationBudgets)
+    """Limits on migrations in an epoch."""
 
     def __post_init__(self) -> None:
-        """Refuse epochs that have no length; raises ConfigError."""
+        """Raises ConfigError for epochs without length."""
         if not self.epoch_s > 0:
             raise ConfigError(f"packing.epoch must be more than 0, got {self.epoch_s:g} s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
-    """How engines are run, watched and chosen."""
-
     name: str | None = None
-    """Names the folder and the lock of the processes that own the engines, by which a server that is started
-    again finds them; None: the server's port does."""
+    """Name of the node, by which a restarted server finds its engines; None: derived from the server's port.
+    """
     backend: BackendName = "local"
-    """Who runs the engines: child processes on this machine, or Ray."""
+    """Child processes on this machine, or actors of a Ray cluster."""
     address: str = "auto"
     """Address of the Ray cluster."""
     dispatch: str = "max-min"
-    """Which engine a request goes to; in ``dispatch.DISPATCH_NAMES``."""
+    """Policy that chooses the engine of a request; one of ``dispatch.DISPATCH_NAMES``."""
     packing: PackingOptions = field(default_factory=PackingOptions)
-    """How often a packer that is the dispatch looks at requests, and what moves may take."""
+    """If the dispatch policy is a packer."""
     heartbeat_s: float = 1.0
-    """Engines give a sign of life so often."""
+    """Interval of heartbeats."""
     hung_after_s: float = 10.0
-    """An engine silent for so long, without CPU time, is killed."""
+    """An engine that is silent for this time, without using CPU time, is killed."""
     step_timeout_s: float = 30.0
-    """An engine whose step stands still for so long is killed; see ``HangDetector``."""
+    """An engine whose step makes no progress for this time is killed; see ``StepJudge``."""
     load_timeout_s: float = 120.0
-    """An engine that does not get on with loading for so long is killed."""
+    """An engine that loads without progress for this time is killed."""
     restart: RestartOptions = field(default_factory=RestartOptions)
-    """How soon an engine that died is started again."""
     orphan_after_s: float = 60.0
     """Engines without a server end after this time."""
     wait_for_engine_s: float = 60.0
-    """Requests of a service that no engine runs wait so long."""
+    """Requests are refused after waiting this long without a ready engine of their service."""
 
     def __post_init__(self) -> None:
-        """Refuse a name that no folder can have, and times that mean nothing; raises ConfigError."""
+        """Raises ConfigError for a name that no folder can have, and for invalid times."""
         if self.name is not None and not _NAME.fullmatch(self.name):
             raise ConfigError(
                 "cluster.name has up to 32 letters, digits, '.', '_' or '-' and begins with a letter or "
@@ -103,15 +99,13 @@ class ClusterOptions:
 
     @property
     def tick_s(self) -> float:
-        """Managers are told so often that time passes."""
+        """Interval of the manager's ticks."""
         return self.heartbeat_s / 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlan:
-    """One engine of a cluster as it is wanted."""
+    """Name and options of one engine."""
 
     name: str
-    """Its name in the cluster."""
     options: EngineOptions
-    """What it is built from."""

@@ -6,7 +6,7 @@ from shoal.config.sections import Section, section_of
 from shoal.config.value_kinds import byte_rate
 from shoal.core import ConfigError
 from shoal.core.cluster import Link
-from shoal.simulate import Deaths, Moving
+from shoal.simulate import Deaths, MigrationSpec
 
 
 def engine_link_section() -> Section:
@@ -14,7 +14,7 @@ def engine_link_section() -> Section:
     return section_of(Link, {(Link, "bytes_per_s"): byte_rate()}, {"bytes_per_s": "bandwidth"})
 
 
-def moving_of(scenario: Scenario, pools: Pools) -> Moving:
+def moving_of(scenario: Scenario, pools: Pools) -> MigrationSpec:
     """Drains, a packer's moves, and the link for both; raises ConfigError where no KV can be sent over it."""
     if scenario.link is not None and not pools.sized:
         raise ConfigError(
@@ -22,7 +22,7 @@ def moving_of(scenario: Scenario, pools: Pools) -> Moving:
             "[{name: chat, model: llama-3.1-8b}]), or leave out link: then KV is computed anew"
         )
     drains = [(incident.at_s, incident.engine) for incident in scenario.drains]
-    return Moving(link=scenario.link, drains=drains, packing=scenario.packing)
+    return MigrationSpec(link=scenario.link, drains=drains, packing=scenario.packing)
 
 
 def deaths_of(scenario: Scenario) -> Deaths:

@@ -38,7 +38,7 @@ from shoal.measure import RunRecord
 from shoal.simulate import (
     ClosedLoop,
     EngineSpec,
-    Moving,
+    MigrationSpec,
     OpenLoop,
     ServiceSpec,
     Simulation,
@@ -65,7 +65,7 @@ class PreparedRun:
     """What is run, by name, for a report's head."""
     models: Mapping[str, ModelSpec | None]
     """Each service's model; None: it is not known."""
-    moving: Moving
+    migrations: MigrationSpec
     """How its requests move."""
     ranks: int = 1
     """Data-parallel ranks of the engine; above 1 it is the only one."""
@@ -97,7 +97,7 @@ class PreparedRun:
             OpenLoop(self.requests) if clients is None else ClosedLoop(self.requests, clients),
             dispatch=None if grouped else dispatch_named(self.scenario.dispatch),
             deaths=None if grouped else deaths_of(self.scenario),
-            moving=None if grouped else self.moving,
+            migrations=None if grouped else self.migrations,
             lock_step=grouped,
             watch=Watch(skip_ahead=skip_ahead, sample_s=self.scenario.sample_s, spans=spans),
         )
@@ -152,7 +152,7 @@ def prepare(scenario: Scenario) -> PreparedRun:
         requests=requests,
         facts=facts,
         models=models,
-        moving=moving_of(scenario, pools),
+        migrations=moving_of(scenario, pools),
         ranks=ranks,
     )
 

@@ -1,6 +1,5 @@
-"""Placement: which services share which devices (SeaLLM, section 4.1), and which layers are where (UELLM).
+"""Placement: which services share which devices (SeaLLM), device maps of layers (UELLM), machine topology.
 
-Here belong placements, what is expected of them, searches for a good one, and device maps: pure functions of
-devices, services and traffic, with an evaluator as an argument. Simulating a placement is not here (that is
-``simulate``), nor is carrying one out.
+Pure functions of devices, services and traffic; the evaluator of placements is an argument. Simulated
+evaluators are in ``simulate``.
 """

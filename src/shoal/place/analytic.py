@@ -1,9 +1,9 @@
-"""How a group serves, by formulas instead of a simulation: microseconds in place of seconds.
+"""Analytic estimates of device groups: queueing formulas in place of a simulation, in microseconds.
 
-A group computes one service's step after another. With n_s requests of service s running and q_s the chance
-that there are any, a token of s takes its own step and those of the others that run, stretched by the share
-of time that goes into prompts; Little's law says how many run. What waits in bursts, and the spread of
-latencies around their mean, are rough. Good enough to say which placements are worth a simulation.
+A group computes the steps of its services in turn. With n_s requests of service s running and q_s the
+probability that there are any, a token of s takes its own step and those of the other running services,
+stretched by the share of time spent on prompts; Little's law gives the number of running requests. Waiting in
+bursts and the spread of latencies are rough. This suffices to select placements for a simulation.
 """
 
 import math
@@ -19,11 +19,11 @@ from shoal.place.traffic import ServiceLoad, StepTimesOf
 _ROUNDS = 24
 _LARGEST_BATCH = 256.0
 _FAR = 64
-"""A decode step's time is taken as linear between one row and so many."""
+"""Decode step times are interpolated linearly between 1 row and this many."""
 _BUSIEST = 0.98
 _INSTANT_S = 1e-6
 _LATER = 0.35
-"""How much a service waits for steps of those that are longer than it, which orders let wait."""
+"""Share of the steps of longer services that a service waits for, as orders prefer short requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,39 +35,34 @@ class _Speed:
 
 @dataclass(slots=True)
 class _Part:
-    """A service's share of a group while its figures settle."""
+    """A service in a group, during the iteration."""
 
     load: ServiceLoad
     requests: float
     window_s: float
     speed: _Speed
     most: float
-    """Requests that run at once."""
+    """Limit on concurrently running requests."""
     running: float = 0.0
     latency_s: float = 0.0
 
 
 @dataclass(slots=True)
 class AnalyticGroups:
-    """A ``GroupModel`` of formulas."""
+    """An analytic ``GroupModel``."""
 
     loads: Mapping[str, ServiceLoad]
-    """By service."""
     times: StepTimesOf
-    """How long steps take."""
     memory: MemoryCheck
-    """What is left for KV."""
     short_first: bool = True
-    """Services whose requests are short go first, as the orders of SeaLLM and ours have it."""
+    """Whether services with short requests go first, as in the orders of SeaLLM and ours."""
     _speeds: dict[tuple[str, str, int], _Speed] = field(default_factory=dict)
 
     @property
     def requests(self) -> Mapping[str, int]:
-        """Requests of each service."""
         return {name: load.requests for name, load in self.loads.items()}
 
     def serve(self, shapes: Sequence[GroupShape]) -> list[Mapping[str, ServiceEstimate]]:
-        """Of each shape, how its services fare."""
         return [self._group(shape) for shape in shapes]
 
     def _group(self, shape: GroupShape) -> Mapping[str, ServiceEstimate]:
@@ -90,7 +85,7 @@ class AnalyticGroups:
         }
 
     def _most_running(self, shape: GroupShape) -> list[float]:
-        """Requests of each service that the KV memory holds, if the services have equal parts of it."""
+        """Requests of each service that fit in an equal part of the KV memory."""
         services = shape.services
         left = self.memory.left_bytes(services, shape.memory_bytes, shape.tp) / len(services)
         most = []
@@ -115,14 +110,14 @@ class AnalyticGroups:
 
 
 def _settle(parts: Sequence[_Part], later: float) -> None:
-    """One round: how many run follows from latencies, and these from how many run.
+    """One iteration: running requests follow from latencies, and latencies from running requests.
 
-    Requests of a window are in the group for the window and a latency longer, so an overload only ends later.
-    later: how much a service waits for steps of services that are longer than it.
+    Requests of a window are in the group for the window plus a latency, so an overload ends late. later: as
+    ``_LATER``.
     """
     prompts_s = sum(part.requests * part.speed.prefill_s for part in parts)
-    lasts_s = max(_INSTANT_S, *(part.window_s + part.latency_s for part in parts))
-    busy = min(_BUSIEST, prompts_s / lasts_s)
+    duration_s = max(_INSTANT_S, *(part.window_s + part.latency_s for part in parts))
+    busy = min(_BUSIEST, prompts_s / duration_s)
     steps = [part.speed.step_s + part.speed.row_s * part.running for part in parts]
     chances = [1 - math.exp(-part.running) for part in parts]
     for at, part in enumerate(parts):
@@ -144,6 +139,6 @@ def _settle(parts: Sequence[_Part], later: float) -> None:
 
 
 def _estimate(load: ServiceLoad, requests: float, latency_s: float) -> ServiceEstimate:
-    """Of exponentially distributed latencies, in whole requests that miss the goal."""
+    """For exponentially distributed latencies; misses are rounded to whole requests."""
     missed = float(round(requests * math.exp(-load.goal_s / latency_s)))
     return ServiceEstimate(requests, min(requests, missed), requests, requests * latency_s / load.execution_s)

@@ -1,4 +1,4 @@
-"""Placements that other systems would choose, to compare with."""
+"""Baseline placements for comparison: even split (vLLM), and tight packing."""
 
 from shoal.core.cluster import Device
 from shoal.place.estimate import Found
@@ -7,9 +7,9 @@ from shoal.place.problem import Problem, Search
 
 
 def even_split(problem: Problem) -> Search:
-    """Every service has devices of its own, equally many where that goes: nothing is shared (vLLM).
+    """Every service has devices of its own, if possible equally many: nothing is shared (vLLM).
 
-    Services that need several devices get those first, others as many as are left for each, in powers of two.
+    Services that need several devices come first; the rest is split evenly, in powers of two.
     """
     placement = Placement.sharing(_even_parts(problem))
     [estimate] = yield [placement]
@@ -17,7 +17,8 @@ def even_split(problem: Problem) -> Search:
 
 
 def tight(problem: Problem) -> Search:
-    """Services on few devices, large ones first: each joins a group with room, or gets the least it needs."""
+    """Services on few devices, largest first: each joins a group with room, or gets the fewest devices that
+    fit."""
     placement = Placement.sharing(_tight_parts(problem))
     [estimate] = yield [placement]
     return [Found(placement, estimate)]
@@ -61,14 +62,14 @@ def _even_parts(problem: Problem) -> list[tuple[tuple[Device, ...], list[str]]]:
 
 
 def _take(free: list[list[Device]], count: int, name: str, problem: Problem) -> tuple[Device, ...] | None:
-    """Devices of one host on which a service fits: so many, or else half as many, and so on.
+    """Take ``count`` devices of one host on which a service fits, or half as many, and so on.
 
-    Of the host with the fewest that suffice; None: there are none.
+    From the host with the fewest sufficient devices; None: there are none.
     """
-    able = [pool for pool in free if len(pool) >= count and problem.fits([name], pool[:count])]
-    if not able:
+    candidates = [pool for pool in free if len(pool) >= count and problem.fits([name], pool[:count])]
+    if not candidates:
         return _take(free, count // 2, name, problem) if count > 1 else None
-    pool = min(able, key=len)
+    pool = min(candidates, key=len)
     taken = tuple(pool[:count])
     del pool[:count]
     return taken

@@ -1,4 +1,4 @@
-"""What is expected of a placement, how placements are compared, and who estimates them."""
+"""Estimates of placements (attainment, latency), their comparison, and the evaluator interface."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,16 +12,15 @@ ALPHA = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class ServiceEstimate:
-    """How one service fares, in requests of the traffic at hand."""
+    """Estimate for one service, in requests of the given traffic."""
 
     requests: float
-    """All that come."""
     unserved: float
-    """Those that miss their goals, or that no engine takes."""
+    """Requests that miss their goals, or that no engine serves."""
     answered: float = 0.0
-    """Those that an engine answers, early or late."""
+    """Requests that are answered, in time or not."""
     latency_sum: float = 0.0
-    """Their end-to-end latencies, each divided by the service's execution time L^, summed."""
+    """Sum of their end-to-end latencies, each divided by the service's execution time L^."""
 
     @property
     def attainment(self) -> float:
@@ -40,7 +39,7 @@ class ServiceEstimate:
 
 
 def added(parts: Collection[ServiceEstimate]) -> ServiceEstimate:
-    """Parts of a service's requests, or several services, together."""
+    """The sum over parts of a service's requests, or over services."""
     if len(parts) == 1:
         return next(iter(parts))
     return ServiceEstimate(
@@ -53,46 +52,41 @@ def added(parts: Collection[ServiceEstimate]) -> ServiceEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """How all services fare under a placement."""
+    """Estimate for all services of a placement."""
 
     services: Mapping[str, ServiceEstimate]
-    """By name; of every service, placed or not."""
+    """By name, of all services, placed or not."""
 
     @property
     def total(self) -> ServiceEstimate:
-        """Of all requests."""
         return added(self.services.values())
 
     @property
     def attainment(self) -> float:
-        """Share of all requests that meet their goals."""
         return self.total.attainment
 
     @property
     def normalised_latency(self) -> float:
-        """Mean over all answered requests."""
         return self.total.normalised_latency
 
 
 class PlanEvaluator(Protocol):
-    """Says how placements would fare; equal groups under equal traffic fare equally."""
+    """Estimates placements; equal groups under equal traffic get equal estimates."""
 
     @property
-    def services(self) -> Sequence[str]:
-        """All services, placed or not."""
-        ...
+    def services(self) -> Sequence[str]: ...
 
     def evaluate(self, placements: Sequence[Placement]) -> list[Estimate]:
-        """Of each placement, in their order. Several at once may be computed in parallel."""
+        """Estimates in the order of the placements, perhaps computed in parallel."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """What makes one placement better than another: first its attainment, then its latency (Algorithm 1)."""
+    """Comparison of placements: by attainment, then by latency (Algorithm 1)."""
 
     floor: float = 0.0
-    """Attainment that every service is to have, before all else (Eq. 5); 0: none."""
+    """Minimum attainment of every service, as the first criterion (Eq. 5); 0: none."""
 
     def key(self, estimate: Estimate) -> tuple[float, float, float]:
         """Larger is better."""
@@ -105,14 +99,12 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A placement and what is expected of it."""
+    """A placement and its estimate."""
 
     placement: Placement
-    """Which services share which devices."""
     estimate: Estimate = field(repr=False)
-    """By the evaluator that was asked."""
 
 
 def best(found: Iterable[Found], objective: Objective) -> Found:
-    """The best, the first of equals."""
+    """The best; the first of equals."""
     return max(found, key=lambda each: objective.key(each.estimate))

@@ -1,4 +1,4 @@
-"""Every placement there is, for small clusters."""
+"""Exhaustive search over all placements, for small clusters and tests."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,11 +17,11 @@ Parts = list[tuple[tuple[Device, ...], tuple[str, ...]]]
 
 
 def search_exhaustive(problem: Problem, evaluator: PlanEvaluator) -> Found:
-    """The best of all placements; raises ConfigError where there are more than ``MOST_PLACEMENTS``."""
-    everything = placements(problem)
+    """The best placement; raises ConfigError if there are more than ``MOST_PLACEMENTS``."""
+    candidates = placements(problem)
     found: Found | None = None
     tried = 0
-    while batch := list(islice(everything, _AT_ONCE)):
+    while batch := list(islice(candidates, _AT_ONCE)):
         tried += len(batch)
         if tried > MOST_PLACEMENTS:
             raise ConfigError(f"there are more than {MOST_PLACEMENTS:,} placements; search another way")
@@ -33,7 +33,7 @@ def search_exhaustive(problem: Problem, evaluator: PlanEvaluator) -> Found:
 
 
 def placements(problem: Problem) -> Iterator[Placement]:
-    """Every placement into groups of powers of two; of those that differ in like devices only one."""
+    """All placements into groups of powers of two, up to exchanges of equal devices."""
     for choice in product(*(list(_of_pool(problem, pool)) for pool in problem.pools)):
         yield Placement.sharing([part for parts in choice for part in parts])
 
@@ -56,7 +56,7 @@ def _sets(problem: Problem) -> Iterator[tuple[str, ...]]:
 
 
 def _partitions(count: int, largest: int) -> Iterator[tuple[int, ...]]:
-    """Powers of two that add up to ``count``, in falling order."""
+    """Powers of two with sum ``count``, in falling order."""
     if not count:
         yield ()
         return

@@ -1,4 +1,4 @@
-"""SeaLLM's Algorithm 1: groups of one size, filled with the service that is served worst."""
+"""Greedy placements: SeaLLM's Algorithm 1, AlpaServe's heuristic, MuxServe's greedy placement."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ class _Part:
 
 
 def literal(problem: Problem) -> list[Search]:
-    """Algorithm 1 as printed, a search for every TP size and number of services in a group.
+    """SeaLLM's Algorithm 1 as printed: one search for every TP size and number of services per group.
 
-    Each fills its groups until nothing more fits. Where the size is too small for some service, that service
-    stays unplaced; merging groups is in the paper's prose only.
+    Each fills its groups until nothing more fits. A service that needs larger groups stays unplaced; merging
+    groups is only in the paper's prose.
     """
     return [
         _fill(problem, _cut(problem, tp, whole=False), limit, _index, False)
@@ -33,10 +33,10 @@ def literal(problem: Problem) -> list[Search]:
 
 
 def merging(problem: Problem) -> list[Search]:
-    """Algorithm 1 with what its prose adds, and a little more.
+    """Algorithm 1 with the additions of its prose, and ours.
 
-    Groups are merged for services that need more devices, devices that are left over form smaller groups, and
-    every placement on the way counts, not only the fullest.
+    Groups are merged for services that need more devices, leftover devices form smaller groups, and every
+    intermediate placement is a result.
     """
     return [
         _fill(problem, _merged(problem, _cut(problem, tp, whole=True), limit), limit, _index, True)
@@ -45,10 +45,7 @@ def merging(problem: Problem) -> list[Search]:
 
 
 def alpaserve(problem: Problem) -> list[Search]:
-    """AlpaServe's heuristic (Li et al., 2023, section 4.2): as Algorithm 1, by unserved requests only.
-
-    Groups are merged for services that need more devices, and every placement on the way counts, as there.
-    """
+    """AlpaServe's heuristic (Li et al., 2023, section 4.2): as ``merging``, by unserved requests only."""
     return [
         _fill(problem, _merged(problem, _cut(problem, tp, whole=True), limit), limit, _unserved, True)
         for tp, limit in _configurations(problem)
@@ -60,7 +57,7 @@ def _configurations(problem: Problem) -> list[tuple[int, int]]:
 
 
 def _cut(problem: Problem, tp: int, *, whole: bool) -> list[_Part]:
-    """Every host's devices in groups of ``tp``; whole: what is left in smaller powers of two."""
+    """Every host's devices in groups of ``tp``; whole: leftover devices in smaller powers of two."""
     parts = []
     for pool in problem.pools:
         begin, size = 0, tp
@@ -74,7 +71,7 @@ def _cut(problem: Problem, tp: int, *, whole: bool) -> list[_Part]:
 
 
 def _merged(problem: Problem, parts: list[_Part], limit: int) -> list[_Part]:
-    """Groups merged pair by pair, until every service fits on one that is not full of other large ones."""
+    """Merge groups pairwise until every service fits on one that is not taken by other large ones."""
     largest = max(len(pool) for pool in problem.pools)
     needs = [
         (problem.memory.least_tp(name, problem.cluster.devices, largest) or 1, name) for name in problem.rates
@@ -82,10 +79,12 @@ def _merged(problem: Problem, parts: list[_Part], limit: int) -> list[_Part]:
     room = [limit] * len(parts)
     for _, name in sorted(needs, reverse=True):
         while True:
-            able = [at for at, part in enumerate(parts) if room[at] and problem.fits([name], part.devices)]
-            if able:
-                # A small service needs no room kept: it fits beside many.
-                at = min(able, key=lambda at: len(parts[at].devices))
+            candidates = [
+                at for at, part in enumerate(parts) if room[at] and problem.fits([name], part.devices)
+            ]
+            if candidates:
+                # Small services need no reservation: many fit in a group.
+                at = min(candidates, key=lambda at: len(parts[at].devices))
                 room[at] -= len(parts[at].devices) > 1
                 break
             if not _merge_two(parts, room, limit):
@@ -94,7 +93,7 @@ def _merged(problem: Problem, parts: list[_Part], limit: int) -> list[_Part]:
 
 
 def _merge_two(parts: list[_Part], room: list[int], limit: int) -> bool:
-    """Merge the two smallest groups of one size in one host; False: there are none."""
+    """Merge the two smallest equal groups of one host; False: there are none."""
     by_size: dict[tuple[int, str, str], list[int]] = {}
     for at, part in enumerate(parts):
         device = part.devices[0]
@@ -116,7 +115,7 @@ def _fill(
     badness: Callable[[ServiceEstimate], float],
     keep_all: bool,
 ) -> Search:
-    """Give the group with the fewest requests the service that is served worst, until nothing fits."""
+    """Add the worst-served service to the group with the fewest requests, until nothing fits."""
     kept = []
     while True:
         placement = _placement(parts)
@@ -131,7 +130,7 @@ def _fill(
 def _place_one(
     problem: Problem, parts: Sequence[_Part], placement: Placement, worst_first: Sequence[str], limit: int
 ) -> bool:
-    """One turn of the inner loop; False: nothing fits anywhere."""
+    """One iteration of the inner loop; False: nothing fits."""
     shares = {group.devices: dict(group.shares) for group in placement.groups}
 
     def rate(part: _Part) -> float:
@@ -152,10 +151,10 @@ def _placement(parts: Sequence[_Part]) -> Placement:
 
 
 def muxserve(problem: Problem, demands: Mapping[str, float]) -> list[Search]:
-    """MuxServe's greedy placement in outline (Duan et al., 2024, section 3.2), for every size of groups.
+    """MuxServe's greedy placement in outline (Duan et al., 2024, section 3.2), for every group size.
 
-    Each service is placed once, those with the largest demand first, onto the group that then has the least
-    demand for each of its devices. demands: device seconds that a second of a service's traffic takes.
+    Each service is placed once, in order of falling demand, in the group with the least demand per device.
+    demands: device seconds per second of a service's traffic.
     """
     return [
         _least_demand(problem, _merged(problem, _cut(problem, tp, whole=True), problem.max_services), demands)
@@ -165,10 +164,10 @@ def muxserve(problem: Problem, demands: Mapping[str, float]) -> list[Search]:
 
 def _least_demand(problem: Problem, parts: list[_Part], demands: Mapping[str, float]) -> Search:
     for name in sorted(demands, key=lambda name: (-demands[name], name)):
-        able = [part for part in parts if problem.fits([*part.services, name], part.devices)]
-        if able:
+        candidates = [part for part in parts if problem.fits([*part.services, name], part.devices)]
+        if candidates:
             least = min(
-                able, key=lambda part: sum(demands[each] for each in part.services) / len(part.devices)
+                candidates, key=lambda part: sum(demands[each] for each in part.services) / len(part.devices)
             )
             least.services.append(name)
     placement = _placement(parts)

@@ -1,4 +1,4 @@
-"""Placements estimated group by group, each shape of group once."""
+"""Evaluation of placements group by group, with each group shape estimated once."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -8,34 +8,33 @@ from shoal.place.placement import GroupShape, Placement
 
 
 class GroupModel(Protocol):
-    """Says how groups serve their shares of the traffic."""
+    """Estimates groups under their shares of the traffic."""
 
     @property
     def requests(self) -> Mapping[str, int]:
-        """Requests of each service in the traffic at hand."""
+        """Number of requests by service."""
         ...
 
     def serve(self, shapes: Sequence[GroupShape]) -> Sequence[Mapping[str, ServiceEstimate]]:
-        """Of each shape, how its services fare there, for their shares of the requests."""
+        """Estimates by service for each shape, for its shares of the requests."""
         ...
 
 
 class GroupwiseEvaluator:
-    """A ``PlanEvaluator`` that adds up groups, which serve independently, and remembers every shape."""
+    """A ``PlanEvaluator`` that adds up independent groups, with a cache of shapes."""
 
     def __init__(self, model: GroupModel) -> None:
         self._model = model
         self._known: dict[GroupShape, Mapping[str, ServiceEstimate]] = {}
         self.services: Sequence[str] = tuple(model.requests)
-        """All services."""
 
     @property
     def shapes(self) -> int:
-        """How many different groups were looked at."""
+        """Number of evaluated shapes."""
         return len(self._known)
 
     def evaluate(self, placements: Sequence[Placement]) -> list[Estimate]:
-        """Of each placement; groups not seen before go to the model together."""
+        """Evaluate all new shapes in one call of the model."""
         wanted = [[group.shape for group in plan.groups if group.shares] for plan in placements]
         new = list(dict.fromkeys(shape for shapes in wanted for shape in shapes if shape not in self._known))
         if new:
@@ -48,10 +47,10 @@ class GroupwiseEvaluator:
             for name, part in self._known[shape].items():
                 parts[name].append(part)
         return Estimate(
-            {name: added(found) if found else self._nowhere(name) for name, found in parts.items()}
+            {name: added(found) if found else self._unserved(name) for name, found in parts.items()}
         )
 
-    def _nowhere(self, name: str) -> ServiceEstimate:
-        """Of a service without a group; it has missed a request even where none came lately."""
+    def _unserved(self, name: str) -> ServiceEstimate:
+        """Estimate of a service without a group: at least one missed request."""
         missed = max(1, self._model.requests[name])
         return ServiceEstimate(missed, missed)

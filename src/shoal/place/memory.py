@@ -1,4 +1,4 @@
-"""Whether services fit on a group of devices."""
+"""Memory check: whether the weights and the minimum KV of services fit on a group of devices."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,37 +10,34 @@ from shoal.forecast.model_spec import ModelSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedService:
-    """What placement needs to know of a service's model."""
+    """A service to place."""
 
     name: str
-    """Of the service."""
     model: ModelSpec
-    """Its shape."""
     weights: str | None = None
-    """Services with the same share them where they share devices; None: the model's name."""
+    """Services with the same value share weights on shared devices; None: the model's name."""
     kv_floor_tokens: int = 4096
-    """KV that it must at least have room for, such as its context."""
+    """Minimum KV, such as its context."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryCheck:
-    """Says which services fit together, from the sizes of their models."""
+    """Checks which services fit together, from the sizes of their models."""
 
     services: Mapping[str, PlacedService]
-    """By name."""
     utilisation: float = 0.9
     """Share of a device's memory for weights and KV."""
     _known: dict[tuple[tuple[str, ...], int, int], bool] = field(default_factory=dict, compare=False)
-    """What ``fits`` said before."""
+    """Cache of ``fits``."""
 
     def left_bytes(self, services: Iterable[str], memory_bytes: int, tp: int) -> int:
-        """Bytes for KV beside the weights on each of ``tp`` devices; negative: not even the weights fit."""
+        """Bytes left for KV on each of ``tp`` devices; negative: the weights do not fit."""
         placed = [self.services[name] for name in services]
         weights = {each.weights or each.model.name: each.model.weight_bytes(tp) for each in placed}
         return int(memory_bytes * self.utilisation) - sum(weights.values())
 
     def fits(self, services: Sequence[str], memory_bytes: int, tp: int) -> bool:
-        """Whether the weights fit and leave room for every service's floor of KV."""
+        """Whether the weights fit, with room for the minimum KV of all services."""
         key = tuple(services), memory_bytes, tp
         if key not in self._known:
             self._known[key] = self._fits(services, memory_bytes, tp)
@@ -54,7 +51,7 @@ class MemoryCheck:
         return self.left_bytes(services, memory_bytes, tp) >= floor
 
     def least_tp(self, service: str, devices: Sequence[Device], largest: int) -> int | None:
-        """The smallest power of two of such devices on which a service fits alone; None: none."""
+        """The smallest power of two of devices on which a service fits alone; None: none."""
         memory = max(device.memory_bytes for device in devices)
         tp = 1
         while tp <= largest:
@@ -64,22 +61,22 @@ class MemoryCheck:
         return None
 
     def require(self, cluster: ClusterSpec) -> None:
-        """Raise ConfigError that names services which fit on no host of the cluster."""
+        """Raise ConfigError if services fit on no host of the cluster."""
         hosts = pools(cluster)
-        homeless = [
+        unplaceable = [
             name
             for name in self.services
             if all(self.least_tp(name, pool, len(pool)) is None for pool in hosts)
         ]
-        if homeless:
+        if unplaceable:
             raise ConfigError(
-                f"no host has devices with memory for {', '.join(homeless)}; the weights take "
-                + ", ".join(f"{self.services[n].model.weight_bytes() / 2**30:.1f} GiB" for n in homeless)
+                f"no host has devices with memory for {', '.join(unplaceable)}; the weights take "
+                + ", ".join(f"{self.services[n].model.weight_bytes() / 2**30:.1f} GiB" for n in unplaceable)
             )
 
 
 def pools(cluster: ClusterSpec) -> list[list[Device]]:
-    """Devices that may form groups: those of one kind in one host."""
+    """Devices that may form groups: of one kind in one host."""
     found: dict[tuple[str, str], list[Device]] = {}
     for device in cluster.devices:
         found.setdefault((device.host, device.kind), []).append(device)

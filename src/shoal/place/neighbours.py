@@ -1,4 +1,4 @@
-"""The placements next to one: what a local search tries."""
+"""Neighbours of a placement for local search: other services in groups; groups merged or split."""
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations, product
@@ -8,35 +8,31 @@ from shoal.place.placement import Placement
 from shoal.place.problem import Problem
 
 Part = tuple[tuple[Device, ...], tuple[str, ...]]
-"""Devices of a group, and its services by name."""
+"""Devices and services of a group."""
 
 
 Change = tuple[set[int], list[Part]]
-"""The places of groups that go, and the groups that come for them: what ``Placement.changed`` takes."""
+"""Indices of removed groups, and added groups: arguments of ``Placement.changed``."""
 
 
 def changes(problem: Problem, placement: Placement, near: Device | None = None) -> Iterator[Change]:
-    """Changes of one or two groups, each kind of change once for groups that are alike.
-
-    A service is added, dropped, replaced, moved or swapped; two groups of a host are merged, one is split.
-    near: only changes of the group that has this device.
-    """
+    """Changes of one or two groups, once per shape; near: only of the group with this device."""
     parts: list[Part] = [(group.devices, group.services) for group in placement.groups]
     singles = _representatives(parts)
     if near is not None:
         singles = [at for at, (devices, _) in enumerate(parts) if near in devices]
     for at in singles:
-        for added in _alone(problem, parts[at]):
+        for added in _single_changes(problem, parts[at]):
             if all(_allowed(problem, part) for part in added):
                 yield {at}, added
     for first, second in _pairs(parts, near):
-        for added in _both(problem, parts[first], parts[second]):
+        for added in _pair_changes(problem, parts[first], parts[second]):
             if all(_allowed(problem, part) for part in added):
                 yield {first, second}, added
 
 
-def _alone(problem: Problem, part: Part) -> Iterator[list[Part]]:
-    """Changes of one group: other services, or a cut in two."""
+def _single_changes(problem: Problem, part: Part) -> Iterator[list[Part]]:
+    """Changes of one group: other services, or a split."""
     devices, services = part
     for name in problem.rates:
         if name not in services:
@@ -53,8 +49,8 @@ def _alone(problem: Problem, part: Part) -> Iterator[list[Part]]:
                 yield [(devices[:half], left), (devices[half:], right)]
 
 
-def _both(problem: Problem, first: Part, second: Part) -> Iterator[list[Part]]:
-    """Changes of two groups: a service moves, two are swapped, the groups are merged."""
+def _pair_changes(problem: Problem, first: Part, second: Part) -> Iterator[list[Part]]:
+    """Changes of two groups: a service moves, two are swapped, or the groups are merged."""
     for (a_devices, a), (b_devices, b) in ((first, second), (second, first)):
         for name in a:
             if name not in b:
@@ -66,7 +62,7 @@ def _both(problem: Problem, first: Part, second: Part) -> Iterator[list[Part]]:
                 (a_devices, _ordered([*_without(a, mine), theirs])),
                 (b_devices, _ordered([*_without(b, theirs), mine])),
             ]
-    if len(a_devices) == len(b_devices) and _place(a_devices) == _place(b_devices):
+    if len(a_devices) == len(b_devices) and _host_and_kind(a_devices) == _host_and_kind(b_devices):
         union = _ordered({*a, *b})
         for services in combinations(union, min(len(union), problem.max_services)):
             yield [(a_devices + b_devices, services)]
@@ -78,33 +74,35 @@ def _allowed(problem: Problem, part: Part) -> bool:
 
 
 def _representatives(parts: Sequence[Part]) -> list[int]:
-    """One group of each shape."""
     seen: dict[object, int] = {}
     for at, part in enumerate(parts):
-        seen.setdefault(_look(part), at)
+        seen.setdefault(_shape_key(part), at)
     return list(seen.values())
 
 
 def _pairs(parts: Sequence[Part], near: Device | None) -> Iterator[tuple[int, int]]:
-    """Two groups of each pair of shapes, in one host and in two."""
+    """One pair of groups for each pair of shapes, in one host and in two."""
     seen = set()
     for first, second in combinations(range(len(parts)), 2):
         a, b = parts[first], parts[second]
         if near is not None and near not in a[0] and near not in b[0]:
             continue
-        pair = (frozenset(((_look(a), 0), (_look(b), _look(a) == _look(b)))), _place(a[0]) == _place(b[0]))
+        pair = (
+            frozenset(((_shape_key(a), 0), (_shape_key(b), _shape_key(a) == _shape_key(b)))),
+            _host_and_kind(a[0]) == _host_and_kind(b[0]),
+        )
         if pair not in seen:
             seen.add(pair)
             yield first, second
 
 
-def _look(part: Part) -> tuple[str, int, int, tuple[str, ...]]:
-    """What makes groups alike."""
+def _shape_key(part: Part) -> tuple[str, int, int, tuple[str, ...]]:
+    """Key of groups of equal shape."""
     devices, services = part
     return devices[0].kind, min(device.memory_bytes for device in devices), len(devices), services
 
 
-def _place(devices: Sequence[Device]) -> tuple[str, str]:
+def _host_and_kind(devices: Sequence[Device]) -> tuple[str, str]:
     return devices[0].host, devices[0].kind
 
 

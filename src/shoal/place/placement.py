@@ -1,4 +1,4 @@
-"""A placement: which services share which devices."""
+"""A placement: groups of devices and the services that share them."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
@@ -10,19 +10,18 @@ from shoal.core.cluster import Device
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Devices that one engine spans, and the services that share it (SeaLLM, section 4: a sharing group)."""
+    """Devices of one engine and the services that share it (a sharing group in SeaLLM, section 4)."""
 
     devices: tuple[Device, ...]
-    """Of one host and one kind; the models' matrices are split over all of them."""
+    """Of one host and one kind; models are tensor-parallel over all of them."""
     shares: tuple[tuple[str, float], ...] = ()
-    """(service, share of its requests that come here), by name; a share below 1: there are replicas."""
+    """(service, share of its requests), by name; below 1: the service has replicas."""
     shape: "GroupShape" = field(init=False, repr=False, compare=False)
-    """What decides how well it serves."""
+    """What its performance depends on."""
     services: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    """The services, by name."""
 
     def __post_init__(self) -> None:
-        """Work out what searches ask again and again."""
+        """Precompute what searches use often."""
         memory = min(device.memory_bytes for device in self.devices)
         shape = GroupShape(self.devices[0].kind, memory, len(self.devices), self.shares)
         object.__setattr__(self, "shape", shape)
@@ -36,16 +35,13 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class GroupShape:
-    """All of a group that its performance depends on: groups of one shape serve equally well."""
+    """What the performance of a group depends on; groups of equal shape are interchangeable."""
 
     kind: str
-    """What its devices are."""
     memory_bytes: int
-    """Memory of each of them, the least."""
+    """Memory per device; the least if they differ."""
     tp: int
-    """How many there are."""
     shares: tuple[tuple[str, float], ...]
-    """As in ``Group``."""
 
     @property
     def services(self) -> tuple[str, ...]:
@@ -61,23 +57,22 @@ class Placement:
     """
 
     groups: tuple[Group, ...]
-    """By their first device."""
+    """Sorted by first device."""
 
     def __post_init__(self) -> None:
-        """Refuse a device in two groups."""
         names = [device.name for group in self.groups for device in group.devices]
         if len(set(names)) < len(names):
             raise ConfigError("a placement has each device in one group only")
 
     @classmethod
     def sharing(cls, parts: Iterable[tuple[Sequence[Device], Iterable[str]]]) -> "Placement":
-        """Groups of (devices, services); a service's requests go to its groups in proportion to devices."""
+        """From (devices, services); a service's requests are shared in proportion to devices."""
         return cls(()).changed((), parts)
 
     def changed(
         self, removed: Collection[int], added: Iterable[tuple[Sequence[Device], Iterable[str]]]
     ) -> "Placement":
-        """Without the groups at these places, and with new ones; replicas share their requests anew."""
+        """Remove the groups at these indices and add new ones; shares of replicas are recomputed."""
         new = [(tuple(devices), sorted(set(services))) for devices, services in added]
         changed = {name for _, services in new for name in services}
         changed.update(name for at in removed for name in self.groups[at].services)
@@ -100,16 +95,15 @@ class Placement:
 
     @property
     def services(self) -> frozenset[str]:
-        """Services that have a group."""
         return frozenset(name for group in self.groups for name in group.services)
 
     @property
     def devices(self) -> int:
-        """Devices of groups that have services."""
+        """Number of devices of groups with services."""
         return sum(group.tp for group in self.groups if group.shares)
 
     def __str__(self) -> str:
-        """One line a group: its devices and who shares them."""
+        """One line per group: its devices and services."""
         return "\n".join(
             f"{', '.join(device.name for device in group.devices)}: {', '.join(group.services) or '-'}"
             for group in self.groups

@@ -1,4 +1,4 @@
-"""What a search for a placement is given, and how searches ask for estimates."""
+"""The placement problem, and the generator protocol of searches (yield placements, get estimates)."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,29 +10,25 @@ from shoal.place.memory import MemoryCheck, pools
 from shoal.place.placement import Placement
 
 Search = Generator[Sequence[Placement], Sequence[Estimate], list[Found]]
-"""Yields placements, is sent their estimates, and returns those worth keeping."""
+"""Yields placements, receives their estimates, and returns the results."""
 
 Progress = Callable[[str, int, int | None], None]
-"""Told what is being done, how much of it is done, and of how much, if that is known."""
+"""Called with the present task, the work done, and the total if known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Devices, services and what is wanted."""
+    """Devices, services and the objective of a placement."""
 
     cluster: ClusterSpec
-    """The devices."""
     memory: MemoryCheck
-    """The services, and which of them fit together."""
     rates: Mapping[str, float]
-    """Requests per second of each service."""
     max_services: int = 2
-    """Services of a group, at most."""
+    """Limit on services per group."""
     objective: Objective = field(default_factory=Objective)
-    """Which placement is better."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be placed."""
+        """Validate the fields."""
         if self.max_services < 1:
             raise ConfigError(f"a group has at least 1 service, got max_services {self.max_services}")
         if set(self.rates) != set(self.memory.services):
@@ -40,28 +36,27 @@ class Problem:
 
     @property
     def pools(self) -> list[list[Device]]:
-        """Devices that may form groups, by host and kind."""
         return pools(self.cluster)
 
     @property
     def tp_sizes(self) -> list[int]:
-        """Powers of two up to the devices of the largest pool."""
+        """Powers of two up to the size of the largest pool."""
         largest = max(len(pool) for pool in self.pools)
         return [1 << power for power in range(largest.bit_length())]
 
     def fits(self, services: Sequence[str], devices: Sequence[Device]) -> bool:
-        """Whether services may share devices: their number and their memory."""
+        """Whether services may share devices, by number and memory."""
         memory = min(device.memory_bytes for device in devices)
         return len(services) <= self.max_services and self.memory.fits(services, memory, len(devices))
 
 
-def together(
+def run_searches(
     searches: Sequence[Search],
     evaluator: PlanEvaluator,
     progress: Progress | None = None,
     what: str = "placing services",
 ) -> list[list[Found]]:
-    """Run searches side by side, so that an evaluator has work for several cores; returns what each found."""
+    """Run searches in lockstep, so that the evaluator gets large batches; returns the results of each."""
     results: list[list[Found]] = [[] for _ in searches]
     wanted: dict[int, Sequence[Placement]] = {}
     for number, each in enumerate(searches):
@@ -69,9 +64,9 @@ def together(
     while wanted:
         if progress is not None:
             progress(what, len(searches) - len(wanted), len(searches))
-        asked = dict(wanted)
-        estimates = iter(evaluator.evaluate([plan for plans in asked.values() for plan in plans]))
-        for number, plans in asked.items():
+        pending = dict(wanted)
+        estimates = iter(evaluator.evaluate([plan for plans in pending.values() for plan in plans]))
+        for number, plans in pending.items():
             answers = [next(estimates) for _ in plans]
             _advance(number, searches[number], answers, wanted, results)
     if progress is not None:
@@ -94,7 +89,7 @@ def _advance(
 
 
 def best_of(results: Sequence[Sequence[Found]], objective: Objective) -> Found:
-    """The best of what searches found; raises ConfigError if that is nothing."""
+    """The best result of searches; raises ConfigError if there is none."""
     found = [each for result in results for each in result]
     if not found:
         raise ConfigError("no placement was found")

@@ -1,4 +1,4 @@
-"""When services are placed anew, and how little is moved for it (SeaLLM, section 4.3)."""
+"""Re-placement: when to place again, whether a change is worthwhile, and how it loads few weights."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,24 +17,20 @@ _TINY = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalRule:
-    """How long a placement stays (Eq. 8); raises ConfigError for what cannot be."""
+    """Duration of a placement (SeaLLM, Eq. 8); raises ConfigError for invalid values."""
 
     first_s: float = 60.0
-    """Length of the first interval."""
     least_s: float = 20.0
-    """Shortest interval."""
     most_s: float = 600.0
-    """Longest interval."""
     beta: float = 0.1
-    """The relative error of an estimate above which intervals shrink, and by how much they change."""
+    """Relative error of an estimate above which intervals shrink, and relative change of intervals."""
 
     def __post_init__(self) -> None:
-        """Refuse intervals and a beta that make no sense."""
         if not 0 < self.least_s <= self.first_s <= self.most_s or not 0 < self.beta < 1:
             raise ConfigError(f"intervals need 0 < least <= first <= most and beta in (0, 1), got {self}")
 
     def next_s(self, interval_s: float, estimated: Estimate, achieved: Estimate) -> float:
-        """The next interval's length: shorter where the estimate of this one was off, else longer."""
+        """Length of the next interval: shorter if the estimate of this one was off, else longer."""
         pairs = [
             (estimated.attainment, achieved.attainment),
             (estimated.normalised_latency, achieved.normalised_latency),
@@ -46,15 +42,15 @@ class IntervalRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hysteresis:
-    """Whether a better placement is worth the change; Eq. 8 always changes."""
+    """Minimum gains for a change of placement (SeaLLM always changes)."""
 
     attainment: float = 0.02
-    """It keeps the goals of so much larger a share of the requests,"""
+    """Gain in attainment that suffices."""
     latency: float = 0.15
-    """or of as many, with a normalised latency that is smaller by this part."""
+    """Relative gain in normalised latency that suffices without a loss of attainment."""
 
     def worthwhile(self, now: Estimate, then: Estimate) -> bool:
-        """now: expected of the present placement, then: of the other, both on the same traffic."""
+        """now, then: estimates of the present and the other placement, on the same traffic."""
         gain = then.attainment - now.attainment
         if gain >= self.attainment:
             return True
@@ -64,24 +60,24 @@ class Hysteresis:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What a change of placement takes."""
+    """A change of placement and its cost."""
 
     after: Placement
-    """The new placement on the devices that need least for it."""
+    """The new placement, on the devices that minimize loading."""
     kept: tuple[Group, ...]
-    """Its groups that are there already, with the same services."""
+    """Its unchanged groups."""
     loads: Mapping[tuple[str, ...], tuple[str, ...]]
-    """Services whose weights are loaded, by the names of the devices of their new group."""
+    """Services to load, by the device names of their new group."""
     load_bytes: int
-    """All weights that are loaded."""
+    """Bytes of weights to load."""
 
 
 def difference(before: Placement, after: Placement, memory: MemoryCheck) -> Difference:
-    """Put the groups of ``after`` onto devices so that as few weights as possible are loaded.
+    """Put the groups of ``after`` on devices so that few weights are loaded.
 
-    Groups of a size are matched with present ones of that size, those that keep most weights together
-    (an assignment that is best for each size); the others get the devices that are left. Where these do not
-    go together in one host, matches that keep least are given up.
+    Groups are matched with present ones of equal size by a maximum-weight assignment of kept bytes; the
+    others get the remaining devices. If those do not form groups within hosts, the least useful matches are
+    dropped.
     """
     matches = _matches(before, after, memory)
     while True:
@@ -94,12 +90,12 @@ def difference(before: Placement, after: Placement, memory: MemoryCheck) -> Diff
 
 
 def _matches(before: Placement, after: Placement, memory: MemoryCheck) -> list[tuple[int, Group]]:
-    """(place in ``after``, present group whose devices it takes), those that keep most weights first."""
+    """(index in ``after``, present group whose devices it takes), by falling kept bytes."""
     found: list[tuple[float, int, Group]] = []
-    looks = {(group.devices[0].kind, group.tp) for group in after.groups}
-    for look in sorted(looks):
-        new = [at for at, group in enumerate(after.groups) if (group.devices[0].kind, group.tp) == look]
-        old = [group for group in before.groups if (group.devices[0].kind, group.tp) == look]
+    shapes = {(group.devices[0].kind, group.tp) for group in after.groups}
+    for shape in sorted(shapes):
+        new = [at for at, group in enumerate(after.groups) if (group.devices[0].kind, group.tp) == shape]
+        old = [group for group in before.groups if (group.devices[0].kind, group.tp) == shape]
         if not old:
             continue
         kept = np.array(
@@ -114,12 +110,12 @@ def _matches(before: Placement, after: Placement, memory: MemoryCheck) -> list[t
 
 def _kept_bytes(old: Group, new: Group, memory: MemoryCheck) -> int:
     same = set(old.services) & set(new.services)
-    # A group that needs no change at all is worth more than one of equal weights that does.
+    # Prefer an unchanged group to one with equal kept weights.
     return sum(memory.services[name].model.weight_bytes() for name in same) + (old.services == new.services)
 
 
 def _fit(before: Placement, after: Placement, matched: Mapping[int, Group]) -> Placement | None:
-    """The groups of ``after`` on devices, matched ones where they are; None: the others do not fit beside."""
+    """Place the groups of ``after``, matched ones on their devices; None: the others do not fit."""
     free: dict[tuple[str, str], list[Device]] = {}
     taken = {device.name for group in matched.values() for device in group.devices}
     for group in before.groups:
@@ -133,10 +129,10 @@ def _fit(before: Placement, after: Placement, matched: Mapping[int, Group]) -> P
             parts.append((matched[at].devices, group.services))
             continue
         kind = group.devices[0].kind
-        able = [pool for (_, of), pool in free.items() if of == kind and len(pool) >= group.tp]
-        if not able:
+        candidates = [pool for (_, of), pool in free.items() if of == kind and len(pool) >= group.tp]
+        if not candidates:
             return None
-        pool = min(able, key=len)
+        pool = min(candidates, key=len)
         parts.append((tuple(pool[: group.tp]), group.services))
         del pool[: group.tp]
     return Placement.sharing(parts)

@@ -1,4 +1,4 @@
-"""What a service's recent traffic is like."""
+"""Statistics of a service's recent traffic: rate, lengths, burstiness."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,33 +9,32 @@ from shoal.core import Request
 from shoal.forecast import StepRows, StepTimes
 
 StepTimesOf = Callable[[str, str, int], StepTimes]
-"""Step times of a service, on devices of a kind, so many of them."""
+"""Step times by (service, kind of device, number of devices)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceLoad:
-    """What a service's recent traffic is like, and what is wanted for it."""
+    """Recent traffic of a service, and its latency goal."""
 
     requests: int
-    """How many came."""
+    """Number of requests."""
     rate_per_s: float
-    """How many come in a second."""
     prompt_tokens: float
-    """Mean prompt."""
+    """Mean length."""
     output_tokens: float
-    """Mean output, at least one token."""
+    """Mean length, at least 1."""
     execution_s: float
-    """L^: what a mean request takes alone on one device."""
+    """L^: time of a mean request alone on one device."""
     goal_s: float
-    """The latency within which a request is served."""
+    """Goal for the end-to-end latency."""
     arrival_cv: float = 1.0
-    """Coefficient of variation of the times between requests; a Poisson process has 1."""
+    """Coefficient of variation of inter-arrival times; 1 for a Poisson process."""
 
 
 def load_of(requests: Sequence[Request], window_s: float, execution_s: float, goal_s: float) -> ServiceLoad:
-    """The load of a service's requests, whose output lengths are known, over a window of time.
+    """The load of a service's requests, with known output lengths, over a time window.
 
-    Without requests there is next to none.
+    Without requests it is negligible, not zero.
     """
     if not requests:
         return ServiceLoad(
@@ -60,6 +59,6 @@ def load_of(requests: Sequence[Request], window_s: float, execution_s: float, go
 
 
 def alone_s(times: StepTimes, prompt_tokens: int, output_tokens: int) -> float:
-    """Seconds of a request that runs alone: its prompt in one step, then a step for every further token."""
+    """Seconds of a request alone: its prompt in one step, then a step per further token."""
     prefill_s = times.step_time(StepRows(0, 0, ((prompt_tokens, 0),), 1))
     return prefill_s + float(times.decode_times(1, prompt_tokens + 1, max(1, output_tokens - 1)).sum())

@@ -140,8 +140,8 @@ class Backend(Protocol):
     def services(self) -> Mapping[str, ServiceStatus]:
         """Current status of every service, by name."""
 
-    def wakes(self, service: str) -> bool:
-        """Whether requests of a service wait for running engines to load it."""
+    def waits_for_load(self, service: str) -> bool:
+        """Whether requests of a service wait until engines that run have loaded it."""
 
     @property
     def administration(self) -> Administration: ...

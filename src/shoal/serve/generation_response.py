@@ -165,7 +165,7 @@ class GenerationResponse(Response):
         silent_checks = 0
         await asyncio.sleep(_FIRST_CHECK_S)
         while True:
-            if not self._started and self._backend.wakes(self._request.service):
+            if not self._started and self._backend.waits_for_load(self._request.service):
                 await self._start_stream(send)
                 await self._send_comment(send, _LOADING)
             await asyncio.sleep(_KEEP_ALIVE_S / _IDLE_CHECKS)

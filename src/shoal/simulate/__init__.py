@@ -1,21 +1,20 @@
-"""Serving on a virtual clock, with the code that serves for real.
+"""The simulator: runs the real manager, engine, scheduler and block pools on a virtual clock.
 
-Here belong the clock, the heap of events, arrivals, and the records of a simulated run. Decisions are made
-by the rooms below (``cluster``, ``engine``, ``schedule``, ``kvcache``), which are run and not copied;
-``forecast`` says how long a step takes, and ``measure`` evaluates the records.
+It has the clock, the event loop, arrivals, and the records of a run. ``forecast`` gives the duration of a
+step, and ``measure`` evaluates the records.
 """
 
 from shoal.simulate.kv_shape import kv_shape
 from shoal.simulate.overhead_fit import OverheadFit, fit_overhead
 from shoal.simulate.simulation import Simulation
 from shoal.simulate.sources import ClosedLoop, OpenLoop, Source
-from shoal.simulate.spec import Deaths, EngineSpec, Moving, ServiceSpec, Watch, token_layout
+from shoal.simulate.spec import Deaths, EngineSpec, MigrationSpec, ServiceSpec, Watch, token_layout
 
 __all__ = [
     "ClosedLoop",
     "Deaths",
     "EngineSpec",
-    "Moving",
+    "MigrationSpec",
     "OpenLoop",
     "OverheadFit",
     "ServiceSpec",

@@ -1,4 +1,4 @@
-"""A simulated cluster whose placement changes while it serves."""
+"""A simulated cluster whose placement (services per device group) changes while it serves."""
 
 import heapq
 from collections.abc import Sequence
@@ -21,23 +21,21 @@ _NO_SAMPLES_NS = 1 << 60
 
 @dataclass(slots=True)
 class _Engine:
-    """A group's engine."""
-
     group: Group
     replica: Replica
     ready_ns: int
-    """From when on it serves."""
+    """Start of its service."""
     requests: dict[str, Request] = field(default_factory=dict)
-    """What it has, as it came, in that order."""
+    """Its requests as submitted, in order."""
 
 
 class ChangingCluster:
-    """Engines of a placement; the least busy of its engines gets a service's request, as in SeaLLM.
+    """The engines of a placement, one per group; a request goes to the least busy engine of its service
+    (SeaLLM).
 
-    A change keeps the engines of groups that stay as they are. Others end: their requests go on from their
-    tokens elsewhere, which computes their KV anew. New engines serve when the weights that their devices lack
-    are copied from the host, where all weights are (load_bytes_per_s: for each device). Requests of a service
-    without an engine wait. Every group has one engine.
+    A change keeps the engines of unchanged groups. The others end: their requests resume on other engines,
+    which recompute their KV. New engines serve once the missing weights are copied from the host, which has
+    all weights (load_bytes_per_s: per device). Requests of a service without an engine wait.
     """
 
     def __init__(
@@ -48,14 +46,12 @@ class ChangingCluster:
         load_bytes_per_s: float = HOST_BYTES_PER_S,
     ) -> None:
         self.placement = placement
-        """As it is now."""
         self.rows: list[RequestRow] = []
-        """Requests that ended, in that order."""
+        """Finished requests, in order."""
         self.services: Sequence[str] = tuple(engines.services)
-        """All services."""
         self.execution_s = {name: each.execution_s for name, each in engines.services.items()}
-        """L^ of each."""
-        self._makes = engines
+        """L^ by service."""
+        self._placed_engines = engines
         self._load_bytes_per_s = load_bytes_per_s
         self._clock = VirtualClock()
         self._arrivals = sorted(requests, key=lambda request: request.arrival_ns)
@@ -73,30 +69,30 @@ class ChangingCluster:
         return self._clock.now_ns / 1e9
 
     def run(self, until_s: float | None = None) -> None:
-        """Serve until a time; None: until everything is answered."""
+        """Serve until a time; None: until all requests have ended."""
         until_ns = None if until_s is None else round(until_s * 1e9)
         while (now_ns := self._next_ns()) is not None and (until_ns is None or now_ns <= until_ns):
             self._clock.now_ns = now_ns
-            self._moment(now_ns)
+            self._run_moment(now_ns)
         if until_ns is not None:
             self._clock.now_ns = until_ns
 
     def change(self, placement: Placement) -> Difference:
-        """Go over to another placement now, on the devices where that takes least."""
+        """Change the placement now, on the devices where that loads least."""
         now_ns = self._clock.now_ns
-        change = difference(self.placement, placement, self._makes.memory)
-        stays = {_names(group) for group in change.kept}
+        change = difference(self.placement, placement, self._placed_engines.memory)
+        unchanged = {_names(group) for group in change.kept}
         displaced: list[Request] = []
         for number, engine in list(self._engines.items()):
-            if _names(engine.group) not in stays:
-                displaced += _taken_out(engine)
+            if _names(engine.group) not in unchanged:
+                displaced += _detach_all(engine)
                 del self._engines[number]
         for group in change.after.groups:
-            if group.shares and _names(group) not in stays:
+            if group.shares and _names(group) not in unchanged:
                 self._start(group, now_ns + self._load_ns(group, change))
         self.placement = change.after
         self._waiting = [*displaced, *self._waiting]
-        self._hand_out()
+        self._dispatch_waiting()
         return change
 
     def _start(self, group: Group, ready_ns: int) -> None:
@@ -104,7 +100,7 @@ class ChangingCluster:
             return
         number = self._number
         self._number += 1
-        [spec] = self._makes.engines(group.shape)
+        [spec] = self._placed_engines.engines(group.shape)
         recorder = Recorder(number, spec.layout.merged_blocks, _NO_SAMPLES_NS, spans=False)
 
         def ended(state: RequestState, reason: FinishReason, now_ns: int) -> None:
@@ -118,7 +114,7 @@ class ChangingCluster:
 
     def _load_ns(self, group: Group, change: Difference) -> int:
         new = change.loads.get(_names(group), ())
-        services = self._makes.memory.services
+        services = self._placed_engines.memory.services
         each = sum(services[name].model.weight_bytes(group.tp) for name in new)
         return round(each / self._load_bytes_per_s * 1e9)
 
@@ -135,7 +131,7 @@ class ChangingCluster:
         engine = self._engines.get(number)
         return engine is not None and time_ns in (engine.replica.due_ns, engine.ready_ns)
 
-    def _moment(self, now_ns: int) -> None:
+    def _run_moment(self, now_ns: int) -> None:
         touched = set()
         while self._due and self._due[0][0] == now_ns:
             number = heapq.heappop(self._due)[1]
@@ -147,12 +143,12 @@ class ChangingCluster:
         while self._next < len(self._arrivals) and self._arrivals[self._next].arrival_ns <= now_ns:
             self._waiting.append(self._arrivals[self._next])
             self._next += 1
-        self._hand_out()
+        self._dispatch_waiting()
         for number in sorted(touched):
             self._begin(number)
 
-    def _hand_out(self) -> None:
-        """Waiting requests go to engines that serve."""
+    def _dispatch_waiting(self) -> None:
+        """Dispatch waiting requests to engines that serve."""
         now_ns = self._clock.now_ns
         left, touched = [], set()
         for request in self._waiting:
@@ -180,10 +176,10 @@ class ChangingCluster:
             heapq.heappush(self._due, (replica.due_ns, number))
 
 
-def _taken_out(engine: _Engine) -> list[Request]:
-    """All requests of an engine that ends, as they are to go on elsewhere."""
+def _detach_all(engine: _Engine) -> list[Request]:
+    """All requests of an ending engine, to be resumed on other engines."""
     detached = {request.id: request for request in engine.replica.abandon(list(engine.requests))}
-    # A request whose last token was about to come cannot be detached, and comes as it came here.
+    # A request whose last token is due cannot be detached; it starts again as submitted.
     return [detached.get(name, request) for name, request in engine.requests.items()]
 
 

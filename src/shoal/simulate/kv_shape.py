@@ -1,4 +1,4 @@
-"""The KV of a model that is known by its shape alone."""
+"""KV layout of a model that is known only by its dimensions."""
 
 from shoal.core import ConfigError
 from shoal.forecast import ModelSpec
@@ -8,9 +8,10 @@ _DTYPES = {4.0: "float32", 2.0: "bfloat16", 1.0: "bfloat16"}
 
 
 def kv_shape(model: ModelSpec, tp: int, int8: bool) -> KVShape:
-    """The KV of ``model`` on each of ``tp`` devices; one-byte KV is laid out as half as many of two bytes.
+    """The KV of ``model`` on each of ``tp`` devices; one-byte KV is laid out as half as many two-byte
+    numbers.
 
-    int8: with the scales of our own int8 KV.
+    int8: with the scales of our int8 KV.
     """
     if int8:
         layer = LayerShape(model.kv_heads_on(tp), model.head_dim, model.head_dim)

@@ -1,42 +1,41 @@
-"""Data-parallel ranks that step together, and how requests are dealt to them."""
+"""Data-parallel ranks that step together, and the dispatch of requests to them."""
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shoal.cluster.manager.dispatch import DispatchPolicy
-from shoal.cluster.manager.engine_load import EngineLoad, Newcomer
+from shoal.cluster.manager.engine_load import EngineLoad, UnassignedRequest
 from shoal.core import StepPlan
 from shoal.execute.protocol import Interrupted, never
 from shoal.execute.simulated import SimulatedExecutor, SimulatedModel, duration
 from shoal.forecast import StepRows
 
 COUNTED_NS = 100_000_000
-"""How often ranks tell how many requests they have."""
+"""Interval at which ranks report their request counts."""
 WAITING_WEIGHT = 4
-"""A waiting request counts as much as so many that run."""
+"""Weight of a waiting request, in running ones."""
 
 
 class RankExecutor(SimulatedExecutor):
-    """One rank's executor: of the plans that are submitted the oldest starts when the group's step does."""
+    """One rank's executor: the oldest submitted plan starts with the group's step."""
 
     def __post_init__(self) -> None:
-        """Nothing is submitted yet."""
         super().__post_init__()
         self.submitted: deque[tuple[StepPlan, StepRows]] = deque()
-        """What this rank brings to the group's next steps."""
+        """Plans for the group's next steps."""
 
     def submit(self, plan: StepPlan, interrupted: Interrupted = never) -> None:
-        """Keep a plan for a step of the group."""
+        """Queue a plan for a step of the group."""
         self.submitted.append((plan, self._rows(plan)))
 
     @property
     def copying_ns(self) -> int:
-        """Time for the KV that the oldest plan copies from and to the host."""
+        """Time of the KV copies of the oldest plan from and to the host."""
         return self._copying_ns(self.submitted[0][0]) if self.submitted else 0
 
     def start(self, group_ns: int) -> None:
-        """Begin the oldest plan, if there is any; group_ns: what the step of all ranks takes."""
+        """Begin the oldest plan, if any; group_ns: duration of the step of all ranks."""
         if self.submitted:
             plan, _ = self.submitted.popleft()
             self._begin(plan, [group_ns])
@@ -44,10 +43,10 @@ class RankExecutor(SimulatedExecutor):
 
 @dataclass(slots=True)
 class LockStep:
-    """The ranks of one group, whose steps begin and end together; a rank without requests runs along."""
+    """The ranks of one group, whose steps begin and end together."""
 
     executors: list[RankExecutor] = field(default_factory=list)
-    """Of every rank, by its number."""
+    """By rank."""
 
     def executor(
         self,
@@ -55,18 +54,17 @@ class LockStep:
         clock: Callable[[], int],
         watch: Callable[[StepPlan, int, int], None],
     ) -> RankExecutor:
-        """The executor of one more rank."""
+        """Add a rank."""
         executor = RankExecutor(models, clock, watch)
         self.executors.append(executor)
         return executor
 
     @property
     def under_way(self) -> bool:
-        """Whether a step is being computed."""
         return any(executor.ends_ns is not None for executor in self.executors)
 
     def start(self) -> None:
-        """Begin the group's step with what its ranks have submitted, if any has."""
+        """Begin the group's step with the submitted plans, if any."""
         submitted = [executor.submitted[0] for executor in self.executors if executor.submitted]
         busy = [(plan, rows) for plan, rows in submitted if plan.seq_ids]
         group_ns = 1
@@ -82,22 +80,21 @@ class LockStep:
 
 @dataclass(slots=True)
 class RankBalance(DispatchPolicy):
-    """Deals requests to the ranks of a group as vLLM does: to the least of 4 x waiting + running.
+    """Dispatches to the ranks of a group as vLLM does: to the least of 4 x waiting + running.
 
-    Counts are those of up to 100 ms ago, with every request that was dealt since as one more that waits.
+    Counts are up to 100 ms old; each request dispatched since then counts as waiting.
     """
 
     counted: Callable[[str], tuple[int, int]]
-    """Waiting and running requests of a rank, by its name, now."""
+    """Gives the present (waiting, running) requests of a rank by name."""
     reads_prefixes: bool = False
     _counts: dict[str, tuple[int, int]] = field(default_factory=dict)
     _next_ns: int = 0
 
-    def choose(self, newcomer: Newcomer, engines: Sequence[EngineLoad]) -> EngineLoad:
-        """The rank with the fewest, the first of equals."""
-        if newcomer.now_ns >= self._next_ns:
+    def choose(self, unassigned: UnassignedRequest, engines: Sequence[EngineLoad]) -> EngineLoad:
+        if unassigned.now_ns >= self._next_ns:
             self._counts = {engine.name: self.counted(engine.name) for engine in engines}
-            self._next_ns = newcomer.now_ns - newcomer.now_ns % COUNTED_NS + COUNTED_NS
+            self._next_ns = unassigned.now_ns - unassigned.now_ns % COUNTED_NS + COUNTED_NS
 
         def score(engine: EngineLoad) -> int:
             waiting, running = self._counts[engine.name]

@@ -1,9 +1,8 @@
-"""Fits what an engine's host adds to its steps, from when a measured run's requests got their tokens.
+"""Fits the host overhead of engine steps to the token times of a measured run.
 
-Every time stamp of a request is the end of a step. Between two of them a simulation of the same requests
-makes so many steps, so many of which compute prompt tokens; what it takes less than was measured is their
-overhead. The schedule depends on how long steps take, so the requests are simulated again with what was
-found.
+Every time stamp of a request is the end of a step. Between two stamps, a simulation of the same requests
+makes a number of steps, some with prompt tokens; the time that it lacks against the measurement is their
+overhead. The schedule depends on step times, so the simulation is repeated with the overhead that was found.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,50 +16,48 @@ from shoal.forecast.latency import FloatArray
 from shoal.measure import RunRecord, StepSpan
 
 ROUNDS = 10
-"""Simulations at most."""
+"""Limit on simulations."""
 SETTLED = 1e-3
-"""Nothing is simulated again where the overhead changes all intervals by less than this share."""
+"""The fit ends when the overhead changes all intervals by less than this share."""
 _REWEIGHTED = 8
-"""How often a solution is weighted again: squares so weighted become absolute errors."""
+"""Rounds of reweighting, which turn least squares into least absolute errors."""
 
 Simulate = Callable[[HostOverhead], RunRecord]
-"""Gives the record of a run with an overhead, with its spans."""
+"""Simulates with an overhead; the record must have spans."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverheadFit:
-    """An overhead, and how near it comes."""
+    """A fitted overhead and its errors."""
 
     overhead: HostOverhead
-    """What the host adds."""
     error: float
-    """Mean error of the simulated intervals with it, as a share of each."""
+    """Mean relative error of the simulated intervals."""
     error_without: float
     """The same without overhead."""
     intervals: int
-    """Times between two stamps that were compared."""
+    """Number of compared intervals."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Intervals:
-    """What lies between the stamps of all requests."""
+    """Intervals between the stamps of all requests."""
 
     steps: FloatArray
-    """[steps, of which compute prompt tokens] in simulation, one row for each."""
+    """One row each: [steps, steps with prompt tokens], as simulated."""
     missing_s: FloatArray
-    """What the simulation takes less than was measured."""
+    """Measured minus simulated time."""
     measured_s: FloatArray
-    """What was measured."""
 
 
 def fit_overhead(
     measured: Sequence[RequestRecord], simulate: Simulate, layers: int, *, lock_step: bool = False
 ) -> OverheadFit:
-    """The overhead per step, and per layer of a step with prompt tokens, of a model with so many layers.
+    """Fit the overhead per step, and per layer of a step with prompt tokens.
 
-    measured: the requests whose times count, with the ids that they have in simulation, which may have more.
-    lock_step: engines are ranks that step together, so that a prompt of one costs all. Raises ConfigError
-    where none of the requests was answered in simulation.
+    measured: requests with the same ids as in the simulation, which may have more. layers: of the model.
+    lock_step: engines are ranks that step together, so that a prompt of one costs all. Raises ConfigError if
+    none of the requests was answered in simulation.
     """
     costs_s = np.zeros(2)
     tried: list[tuple[float, HostOverhead]] = []
@@ -69,7 +66,7 @@ def fit_overhead(
         found = _intervals(measured, simulate(overhead), lock_step)
         tried.append((float(np.mean(np.abs(found.missing_s) / found.measured_s)), overhead))
         target_s = _solve(found, found.missing_s + found.steps @ costs_s)
-        # Half of the way at later times: a schedule that changes with the costs may else swing.
+        # Half steps after the first: the schedule changes with the costs, and might oscillate.
         change_s = (target_s - costs_s) * (0.5 if number else 1.0)
         if np.abs(found.steps @ change_s).sum() < SETTLED * found.measured_s.sum():
             break
@@ -79,9 +76,9 @@ def fit_overhead(
 
 
 def _solve(found: _Intervals, seconds: FloatArray) -> FloatArray:
-    """Costs of at least 0 by step and by prompt step, with the least sum of absolute relative errors.
+    """Non-negative costs per step and per prompt step with the least sum of absolute relative errors.
 
-    Not of squares, because an interval in which the simulation preempts somebody else says nothing.
+    Absolute errors limit the weight of intervals in which the simulation preempts another request.
     """
     from scipy.optimize import nnls  # slow to import, and only fits need it
 
@@ -94,7 +91,7 @@ def _solve(found: _Intervals, seconds: FloatArray) -> FloatArray:
 
 
 def _intervals(measured: Sequence[RequestRecord], run: RunRecord, lock_step: bool) -> _Intervals:
-    """Of each request two: from its arrival to its first token, and from there to its last."""
+    """Two per request: arrival to first token, first to last token."""
     engines = {row.engine for row in run.requests}
     spans = {engine: [span for span in run.spans if span.engine == engine] for engine in engines}
     clocks = {engine: _StepClock(own, run.spans if lock_step else own) for engine, own in spans.items()}
@@ -118,17 +115,17 @@ def _intervals(measured: Sequence[RequestRecord], run: RunRecord, lock_step: boo
 
 
 class _StepClock:
-    """Counts an engine's steps by time."""
+    """Counts an engine's steps over time."""
 
     def __init__(self, spans: Sequence[StepSpan], prompts: Sequence[StepSpan]) -> None:
-        """spans: its steps. prompts: those that it has to wait for where they compute prompt tokens."""
-        # Ranks in lock-step have the same step each.
+        """spans: its steps. prompts: steps for whose prompt tokens it has to wait."""
+        # Ranks in lock step record the same step each.
         waited_for = {(span.start_ns, span.end_ns): span.steps for span in prompts if span.prefill_tokens}
         steps = [((span.start_ns, span.end_ns), span.steps) for span in spans]
         self._counts = [_cumulated(steps), _cumulated(sorted(waited_for.items()))]
 
     def between(self, since_ns: int, until_ns: int) -> tuple[float, float]:
-        """Steps, and those with prompt tokens; of a step that is cut, the share that lies between."""
+        """Steps, and steps with prompt tokens, between two times; partial steps count in part."""
         steps, prompts = (
             float(np.diff(np.interp((since_ns, until_ns), times, counts))[0])
             for times, counts in self._counts
@@ -137,7 +134,7 @@ class _StepClock:
 
 
 def _cumulated(steps: Iterable[tuple[tuple[int, int], int]]) -> tuple[FloatArray, FloatArray]:
-    """Times, and how many of ``steps``, each with its beginning and end, were made until then."""
+    """Times, and the number of steps made until then; steps: ((start, end), count)."""
     times, counts = [0.0], [0.0]
     for (start_ns, end_ns), count in steps:
         times += [start_ns, end_ns]

@@ -1,7 +1,7 @@
-"""Growing requests on many engines that a packer packs: a light simulation, epoch by epoch.
+"""A light simulation of a packer: growing requests on many engines, epoch by epoch, without a scheduler.
 
-It keeps no blocks and runs no scheduler: an engine is its memory in tokens, and a step time that is linear in
-the KV it reads. So hundreds of thousands of requests take minutes.
+An engine is its memory in tokens and a step time that is linear in the KV read. Hundreds of thousands of
+requests take minutes.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -13,33 +13,30 @@ from shoal.core import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class GrowingRequest:
-    """A request whose lengths are known beforehand, to the simulation only."""
+    """A request with known lengths."""
 
     id: str
-    """Unique in the run."""
     arrival_s: float
-    """When it comes."""
     prompt_tokens: int
-    """KV that it has after its prefill."""
+    """KV after its prefill."""
     output_tokens: int
-    """Tokens that it generates, one in each decode step."""
+    """One per decode step."""
     service: str = "default"
-    """The service that it asks."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSpeed:
-    """Times of an engine."""
+    """Step times of an engine."""
 
     step_s: float
-    """A decode step, without the KV that it reads."""
+    """Decode step, without reading KV."""
     context_token_s: float
     """Reading one token's KV in a step."""
     prefill_token_s: float
-    """Computing one token of a prompt, or of a preempted request again."""
+    """Computing a prompt token, or recomputing a token."""
 
     def alone_s(self, request: GrowingRequest) -> float:
-        """From arrival to the last token where nobody else is on the engine."""
+        """Latency of a request alone on the engine."""
         context = request.prompt_tokens + request.output_tokens / 2
         return self.prefill_token_s * request.prompt_tokens + request.output_tokens * (
             self.step_s + self.context_token_s * context
@@ -47,59 +44,50 @@ class EngineSpeed:
 
 
 Expected = Callable[[GrowingRequest, int], int]
-"""The output length expected of a request that has generated so many tokens."""
+"""Expected output length of a request, given its generated tokens."""
 
 
 @dataclass(slots=True)
 class _Running:
-    """A request under way."""
-
     request: GrowingRequest
     generated: int = 0
-    """Tokens, those of the coming epoch included."""
+    """Generated tokens, the coming epoch included."""
     ready_s: float = 0.0
-    """When its prefill is done."""
+    """End of its prefill."""
     group: str = ""
-    """Where it is."""
 
 
 @dataclass(slots=True)
 class PackedRun:
-    """What came of it. Lists have an entry for each epoch."""
+    """Results; lists have an entry per epoch."""
 
     epoch_s: float
-    """Length of an epoch in seconds."""
     active: list[int]
-    """Active groups."""
     fewest: list[int]
-    """Groups that any packing of the requests needs, by their sizes."""
+    """Lower bound of groups for the requests."""
     used: list[int]
-    """Tokens of KV."""
+    """KV tokens."""
     capacity: list[int]
-    """Tokens that the active groups could hold."""
+    """KV tokens that the active groups can hold."""
     migrations: list[int]
-    """Requests moved."""
     latencies: list[float]
-    """Of finished requests: time from arrival to the end, as a multiple of the time alone."""
+    """Of finished requests: end-to-end latency over the latency alone."""
     requests: int = 0
-    """Requests that came."""
     preemptions: int = 0
-    """How often a request lost its KV."""
 
     @property
     def finished(self) -> int:
-        """Requests that ended; those that were lost did not."""
+        """Finished requests, without lost ones."""
         return len(self.latencies)
 
 
 class PackedCluster:
-    """Engines that step by themselves; at the beginning of every epoch the packer is told of it.
+    """Engines that step on their own, and a packer that runs at the beginning of every epoch.
 
-    Sizes that the packer sees are those at the end of the coming epoch, so that memory always suffices
-    until it is asked again. expected: passed on to the packer. batched: the operations of an epoch are
-    given together, otherwise one after the other. waits: requests for which there is no room wait, in front
-    of later ones; otherwise they are lost, as are preempted ones. A migration takes no time, and a request
-    that is preempted keeps the tokens of the epoch that begins.
+    The packer gets the sizes at the end of the coming epoch, so that memory suffices until the next one.
+    expected: expected lengths for the packer. batched: whether the operations of an epoch are applied
+    together. waits: whether requests without room, and preempted ones, wait before later ones; else they are
+    lost. A migration takes no time; a preempted request keeps the tokens of the epoch that begins.
     """
 
     def __init__(
@@ -121,7 +109,7 @@ class PackedCluster:
         self._run = PackedRun(epoch_s, [], [], [], [], [], [])
 
     def run(self, requests: Sequence[GrowingRequest]) -> PackedRun:
-        """Serve all; ``requests`` by arrival. Raises ConfigError for one that fits in no group even alone."""
+        """Serve requests, sorted by arrival. Raises ConfigError for one that fits in no empty group."""
         most = max(one.group.capacity for one in self.packer.packing.groups.values())
         for request in requests:
             if request.prompt_tokens + request.output_tokens > most:
@@ -164,7 +152,7 @@ class PackedCluster:
         self._note(migrations)
 
     def _done(self) -> list[str]:
-        """Requests that generated their last token in the epoch that has just ended."""
+        """Requests that generated their last token in the past epoch."""
         return [id for id, one in self._running.items() if one.generated >= one.request.output_tokens]
 
     def _end(self, ids: Sequence[str], now_s: float) -> None:
@@ -173,7 +161,7 @@ class PackedCluster:
             self._run.latencies.append((now_s - request.arrival_s) / self.speed.alone_s(request))
 
     def _grow(self, now_s: float, done: Collection[str]) -> dict[str, Growth]:
-        """Tokens of the coming epoch, of requests that are not done."""
+        """Grow unfinished requests by the tokens of the coming epoch."""
         steps = {}
         for occupancy in self.packer.packing.active():
             name = occupancy.group.name

@@ -1,4 +1,4 @@
-"""Simulations side by side, each in a process of its own where there are several cores."""
+"""Parallel evaluation of a function (such as a simulation) at many points in worker processes."""
 
 import multiprocessing
 import os
@@ -15,16 +15,15 @@ from shoal.models.child_process import end_with_parent
 Shared = TypeVar("Shared")
 Point = TypeVar("Point")
 Found = TypeVar("Found")
-Tell = Callable[[int, int], None]
-"""Told how many points are done, and of how many."""
+Progress = Callable[[int, int], None]
+"""Called with the number of finished points, and of all."""
 
 
 class Workers(Generic[Shared]):
-    """Processes that all have the same value, and compute a function of it at points.
+    """Worker processes that compute a function of a shared value at many points; a context manager.
 
-    shared: what all points need; it is sent once to each process. processes: at most so many; None: one for
-    each core. With one, everything is computed here. They start with the first points, and end at the end of
-    the block, also where it ends with an error or this process is killed.
+    shared: sent once to each process. processes: their limit; None: one per core; 1: everything is computed
+    in this process. They start with the first points, and end with the block, also if this process is killed.
     """
 
     def __init__(self, shared: Shared, processes: int | None = None) -> None:
@@ -34,13 +33,12 @@ class Workers(Generic[Shared]):
         self._pipe: tuple[Connection, Connection] | None = None
 
     def __enter__(self) -> Self:
-        """Nothing is started yet."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the processes, also those that still work on a point."""
+        """End the processes, without waiting for unfinished points."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
         for end in self._pipe or ():
@@ -51,40 +49,39 @@ class Workers(Generic[Shared]):
         self,
         function: Callable[[Shared, Point], Found],
         points: Sequence[Point],
-        tell: Tell | None = None,
+        progress: Progress | None = None,
         *,
         heaviest_first: Callable[[Point], float] | None = None,
     ) -> list[Found]:
-        """``function`` of the shared value and every point, in their order.
+        """Results of ``function`` for the shared value and each point, in order.
 
-        function: of a module, and its points and results plain values, so that they can be sent.
-        heaviest_first: about how long a point takes, in any unit; the longest begin first, so that no core is
-        idle at the end.
+        function, points and results must be picklable. heaviest_first: estimated cost of a point, in any
+        unit; the most expensive points start first, so that no core is idle at the end.
         """
-        tell = tell or (lambda done, total: None)
-        tell(0, len(points))
+        progress = progress or (lambda done, total: None)
+        progress(0, len(points))
         if self._processes < 2 or (self._pool is None and len(points) < 2):
-            return self._here(function, points, tell)
+            return self._compute_here(function, points, progress)
         order = list(range(len(points)))
         if heaviest_first is not None:
             order.sort(key=lambda at: -heaviest_first(points[at]))
-        resource_tracker.ensure_running()  # it lets interrupts through again when it starts
+        resource_tracker.ensure_running()  # its own start unblocks interrupts
         with interrupts_held_back():
             pool = self._pool = self._pool or self._start()
             futures = {pool.submit(_compute, function, points[at]): at for at in order}
         found: dict[int, Found] = {}
         for done, future in enumerate(as_completed(futures), start=1):
             found[futures[future]] = future.result()
-            tell(done, len(points))
+            progress(done, len(points))
         return [found[at] for at in range(len(points))]
 
-    def _here(
-        self, function: Callable[[Shared, Point], Found], points: Sequence[Point], tell: Tell
+    def _compute_here(
+        self, function: Callable[[Shared, Point], Found], points: Sequence[Point], progress: Progress
     ) -> list[Found]:
         found = []
         for point in points:
             found.append(function(self._shared, point))
-            tell(len(found), len(points))
+            progress(len(found), len(points))
         return found
 
     def _start(self) -> ProcessPoolExecutor:
@@ -97,11 +94,11 @@ class Workers(Generic[Shared]):
 
 
 _HELD: list[Any] = []
-"""In a worker: its lifeline, kept open for as long as the process lives, and the shared value."""
+"""In a worker: its lifeline, kept open, and the shared value."""
 
 
 def _prepare(lifeline: Connection, shared: Any) -> None:
-    """Once in each process: it ends when its parent no longer needs it, or was killed."""
+    """Initialize a worker, which ends with its parent."""
     end_with_parent(lifeline.fileno())
     _HELD[:] = lifeline, shared
 

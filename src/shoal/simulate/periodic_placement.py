@@ -1,4 +1,4 @@
-"""Serving with placements that are made anew from time to time (SeaLLM, section 4.3)."""
+"""Serving with a new placement after every interval (SeaLLM, section 4.3)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,26 +11,26 @@ from shoal.simulate.changing_placement import ChangingCluster
 from shoal.simulate.simulated_groups import estimates_of_rows
 
 Placer = Callable[[Sequence[Request], float, Placement], tuple[Found, Estimate]]
-"""Given the requests of the last interval (on the cluster's clock), its length in seconds and the present
-placement: a new placement with its estimate, and the estimate of the present one, on those requests."""
+"""Takes the last interval's requests (on the cluster's clock), its length in seconds and the present
+placement.
+
+Returns a new placement with its estimate, and the estimate of the present one, both for these requests.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """One interval between two placements."""
+    """One interval with a placement."""
 
     begin_s: float
-    """When it began."""
     length_s: float
-    """How long it was."""
     estimated: Estimate
-    """What was expected of it."""
     achieved: Estimate
-    """What came of the requests that ended in it."""
+    """Result of the requests that ended in it."""
     changed: bool
-    """Whether there was another placement afterwards."""
+    """Whether the placement changed after it."""
     load_bytes: int
-    """Weights that were loaded for that."""
+    """Weights loaded for that."""
 
 
 def serve_replacing(
@@ -41,10 +41,10 @@ def serve_replacing(
     rule: IntervalRule,
     hysteresis: Hysteresis | None = None,
 ) -> list[Interval]:
-    """Serve all requests, placing services anew after every interval until no more come.
+    """Serve all requests, with a new placement after every interval until the last arrival.
 
-    requests: those of the cluster. estimated: what is expected of the cluster's first placement. hysteresis:
-    whether to change; None: always, as Eq. 8 has it.
+    requests: those of the cluster. estimated: of the cluster's first placement. hysteresis: decides whether
+    to change; None: always change, as in Eq. 8.
     """
     end_s = max((request.arrival_ns for request in requests), default=0) / 1e9
     services = tuple(cluster.services)

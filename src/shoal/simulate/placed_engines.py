@@ -1,4 +1,4 @@
-"""Engines of a placement, and simulations of all of it."""
+"""Engine specs for the groups of a placement, and the simulation of a whole placement."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,38 +23,31 @@ _NO_SAMPLES = Watch(sample_s=1e6)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedService:
-    """What a service is like on every group."""
+    """What is the same for a service on every group."""
 
     context_tokens: int
-    """Its context limit."""
     slo: SLO
-    """As in ``core.Service``."""
     execution_s: float
-    """L^: what its mean request takes alone on one device, the same for all placements."""
+    """L^: time of its mean request alone on one device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedEngines:
-    """Makes the engines of groups; can be sent to other processes if ``times`` can."""
+    """Makes the engine specs of groups; picklable if ``times`` is."""
 
     services: Mapping[str, ServedService]
-    """By name."""
     memory: MemoryCheck
-    """The services' models, and how much of a device's memory is used."""
     times: StepTimesOf
-    """How long steps take."""
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
-    """Of every engine."""
     layout: str = "merged"
-    """Kind of layout of the KV pools."""
     block_size: int = 16
-    """Tokens of a KV block."""
     fixed_parts: bool = False
-    """The services of a group have equal fixed parts of its compute and KV, as in MuxServe; False: they take
-    turns in one engine."""
+    """Whether the services of a group have equal fixed parts of its compute and KV (MuxServe), instead of
+    taking turns in one engine."""
 
     def engines(self, shape: GroupShape) -> list[EngineSpec]:
-        """A group's engine, or its engines; raises ConfigError if there is no room for KV."""
+        """The engine of a group, or one per service (``fixed_parts``); raises ConfigError without room for
+        KV."""
         left = self.memory.left_bytes(shape.services, shape.memory_bytes, shape.tp)
         if not self.fixed_parts:
             return [self._engine(shape, shape.services, left, 1)]
@@ -62,7 +55,7 @@ class PlacedEngines:
         return [self._engine(shape, [name], left // parts, parts) for name in shape.services]
 
     def _engine(self, shape: GroupShape, names: Sequence[str], memory_bytes: int, parts: int) -> EngineSpec:
-        """One engine, with the memory for KV on each device, and one of so many parts of the compute."""
+        """One engine; memory_bytes: for KV on each device. parts: its compute is one of this many parts."""
         layout = plan_layout(
             {name: kv_shape(self.memory.services[name].model, shape.tp, False) for name in names},
             memory_bytes=memory_bytes,
@@ -94,19 +87,17 @@ class PlacedEngines:
         requests: Sequence[Request],
         dispatch: DispatchPolicy | PackerDispatch | None = None,
     ) -> RunRecord:
-        """All engines of a placement under these requests.
+        """Simulate all engines of a placement.
 
-        Those of services without an engine are refused, and miss their goals.
-
-        dispatch: which of its engines gets a service's request; None: that with the fewest, as in SeaLLM.
-        Raises ConfigError for a placement without services.
+        Requests of services without an engine are refused, and miss their goals. dispatch: None: the engine
+        with the fewest requests, as in SeaLLM. Raises ConfigError for a placement without services.
         """
         groups = [group for group in placement.groups if group.shares]
         if not groups:
             raise ConfigError("a placement without services serves nobody")
         engines = [engine for group in groups for engine in self.engines(group.shape)]
         placed = {name for engine in engines for name in engine.services}
-        # The goals of others are known here alone: no engine of theirs has them.
+        # Services without an engine have their goals only here.
         known = [each if each.service in placed else self._with_goals(each) for each in requests]
         policy = dispatch or LeastRequests()
         return Simulation(engines, OpenLoop(known), dispatch=policy, watch=_NO_SAMPLES).run("placement")

@@ -1,4 +1,4 @@
-"""Records what an engine does: totals, samples of its state at fixed times, and spans if wanted."""
+"""Records of a simulated engine: totals, samples of its state at fixed times, and optional spans."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -17,11 +17,9 @@ class Recorder:
 
     def __init__(self, engine: int, capacity: int, sample_ns: int, *, spans: bool) -> None:
         self.samples: list[Sample] = []
-        """The engine's state at fixed times."""
         self.spans: list[StepSpan] = []
-        """When which service stepped."""
         self.end_ns = 0
-        """When the last step ended."""
+        """End of the last step."""
         self._engine = engine
         self._capacity = capacity
         self._sample_ns = sample_ns

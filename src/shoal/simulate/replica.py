@@ -1,4 +1,4 @@
-"""One engine in virtual time: the real engine, scheduler and pool around a simulated executor."""
+"""One simulated engine: the real engine, scheduler and block pool around a simulated executor."""
 
 from bisect import bisect_left
 from collections import deque
@@ -21,19 +21,19 @@ from shoal.simulate.recorder import Recorder
 from shoal.simulate.spec import EngineSpec
 
 LONGEST_RUN, SHORTEST_RUN = 512, 64
-"""Steps that are looked ahead at once: twice as many as came of it last, between these."""
+"""Bounds on steps computed ahead at once: twice as many as were used the last time."""
 _RETRY_NS = 1_000_000
-"""An engine that wants to be asked again at once is asked after this time."""
+"""Delay before an engine that asks to be called again at once."""
 
 OnProgress = Callable[[str], None]
-"""Told of the first token of a request that was expected."""
+"""Called with the id of an expected request at its first token."""
 OnPlan = Callable[[StepPlan, int, Sequence[int]], None]
-"""Told of a plan that is over, when it was made, and how long each of its iterations took, in ns."""
+"""Called for a finished plan: plan, time of planning, duration of each iteration in ns."""
 
 
 @dataclass(slots=True)
 class VirtualClock:
-    """The time in the simulation, in nanoseconds from its start."""
+    """Simulated time in nanoseconds."""
 
     now_ns: int = 0
 
@@ -44,14 +44,12 @@ class VirtualClock:
 
 @dataclass(frozen=True, slots=True)
 class _Iterations:
-    """A plan of several iterations under way: an arrival may cut it short."""
+    """A plan of several iterations in flight; an arrival may cut it short."""
 
     plan: StepPlan
-    """What runs."""
     start_ns: int
-    """When it began."""
     waiting: int
-    """Requests that wait meanwhile."""
+    """Waiting requests meanwhile."""
     used: int
     """Merged blocks in use meanwhile."""
 
@@ -59,10 +57,9 @@ class _Iterations:
 class Replica:
     """One engine of a simulation.
 
-    clock: the simulation's. on_end: told of every request that ends. on_plan: told of every plan when it is
-    over, also of those that were skipped; asking for them costs time. lock_step: the group that it is a rank
-    of, whose owner calls ``joined`` when the group's step has begun. due_ns: when ``resume`` is to be called
-    next.
+    clock: the simulation's. on_end: runs for every request that ends. on_plan: called for every plan that is
+    over, skipped ones included; this costs time. lock_step: the group that it is a rank of, whose owner calls
+    ``group_started`` when the group's step has begun. due_ns: when ``resume`` is to be called next.
     """
 
     def __init__(
@@ -81,8 +78,8 @@ class Replica:
         self.due_ns: int | None = None
         self._clock = clock
         self._on_end, self._on_plan = on_end, on_plan
-        self._untold: deque[tuple[StepPlan, int]] = deque()
-        """Plans in flight, and when they were made, where somebody is to be told."""
+        self._plans_in_flight: deque[tuple[StepPlan, int]] = deque()
+        """Plans in flight and their times of planning, for ``on_plan``."""
         self._pool = BlockPool(spec.layout, prefix_caching=spec.prefix_caching)
         swaps = spec.scheduler.preemption_mode == "swap" and spec.host is not None
         host = BlockPool(spec.host, prefix_caching=False) if swaps and spec.host is not None else None
@@ -96,64 +93,63 @@ class Replica:
         self._iterations: _Iterations | None = None
         self._look_ahead_steps = SHORTEST_RUN
         self._waiting: int | None = None
-        """Requests that wait, where those of now are not meant."""
+        """Waiting requests to record, if not the present ones."""
         self._expected: dict[str, int] = {}
-        """Requests whose next token is to be told, and how long they are without it."""
-        self._on_progress: OnProgress = _nobody
+        """Requests whose next token is to be reported, with their length without it."""
+        self._on_progress: OnProgress = _ignore_progress
 
-    def connect(self, transfer: KVTransfer, tell: Callable[[wire.FromEngine], None]) -> None:
-        """From now on requests may move to other engines, and come from such, with their KV."""
-        self._engine.connect(transfer, tell)
+    def connect(self, transfer: KVTransfer, emit: Callable[[wire.FromEngine], None]) -> None:
+        """Enable migrations with KV."""
+        self._engine.connect(transfer, emit)
 
-    def tell_progress(self, told: OnProgress) -> None:
-        """From now on tell of the first tokens of requests that are expected."""
-        self._on_progress = told
+    def on_progress(self, callback: OnProgress) -> None:
+        """Set the callback for first tokens of expected requests."""
+        self._on_progress = callback
 
     @property
     def kv_tokens(self) -> dict[str, int]:
-        """By service: tokens that fill the pool."""
+        """Tokens that fill the pool, by service."""
         pool = self._pool
         return {name: pool.max_blocks(name) * pool.block_size for name in self.spec.services}
 
     @property
     def unfinished(self) -> int:
-        """Requests that have not ended."""
         return self.scheduler.unfinished
 
     def submit(self, request: Request) -> None:
-        """A request arrives now; raises InvalidRequest if it can never be served."""
+        """Submit a request now; raises InvalidRequest if it can never be served."""
         self._engine.submit(request)
         self.interrupt()
 
-    def order(self, order: migration_wire.ToEngine) -> None:
-        """Carry out an order about a request that moves, once the step under way has ended."""
+    def migrate(self, order: migration_wire.ToEngine) -> None:
+        """Execute a migration message, once the step under way has ended."""
         self._engine.migrate(order)
         self.interrupt()
 
     def expect(self, request: Request) -> None:
-        """Tell when a request that comes has its next token here."""
+        """Report the next token of a request that arrives."""
         self._expected[request.id] = len(request.prompt) + request.num_output_tokens
 
-    def expect_nothing_of(self, request: str) -> None:
-        """A request does not come after all."""
+    def cancel_expected(self, request: str) -> None:
+        """Undo ``expect``."""
         self._expected.pop(request, None)
 
     def detach(self, request: str) -> Request | None:
-        """Take a request out now, with the output of all plans that have ended; None: it is not here."""
+        """Remove a request, with the output of all finished plans; None: it is not here."""
         self._catch_up()
         self._expected.pop(request, None)
         self.interrupt()
         return self._engine.detach(request)
 
     def num_tokens(self, request: str) -> int | None:
-        """Its length now, prompt and output; None: it is not here."""
+        """Present length of a request, prompt and output; None: it is not here."""
         count = self.scheduler.num_tokens(request)
         if count is None or self._ahead is None or self.scheduler.table_of(request) is None:
             return count
         return count + self._ahead.ended(self._clock.now_ns)
 
     def interrupt(self) -> None:
-        """Something has come: what runs without a decision ends with the step under way."""
+        """New work has arrived: skipped or repeated iterations end with the step under way."""
         if self._ahead is not None:
             self._ahead.cut(self._clock.now_ns)
             self.due_ns = self._ahead.due_ns
@@ -162,7 +158,7 @@ class Replica:
             self.due_ns = self._executor.ends_ns
 
     def resume(self) -> None:
-        """What was due now happens."""
+        """Run what is due now."""
         now_ns = self._clock.now_ns
         if self._ahead is not None:
             self._catch_up()
@@ -170,11 +166,11 @@ class Replica:
             if self._iterations is not None:
                 self._note_iterations(self._iterations)
             self._complete()
-            self._tell_first_tokens()
+            self._report_first_tokens()
         self.due_ns = None
 
     def begin(self) -> None:
-        """Start what can be started, unless a step is under way already."""
+        """Begin a step if possible, unless one is under way."""
         under_way = self._executor.ends_ns
         if self._ahead is not None or (under_way is not None and under_way == self.due_ns):
             return
@@ -185,26 +181,26 @@ class Replica:
         if self.due_ns is None and self._engine.idle_until_ns is not None:
             self.due_ns = max(self._engine.idle_until_ns, self._clock.now_ns + _RETRY_NS)
 
-    def joined(self) -> None:
-        """The group's step has begun, this rank's part of it too if there is one."""
+    def group_started(self) -> None:
+        """The group's step has begun, with this rank's part if it has one."""
         self.due_ns = self._executor.ends_ns or self.due_ns
 
     def abandon(self, requests: Sequence[str]) -> list[Request]:
-        """The engine dies now: its ``requests``, with the output of all plans that have ended."""
+        """The engine dies: returns its ``requests``, with the output of all finished plans."""
         if self._ahead is not None:
             self._account(self._ahead)
         detached = [self._engine.detach(request) for request in requests]
         return [request for request in detached if request is not None]
 
     def close(self) -> None:
-        """Prove the pool's state; raises IntegrityError."""
+        """Check the pool; raises IntegrityError."""
         self._pool.check_integrity()
 
     def _ended(self, state: RequestState, reason: FinishReason, now_ns: int) -> None:
         self._expected.pop(state.request.id, None)
         self._on_end(state, reason, now_ns)
 
-    def _tell_first_tokens(self) -> None:
+    def _report_first_tokens(self) -> None:
         for request, tokens in list(self._expected.items()):
             present = self.scheduler.num_tokens(request)
             if present is not None and present > tokens:
@@ -212,20 +208,20 @@ class Replica:
                 self._on_progress(request)
 
     def _complete(self) -> None:
-        """The oldest plan in flight is over."""
+        """Complete the oldest plan in flight."""
         if self._on_plan is not None:
-            self._on_plan(*self._untold.popleft(), self._executor.durations_ns)
+            self._on_plan(*self._plans_in_flight.popleft(), self._executor.durations_ns)
         self._engine.complete()
 
     @property
     def _may_skip(self) -> bool:
-        """Whether nothing but decode steps may be to do, and nobody waits for news of one of them."""
-        if not self._skips or self._engine.needs_pause:
+        """Whether steps may be skipped: only decodes, and none with an expected request."""
+        if not self._skips or self._engine.pausing:
             return False
         return all(self.scheduler.table_of(request) is None for request in self._expected)
 
     def _look_ahead(self) -> bool:
-        """Look for a run of decodes of which the first is planned now; whether there is one."""
+        """Start a run of decodes computed ahead; False: there is none."""
         start_ns, depth = self._clock.now_ns, self._engine.depth
         leading_ns = self._executor.plan_ends_ns
         free_ns = leading_ns[-1] if leading_ns else start_ns
@@ -235,7 +231,7 @@ class Replica:
         if run is None:
             return False
         times = self.spec.services[run.service].times
-        # Rounded step by step, as the executor rounds each.
+        # Rounded per step, as by the executor.
         durations_ns = decode_durations(times, run.rows, run.context, run.steps)
         ends_ns = leading_ns + [free_ns + passed_ns for passed_ns in accumulate(durations_ns)]
         del ends_ns[len(leading_ns) + run.planned(1 + bisect_left(ends_ns, run.until_ns)) :]
@@ -244,9 +240,9 @@ class Replica:
         return True
 
     def _catch_up(self) -> None:
-        """Of steps that were looked ahead those that have ended are over; those planned by now are plans.
+        """Stop looking ahead: account for ended steps, and turn steps planned by now into plans in flight.
 
-        At the end of a step the next is yet to be planned.
+        At the end of a step the next one is not planned yet.
         """
         ahead = self._ahead
         if ahead is None:
@@ -265,7 +261,7 @@ class Replica:
         self.due_ns = None if at_an_end else self._executor.ends_ns
 
     def _account(self, ahead: StepsAhead) -> int:
-        """Nothing lies ahead any more; of its steps those that have ended are over. Returns how many."""
+        """Account for the ended steps of a run; returns how many of its own steps have ended."""
         self._ahead = None
         now_ns, ended, leading = self._clock.now_ns, ahead.ended(self._clock.now_ns), ahead.depth - 1
         for end_ns in ahead.ends_ns[: min(ended, leading)]:
@@ -278,9 +274,9 @@ class Replica:
         return steps
 
     def _account_steps(self, ahead: StepsAhead, steps: int) -> None:
-        """The first steps of a run are over, and all plans before it."""
+        """Account for the first steps of a run; all plans before it are complete."""
         run, leading = ahead.run, ahead.depth - 1
-        # Steps looked at in vain cost time, but a run too short costs more.
+        # Unused steps cost time, but a run that is too short costs more.
         self._look_ahead_steps = min(max(2 * steps, SHORTEST_RUN), LONGEST_RUN)
         start_ns = ahead.ends_ns[leading - 1] if leading else ahead.start_ns
         ends_ns = ahead.ends_ns[leading : leading + steps]
@@ -297,19 +293,19 @@ class Replica:
         view = self.spec.layout.services[run.service]
         per_merged, units = view.blocks_per_merged, view.units_per_block
         used = growth.live_blocks(steps, run.max_iterations)
-        leased = self._used(but=run.service)  # of requests that move: no other service has one that runs
+        leased = self._used(but=run.service)  # only by migrating requests: no other service runs
         if per_merged > 1 or units > 1 or leased:
             used = [-(-blocks // per_merged) * units + leased for blocks in used]
         self.recorder.decodes(run.service, start_ns, ends_ns, ahead.waiting, run.rows, used)
 
     def _used(self, but: str | None = None) -> int:
-        """Merged blocks in use; but: of all services except this one."""
+        """Merged blocks in use; but: leave this service out."""
         pool = self._pool
         names = [name for name in self.spec.services if name != but]
         return sum([pool.merged_demand(name, pool.live_blocks(name)) for name in names])
 
     def _note_iterations(self, under_way: _Iterations) -> None:
-        """A plan of several iterations has come to its end."""
+        """Record a finished plan of several iterations."""
         self._iterations = None
         plan, ends_ns = under_way.plan, self._executor.iteration_ends_ns
         used = [under_way.used] * len(ends_ns)
@@ -321,7 +317,7 @@ class Replica:
         waiting = self.scheduler.waiting if self._waiting is None else self._waiting
         used = self._used()
         if self._on_plan is not None:
-            self._untold.append((plan, self._clock.now_ns))
+            self._plans_in_flight.append((plan, self._clock.now_ns))
         if plan.iterations > 1:
             self._iterations = _Iterations(plan, start_ns, waiting, used)
             return
@@ -339,5 +335,5 @@ class Replica:
         )
 
 
-def _nobody(request: str) -> None:
-    """Nobody is told."""
+def _ignore_progress(request: str) -> None:
+    """The default callback."""

@@ -1,4 +1,4 @@
-"""How groups of a placement serve recent traffic, by simulation."""
+"""Estimates of device groups by simulating recent traffic on their engines."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,22 +17,21 @@ from shoal.simulate.spec import Watch
 
 _NO_SAMPLES = Watch(sample_s=1e6)
 _MOST_SHARES = 4
-"""So many different shares of the requests are tried, at most, where a group gets a part of them."""
+"""Limit on the different samples of requests tried for a group that gets a share of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTraffic:
-    """What is simulated: engines, and the requests of a window of time."""
+    """Engines and the requests of a time window, to simulate."""
 
     engines: PlacedEngines
-    """How a group's engine is made."""
     requests: Mapping[str, Sequence[Request]]
-    """By service, each by arrival."""
+    """By service, sorted by arrival."""
 
     def serve(self, shape: GroupShape) -> Mapping[str, ServiceEstimate]:
         """Simulate one group with its share of every service's requests, evenly spread over the window.
 
-        With a small share some different ones are taken, since each has few requests, and luck with them.
+        For small shares the mean of several samples is taken, since each has few requests.
         """
         times = min(_MOST_SHARES, int(1 / max(share for _, share in shape.shares) + 1e-9))
         runs = [self._serve(shape, number / times) for number in range(times)]
@@ -49,7 +48,7 @@ class GroupTraffic:
 
 
 class SimulatedGroups:
-    """A ``GroupModel`` that simulates, several groups at a time where there are ``workers``."""
+    """A ``GroupModel`` that simulates, in parallel if there are ``workers``."""
 
     def __init__(self, traffic: GroupTraffic, workers: Workers[GroupTraffic] | None = None) -> None:
         self._traffic = traffic
@@ -57,10 +56,10 @@ class SimulatedGroups:
         self.requests: Mapping[str, int] = {
             name: len(requests) for name, requests in traffic.requests.items()
         }
-        """Requests of each service."""
+        """Number of requests by service."""
 
     def serve(self, shapes: Sequence[GroupShape]) -> Sequence[Mapping[str, ServiceEstimate]]:
-        """Simulate each; those with most requests begin first, so that no core is idle at the end."""
+        """Simulate each shape; those with most requests start first."""
         if self._workers is None:
             return [self._traffic.serve(shape) for shape in shapes]
         return self._workers.at_each(GroupTraffic.serve, shapes, heaviest_first=self._weight)
@@ -70,11 +69,11 @@ class SimulatedGroups:
 
 
 def thinned(requests: Sequence[Request], share: float, offset: float = 0.0) -> list[Request]:
-    """A share of the requests, evenly spread: the n-th is in it where n * share passes a whole number.
+    """An evenly spread share of the requests: the n-th is included if n * share passes a whole number.
 
-    offset: from 0 to below 1, how far it begins towards the next whole number.
+    offset: in [0, 1), start of the count.
     """
-    # Half a part ahead, so that of a few requests a small share gets some.
+    # Half a request ahead, so that a small share of few requests gets some.
     begin = (offset + 0.5) % 1 + 1e-9
     count = [floor((at + 0.5) * share + begin) for at in range(-1, len(requests))]
     return [
@@ -85,14 +84,13 @@ def thinned(requests: Sequence[Request], share: float, offset: float = 0.0) -> l
 
 
 def estimates(record: RunRecord, services: Sequence[str]) -> dict[str, ServiceEstimate]:
-    """How each service fared in a run."""
     return estimates_of_rows(record.requests, services, record.execution_s)
 
 
 def estimates_of_rows(
     requests: Sequence[RequestRow], services: Sequence[str], execution_s: Mapping[str, float]
 ) -> dict[str, ServiceEstimate]:
-    """How each service fared; execution_s: L^ of every service that answered any request."""
+    """Estimates by service; execution_s: L^ of every service with an answered request."""
     rows: dict[str, list[RequestRow]] = {name: [] for name in services}
     for row in requests:
         rows[row.service].append(row)
@@ -107,7 +105,7 @@ def _of_rows(rows: Sequence[RequestRow], execution_s: float | None) -> ServiceEs
 
 
 def _scaled(found: ServiceEstimate, requests: float) -> ServiceEstimate:
-    """The same for so many requests; nobody came: all were served."""
+    """Scale an estimate to another number of requests; without any, all count as served."""
     if not found.requests:
         return ServiceEstimate(requests, 0.0)
     factor = requests / found.requests

@@ -1,4 +1,4 @@
-"""The simulation: a heap of timed events that drives engines in virtual time."""
+"""The simulation loop: a heap of timed events that drives engines in virtual time."""
 
 import heapq
 from collections import defaultdict
@@ -16,21 +16,21 @@ from shoal.simulate.lock_step import LockStep, RankBalance
 from shoal.simulate.recorder import Recorder
 from shoal.simulate.replica import Replica, VirtualClock
 from shoal.simulate.sources import Source
-from shoal.simulate.spec import Deaths, EngineSpec, Moving, Watch
+from shoal.simulate.spec import Deaths, EngineSpec, MigrationSpec, Watch
 
 OnPlan = Callable[[int, StepPlan, int, Sequence[int]], None]
-"""Told of a plan that is over: the number of its engine, the plan, when it was made, and how long each of its
-iterations took, in ns; what ``describe`` takes, but for the number."""
+"""Called for a finished plan: number of its engine, plan, time of planning, duration of each iteration in ns.
+"""
 
 
 class Simulation:
-    """Engines, and requests that arrive at them; ``run`` once.
+    """Engines and requests that arrive at them; ``run`` once.
 
-    A manager as in ``cluster`` decides which engine a request goes to, and when an engine that died is
-    started again. Events at the same time happen in a fixed order: steps end, by the number of their engine;
-    engines die or have loaded; then requests arrive; then engines begin. The same input leads to the same
-    record, byte for byte, whatever ``watch`` says about how to get there. (But what an engine does when it
-    dies counts in its totals or not, as it is skipped ahead or not.)
+    The cluster manager dispatches requests and restarts dead engines. Simultaneous events happen in a fixed
+    order: ends of steps, by engine number; deaths and loads; arrivals; begins of steps. The same input gives
+    the same record, byte for byte, with any ``watch``. (Only the totals of an engine that dies may differ by
+    its last steps with and without skipping ahead.)
+
     lock_step: the engines are data-parallel ranks of one group, which step together; see ``RankTimes``.
     Raises ConfigError for no engines, and for a group that cannot be simulated.
     """
@@ -44,13 +44,13 @@ class Simulation:
         watch: Watch | None = None,
         on_plan: OnPlan | None = None,
         deaths: Deaths | None = None,
-        moving: Moving | None = None,
+        migrations: MigrationSpec | None = None,
         lock_step: bool = False,
     ) -> None:
         if not engines:
             raise ConfigError("a simulation needs at least one engine")
         if lock_step:
-            _check_ranks(engines, dispatch, deaths, moving)
+            _check_ranks(engines, dispatch, deaths, migrations)
         watch = Watch() if watch is None else watch
         self._clock = VirtualClock()
         self._source = source
@@ -68,7 +68,13 @@ class Simulation:
         self._lock_step = LockStep() if lock_step else None
         policy = RankBalance(self._counted) if lock_step else dispatch or RoundRobin()
         self._fleet = Fleet(
-            engines, policy, self._clock, self._replica, self._refuse, deaths or Deaths(), moving or Moving()
+            engines,
+            policy,
+            self._clock,
+            self._replica,
+            self._refuse,
+            deaths or Deaths(),
+            migrations or MigrationSpec(),
         )
 
     def _replica(self, number: int) -> Replica:
@@ -101,15 +107,17 @@ class Simulation:
         progress: Callable[[int], None] | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> RunRecord:
-        """Simulate until every request has ended, or ``stop`` says so: then the record is of those that have.
+        """Simulate until every request has ended, or ``stop`` returns True; then only ended ones are
+        recorded.
 
-        progress: told now and then how many have. Raises IntegrityError where a pool's state is off.
+        progress: called from time to time with the number of ended requests. Raises IntegrityError for an
+        inconsistent pool.
         """
-        told = 0
+        reported = 0
         while not (stopped := stop()) and self._advance():
-            if progress is not None and len(self._rows) >= told + 100:
-                told = len(self._rows)
-                progress(told)
+            if progress is not None and len(self._rows) >= reported + 100:
+                reported = len(self._rows)
+                progress(reported)
         if progress is not None:
             progress(len(self._rows))
         if stopped:
@@ -120,7 +128,7 @@ class Simulation:
         return self._record(title, {} if facts is None else facts)
 
     def _advance(self) -> bool:
-        """All that happens at the next moment at which anything does; False: nothing ever will."""
+        """Simulate the next point in time with events; False: there is none."""
         due, fleet, source = self._due, self._fleet, self._source
         replicas, touched = fleet.replicas, fleet.touched
         while due and replicas[due[0][1]].due_ns != due[0][0]:
@@ -139,7 +147,7 @@ class Simulation:
                 replicas[number].resume()
                 touched.add(number)
         fleet.pass_time()
-        # Who waits for answers may ask as soon as a step has ended.
+        # Closed-loop clients may send as soon as a step has ended.
         while (arrival_ns := source.next_ns) is not None and arrival_ns <= now_ns:
             self._arrive(source.take())
         while touched:
@@ -149,11 +157,11 @@ class Simulation:
                 due_ns = replicas[number].due_ns
                 if due_ns is not None:
                     heapq.heappush(due, (due_ns, number))
-            fleet.tell_ended()
+            fleet.emit_ended()
         return True
 
     def _begin(self, touched: Sequence[int]) -> Sequence[int]:
-        """Let engines begin: those that were touched, or all ranks of a group; returns their numbers."""
+        """Begin steps of touched engines, or of all ranks of a group; returns their numbers."""
         replicas, group = self._fleet.replicas, self._lock_step
         if group is None:
             for number in touched:
@@ -165,16 +173,16 @@ class Simulation:
             replica.begin()
         group.start()
         for replica in replicas:
-            replica.joined()
+            replica.group_started()
         return range(len(replicas))
 
     def _counted(self, name: str) -> tuple[int, int]:
-        """Waiting and running requests of an engine now."""
+        """Present waiting and running requests of an engine."""
         scheduler = self._fleet.replicas[int(name)].scheduler
         return scheduler.waiting, scheduler.running
 
     def _arrive(self, request: Request) -> None:
-        """Hand a request to the manager; one of an unknown service is refused."""
+        """Submit a request; one of an unknown service is refused."""
         if request.service in self._services:
             self._fleet.submit(request)
         else:
@@ -233,15 +241,15 @@ class Simulation:
             execution_s=execution_s,
             inter_token_latencies=self._gaps,
             end_ns=end_ns,
-            moves=_moves(self._fleet),
+            moves=_count_migrations(self._fleet),
             withdrawn=self._fleet.withdrawn,
             facts=facts,
         )
 
 
-def _moves(fleet: Fleet) -> Mapping[str, Mapping[str, int]]:
+def _count_migrations(fleet: Fleet) -> Mapping[str, Mapping[str, int]]:
     moves: dict[str, dict[str, int]] = {}
-    for (method, outcome), count in sorted(fleet.moves.items()):
+    for (method, outcome), count in sorted(fleet.migrations.items()):
         moves.setdefault(method.value, {})[outcome.value] = count
     return moves
 
@@ -250,16 +258,16 @@ def _check_ranks(
     engines: Sequence[EngineSpec],
     dispatch: DispatchPolicy | PackerDispatch | None,
     deaths: Deaths | None,
-    moving: Moving | None,
+    migrations: MigrationSpec | None,
 ) -> None:
-    """Raise ConfigError for what a group of ranks cannot have."""
+    """Raise ConfigError for options that a group of ranks does not support."""
     options = engines[0].scheduler
     refused = {
         "plans of one iteration (max_iterations)": options.max_iterations > 1,
         "one service": len(engines[0].services) > 1,
         "a dispatch of their own": dispatch is not None,
         "to live": deaths is not None,
-        "to keep its requests": moving is not None,
+        "to keep its requests": migrations is not None,
     }
     for what, found in refused.items():
         if found:
@@ -267,7 +275,6 @@ def _check_ranks(
 
 
 def row_of(state: RequestState, reason: FinishReason, now_ns: int, engine: int) -> RequestRow:
-    """The record of a request that ended now."""
     return RequestRow(
         request_id=state.request.id,
         service=state.service,

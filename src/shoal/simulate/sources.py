@@ -1,4 +1,4 @@
-"""Where requests come from: a trace, or clients that wait for responses."""
+"""Sources of requests: open loop (arrival times of a trace) and closed loop (clients that wait)."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from shoal.core import Request
 
 
 class Source(Protocol):
-    """Hands out requests in the order of their arrival."""
+    """Yields requests in order of arrival."""
 
     @property
     def total(self) -> int:
@@ -18,7 +18,7 @@ class Source(Protocol):
 
     @property
     def next_ns(self) -> int | None:
-        """When the next request arrives, as far as is known now; None: not before some request ends."""
+        """Next arrival; None: none before some request ends."""
         ...
 
     def take(self) -> Request:
@@ -26,22 +26,20 @@ class Source(Protocol):
         ...
 
     def ended(self, request_id: str, now_ns: int) -> None:
-        """Notice that a request has ended or was rejected."""
+        """A request has ended or was refused."""
         ...
 
 
 class OpenLoop:
-    """Requests that arrive at given times, whatever becomes of earlier ones."""
+    """Requests that arrive at fixed times."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self._requests = sorted(requests, key=lambda request: request.arrival_ns)
         self._next = 0
         self.total = len(requests)
-        """Number of all requests."""
 
     @property
     def next_ns(self) -> int | None:
-        """The next arrival."""
         return self._requests[self._next].arrival_ns if self._next < self.total else None
 
     def take(self) -> Request:
@@ -50,13 +48,13 @@ class OpenLoop:
         return self._requests[self._next - 1]
 
     def ended(self, request_id: str, now_ns: int) -> None:
-        """Do nothing."""
+        pass
 
 
 class ClosedLoop:
     """``clients`` users, each of whom sends the next request ``think_ns`` after a response.
 
-    Their first requests arrive at time 0; arrival times in ``requests`` are ignored.
+    The first requests arrive at time 0; arrival times in ``requests`` are ignored.
     """
 
     def __init__(self, requests: Sequence[Request], clients: int, think_ns: int = 0) -> None:
@@ -66,17 +64,14 @@ class ClosedLoop:
         self._think_ns = think_ns
         self._arrivals = deque([0] * min(clients, len(requests)))
         self.total = len(requests)
-        """Number of all requests."""
 
     @property
     def next_ns(self) -> int | None:
-        """When the next client sends a request."""
         return self._arrivals[0] if self._arrivals and self._requests else None
 
     def take(self) -> Request:
-        """Take the next request, with its arrival time."""
+        """Take the next request, with its simulated arrival time."""
         return replace(self._requests.popleft(), arrival_ns=self._arrivals.popleft())
 
     def ended(self, request_id: str, now_ns: int) -> None:
-        """Let its client send another after ``think_ns``."""
         self._arrivals.append(now_ns + self._think_ns)

@@ -1,9 +1,9 @@
-"""The parts of a simulation: engines, their services, and what is recorded."""
+"""Input of a simulation: engines, services, deaths, migrations, and what to record."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shoal.cluster.manager.events import MoveMethod
+from shoal.cluster.manager.events import MigrationMethod
 from shoal.cluster.options import PackingOptions
 from shoal.core import NO_GOALS, SLO, ConfigError
 from shoal.core.cluster import Link
@@ -21,9 +21,8 @@ class ServiceSpec:
     """One service on one engine."""
 
     times: StepTimes
-    """How long steps of its model take there."""
+    """Step times of its model there."""
     context_tokens: int = 1 << 20
-    """The model's context limit."""
     slo: SLO = NO_GOALS
     """As in ``core.Service``."""
     execution_s: float | None = None
@@ -31,7 +30,7 @@ class ServiceSpec:
     quota: int = 8
     """As in ``core.Service``."""
     weights: str | None = None
-    """Services for which it is the same run on the same weights; None: it has its own."""
+    """Services with the same value share weights; None: its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,20 +38,16 @@ class EngineSpec:
     """One engine."""
 
     services: Mapping[str, ServiceSpec]
-    """Its services by name."""
     layout: PoolLayout
-    """Of its pool of KV blocks."""
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
-    """Its scheduler's options."""
     host: PoolLayout | None = None
-    """Of the pool for swapped KV; needed only if preempted requests are swapped."""
+    """Of the pool for swapped KV; needed only for preemption by swapping."""
     host_bytes_per_s: float = HOST_BYTES_PER_S
-    """How fast KV is copied between the pools."""
+    """Rate of KV copies between the pools."""
     prefix_caching: bool = True
-    """As in the real engine."""
 
     def __post_init__(self) -> None:
-        """Reject a pool for other services; raises ConfigError."""
+        """Raises ConfigError for a pool of other services."""
         if set(self.services) != set(self.layout.services):
             raise ConfigError(
                 f"the engine serves {', '.join(sorted(self.services))}, but its KV pool is for "
@@ -61,7 +56,6 @@ class EngineSpec:
 
     @property
     def limits(self) -> dict[str, ServiceLimits]:
-        """What its scheduler knows of the services."""
         return {
             name: ServiceLimits(
                 service.context_tokens,
@@ -75,7 +69,6 @@ class EngineSpec:
 
     @property
     def models(self) -> dict[str, SimulatedModel]:
-        """What its executor knows of them."""
         return {
             name: SimulatedModel(
                 times=service.times,
@@ -87,50 +80,51 @@ class EngineSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deaths:
-    """Engines that die, and how soon they are back."""
+    """Deaths of engines, and their loading time."""
 
     times: Sequence[tuple[float, int]] = ()
-    """(seconds from the start, number of the engine) of each death. One that waits to be started again does
-    not die; one that loads begins anew."""
+    """(seconds from the start, number of the engine) of each death. A death is ignored while its engine waits
+    for
+    a restart; a loading engine starts again."""
     load_s: float = 10.0
-    """How long an engine loads once it is started again; when that is, ``ClusterOptions`` say."""
+    """Loading time after a restart; ``ClusterOptions`` has the delay before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moving:
-    """Running requests that go to other engines, and how fast their KV does."""
+class MigrationSpec:
+    """Migrations of running requests, and the links for their KV."""
 
     link: Link | None = None
-    """Of each engine, for either direction; None: KV stays where it is, and is computed anew elsewhere."""
+    """Of each engine, for either direction; None: KV is not sent but recomputed."""
     drains: Sequence[tuple[float, int]] = ()
-    """(seconds from the start, number of the engine) of engines that get no new requests from then on, and
-    whose requests leave them."""
-    wanted: Sequence[tuple[float, str, int | None, MoveMethod]] = ()
-    """(seconds from the start, request, number of the engine to which it goes or None for whichever the
-    dispatch chooses, how). One that is not running then stays as it is."""
+    """(seconds from the start, number of the engine): when engines are drained."""
+    wanted: Sequence[tuple[float, str, int | None, MigrationMethod]] = ()
+    """(seconds from the start, request, number of the destination or None for the choice of the dispatch
+    policy,
+    method). Ignored if the request is not running then."""
     packing: PackingOptions = field(default_factory=PackingOptions)
-    """How a packer that is the dispatch moves requests."""
+    """If the dispatch policy is a packer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """How a simulation runs and what it records. No option changes what happens in it."""
+    """How a simulation runs and what it records; no option changes its result."""
 
     skip_ahead: bool = True
-    """Simulate runs of decode steps at once."""
+    """Whether runs of decode steps are computed at once."""
     sample_s: float = 1.0
-    """Seconds between samples of the engines' state."""
+    """Interval between samples of the engines' state."""
     spans: bool = False
-    """Record every step, for a timeline."""
+    """Whether every step is recorded, for a timeline."""
 
     def __post_init__(self) -> None:
-        """Reject an interval of no length; raises ConfigError."""
+        """Raises ConfigError for an interval of no length."""
         if not self.sample_s >= 1e-6:
             raise ConfigError(f"samples must be at least a microsecond apart, got {self.sample_s} s")
 
 
 def token_layout(blocks: int, block_size: int = 16, *services: str) -> PoolLayout:
-    """A pool of ``blocks`` KV blocks for services with blocks of equal size, of arbitrary bytes."""
+    """A pool of ``blocks`` KV blocks for services with equal block sizes, of arbitrary bytes."""
     shape = KVShape("bfloat16", (LayerShape(1, 64, 64),))
     names = services or ("default",)
     layout = plan_layout(

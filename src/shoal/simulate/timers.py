@@ -1,14 +1,13 @@
-"""What happens at known times of a simulation, beside steps and arrivals."""
+"""Timers of a simulation: callbacks at fixed times, other than steps and arrivals."""
 
 import heapq
 from collections.abc import Callable
 
 
 class Timers:
-    """Things to do later, in the order of their times.
+    """Callbacks in order of time, then of rank, then of being set.
 
-    At one time those of lower rank come first, and those of one rank in the order in which they were set: so
-    things of different engines do not depend on which of them was asked first.
+    Ranks make the order of simultaneous callbacks of different engines independent of the order of calls.
     """
 
     def __init__(self) -> None:
@@ -17,15 +16,15 @@ class Timers:
 
     @property
     def next_ns(self) -> int | None:
-        """When there is something to do next; None: never."""
+        """Time of the next callback; None: none."""
         return self._heap[0][0] if self._heap else None
 
     def set(self, time_ns: int, do: Callable[[], None], rank: int = -1) -> None:
-        """Do something at a time; rank: the number of the engine that it comes from."""
+        """Set a callback; rank: the number of its engine."""
         self._set += 1
         heapq.heappush(self._heap, (time_ns, rank, self._set, do))
 
     def run_due(self, now_ns: int) -> None:
-        """Do what is due by now, and what that sets for now."""
+        """Run all callbacks due by now, including those set meanwhile."""
         while self._heap and self._heap[0][0] <= now_ns:
             heapq.heappop(self._heap)[3]()

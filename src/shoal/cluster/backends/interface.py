@@ -1,4 +1,7 @@
-"""What runs the engines of a cluster, as the router sees it."""
+"""The interface of a backend: start and kill engine processes, and the events that it reports.
+
+``engine`` and ``incarnation`` are as in ``manager.events``.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,49 +18,45 @@ class Loading:
     engine: str
     incarnation: int
     what: str
-    """What it does now."""
+    """What it loads now, in words."""
     waits: bool = False
-    """Whether it waits for something, and gets nowhere meanwhile."""
+    """Whether it waits for resources, without progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """An engine takes requests."""
+    """An engine accepts requests."""
 
     engine: str
     incarnation: int
     pid: int
-    """Its process."""
     endpoint: str
     """ZeroMQ address to which ``EngineConnection`` connects."""
     info: EngineInfo
-    """Limits of its services."""
     transfer: str = ""
-    """ZeroMQ address where it takes KV of requests that move to it."""
+    """ZeroMQ address that receives KV of migrating requests; empty: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beat:
-    """A sign of life of an engine, loading or not."""
+class Heartbeat:
+    """A heartbeat of an engine, also while it loads."""
 
     engine: str
     incarnation: int
     pid: int
-    """Its process."""
     hung: str = ""
-    """As in ``events.EngineBeat``."""
+    """As in ``events.EngineHeartbeat``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Worked:
-    """What an engine's process has used since its start, as others see it, whatever it does."""
+class ProcessUsage:
+    """Resources that an engine's process has used since its start, measured from outside."""
 
     engine: str
     incarnation: int
     cpu_s: float
-    """CPU time."""
     read_bytes: int
-    """What was read from disks, where that is known."""
+    """Bytes read from disks; 0 where unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,14 +66,14 @@ class Exited:
     engine: str
     incarnation: int
     reason: str
-    """Why, in words: an error that it told of, an exit status, a signal."""
+    """The error that it sent, its exit status or signal, in words."""
     failure: str | None = None
-    """Name of the class of the error that it told of, as in ``lifeline.Failed``."""
+    """Class name of the error that it sent, as in ``lifeline.Failed``."""
     suspects: tuple[str, ...] = ()
-    """Ids of the engine's requests (of their present attempt) whose steps were being computed."""
+    """Wire ids of the requests in the steps that it was computing."""
 
 
-BackendEvent = Loading | Loaded | Beat | Worked | Exited
+BackendEvent = Loading | Loaded | Heartbeat | ProcessUsage | Exited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,27 +84,24 @@ class FoundEngine:
     incarnation: int
     pid: int
     loaded: Loaded | None
-    """As it was told when it was ready; None: it still loads."""
+    """None: it still loads."""
 
 
 class EngineBackend(Protocol):
-    """Starts, watches and kills engine processes."""
-
     async def attach(
         self, on_event: Callable[[BackendEvent], None], settings: Mapping[str, str]
     ) -> Sequence[FoundEngine]:
-        """Begin; returns the engines that run already.
+        """Connect, and return the engines that run already.
 
-        on_event: called from the event loop for everything that happens from now on, also to engines that
-        were found. settings: what the engines are built from, by name; where running ones were built from
-        others, ConfigError says what differs.
+        on_event: called from the event loop for all further events, also of found engines. settings: what the
+        engines are built from, by name; ConfigError lists the differences if running ones have others.
         """
 
     def start_engine(self, engine: str, incarnation: int, config: EngineConfig) -> None:
-        """Start a process; ``Exited`` tells if that fails."""
+        """Start a process; ``Exited`` follows if that fails."""
 
     def kill_engine(self, engine: str, incarnation: int) -> None:
-        """Kill a process; ``Exited`` tells when it is gone. Unknown ones are ignored."""
+        """Kill a process; ``Exited`` follows. Unknown ones are ignored."""
 
     async def close(self) -> None:
-        """End all engines, and whatever owns them."""
+        """End all engines and their owners."""

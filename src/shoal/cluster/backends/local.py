@@ -1,4 +1,4 @@
-"""Engines as child processes of a node on this machine."""
+"""The local backend: engines as child processes of a node process on this machine."""
 
 import asyncio
 import contextlib
@@ -16,11 +16,11 @@ import psutil
 
 from shoal.cluster.backends.interface import BackendEvent, EngineConfig, Exited, FoundEngine
 from shoal.cluster.backends.node_start import drop_early_node, start_node
-from shoal.cluster.node import EngineExited, EngineSaid, wire
+from shoal.cluster.node import EngineExited, EngineMessage, wire
 from shoal.cluster.node.__main__ import TAKEN
-from shoal.cluster.node.backend_events import found_engine, to_event, worked
+from shoal.cluster.node.backend_events import found_engine, to_event, to_usage
 from shoal.cluster.node.folder import SOCKET, check_folder, folder_path
-from shoal.cluster.node.node_process import cpu_s, kill_node, node_behind
+from shoal.cluster.node.node_process import cpu_s, find_node, kill_node
 from shoal.core import ConfigError, EngineDied
 from shoal.engine.process import lifeline
 from shoal.engine.process.child_process import check_open_files, describe_end
@@ -35,7 +35,7 @@ _END_TIMEOUT_S = 20.0
 
 
 class _Link:
-    """A connection to a node that lets this process use it."""
+    """A connection to a node that has accepted this server."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, welcome: wire.Welcome
@@ -43,27 +43,26 @@ class _Link:
         self.reader = reader
         self.writer = writer
         self.pid = welcome.pid
-        """The node's process."""
         self.found = welcome.engines
-        """What ran when the connection was made."""
+        """Engines that ran when the connection was made."""
 
     def send(self, message: wire.ToNode) -> None:
-        """Send a message; it is lost if the node is gone."""
+        """Send a message; lost if the node is gone."""
         wire.write(self.writer, message)
 
 
 class LocalBackend:
-    """Runs engines as children of a node process, which outlives an unclean end of this process.
+    """Runs engines as children of a node process, which survives a crash of this process.
 
-    name: names the node, by which it is found again; None: one of this process's own, which ends with it.
+    name: of the node, by which another server finds it; None: a private node, which ends with this process.
     orphan_after_s: how long the node and its engines wait for another server after the end of this process.
-    heartbeat_s: the node gives a sign of life so often. silence_s: it is killed after so long without one.
+    heartbeat_s: interval of the node's heartbeats. silence_s: the node is killed after this time without one.
     """
 
     def __init__(
         self, name: str | None, orphan_after_s: float, heartbeat_s: float = 1.0, silence_s: float = 5.0
     ) -> None:
-        """Raises ConfigError about a name that no folder can have."""
+        """Raises ConfigError for a name that no folder can have."""
         self._what = "the engines' node" if name is None else f"the node of cluster {name!r}"
         self._path = folder_path(name or f"{os.getpid()}-{secrets.token_hex(4)}")
         self._orphan_after_s = 0.0 if name is None else orphan_after_s
@@ -73,30 +72,31 @@ class LocalBackend:
         self._on_event: Callable[[BackendEvent], None] = lambda _: None
         self._link: _Link | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        """The node, if it was started here."""
+        """The node, if this process started it."""
         self._engines: dict[str, tuple[int, int]] = {}
-        """Incarnation and process id (0: not known yet) of the engines that are not gone."""
+        """Incarnation and process id (0: unknown) of each engine that has not exited."""
         self._pending: list[wire.StartEngine] = []
-        """What a node is to start that is being started itself."""
-        self._reviving: asyncio.Task[None] | None = None
+        """Engines to start once the node is there."""
+        self._restarting: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._heard = False
+        self._message_received = False
         self._closing = False
 
     async def attach(
         self, on_event: Callable[[BackendEvent], None], settings: Mapping[str, str]
     ) -> Sequence[FoundEngine]:
-        """See EngineBackend. Raises ConfigError also if another server uses the node, or too few files may be
-        open, and EngineDied if the node cannot be started.
+        """See EngineBackend. Also raises ConfigError if another server uses the node or the limit of open
+        files is
+        too low, and EngineDied if the node cannot be started.
         """
         check_open_files()
         self._on_event, self._settings = on_event, dict(settings)
         try:
             link = await self._connect()
         except BaseException:
-            await self._reap()
+            await self._wait_for_exit()
             raise
-        drop_early_node()  # it was not needed where there was one
+        drop_early_node()  # not needed if a node was running
         self._use(link)
         return [found_engine(engine) for engine in link.found]
 
@@ -110,26 +110,26 @@ class LocalBackend:
             self._link.send(message)
             return
         self._pending.append(message)
-        if self._reviving is None:
-            self._reviving = asyncio.create_task(self._revive(), name="node-start")
+        if self._restarting is None:
+            self._restarting = asyncio.create_task(self._restart_node(), name="node-start")
 
     def kill_engine(self, engine: str, incarnation: int) -> None:
         """See EngineBackend."""
         if self._link is not None:
             self._link.send(wire.KillEngine(engine, incarnation))
             return
-        waiting = [m for m in self._pending if (m.engine, m.incarnation) == (engine, incarnation)]
-        for message in waiting:
+        pending = [m for m in self._pending if (m.engine, m.incarnation) == (engine, incarnation)]
+        for message in pending:
             self._pending.remove(message)
             self._exited(EngineExited(engine, incarnation, "it was killed before it was started"))
 
     async def close(self) -> None:
-        """See EngineBackend; nothing more is told. Closing twice does nothing."""
+        """See EngineBackend; no further events. Closing twice does nothing."""
         self._closing = True
         self._on_event = lambda _: None
-        if self._reviving is not None:
-            self._reviving.cancel()
-            await asyncio.wait((self._reviving,))
+        if self._restarting is not None:
+            self._restarting.cancel()
+            await asyncio.wait((self._restarting,))
         if self._link is not None:
             self._link.send(wire.Shutdown())
         if self._reading is not None:
@@ -137,13 +137,13 @@ class LocalBackend:
             if self._link is not None:
                 _kill(self._link.pid)
             await self._reading
-        await self._reap()
+        await self._wait_for_exit()
 
-    # Connecting.
+    # Connecting
 
     async def _connect(self) -> _Link:
-        """A connection to the node, which is started if there is none."""
-        work, looked_s, used_s = StallTracker(), time.monotonic(), 0.0
+        """Connect to the node, which is started if there is none."""
+        work, last_look_s, used_s = WorkWatch(), time.monotonic(), 0.0
         while True:
             link = await self._try_connect()
             if link is not None:
@@ -154,15 +154,16 @@ class LocalBackend:
             elif code is not None:
                 raise EngineDied(f"{self._what} ended while it started ({describe_end(code)})")
             assert self._process is not None
-            before_s, looked_s = looked_s, time.monotonic()
+            before_s, last_look_s = last_look_s, time.monotonic()
             before_used_s, used_s = used_s, max(used_s, cpu_s(self._process.pid))
-            work.observe(looked_s - before_s, used_s - before_used_s)
-            if work.still_s > _START_TIMEOUT_S or work.took_s > BUSY_LOOP_FACTOR * _START_TIMEOUT_S:
+            work.look(last_look_s - before_s, used_s - before_used_s)
+            if work.still_s > _START_TIMEOUT_S or work.took_s > CIRCLES_FACTOR * _START_TIMEOUT_S:
                 raise EngineDied(f"{self._what} does not start in {self._path}")
             await asyncio.sleep(_RETRY_S)
 
     async def _try_connect(self) -> _Link | None:
-        """A connection, if there is a node that does not hang; raises ConfigError if it refuses."""
+        """Connect to a running node; None if there is none, or it hung and was killed. Raises ConfigError if
+        it refuses."""
         check_folder(self._path)
         try:
             reader, writer = await asyncio.open_unix_connection(self._path / SOCKET)
@@ -174,7 +175,7 @@ class LocalBackend:
                 lifeline.PROTOCOL, os.getpid(), self._settings, self._heartbeat_s, self._orphan_after_s
             )
             wire.write(writer, hello)
-            answer = await self._hear_answer(reader, node_behind(writer))
+            answer = await self._read_answer(reader, find_node(writer))
             if isinstance(answer, wire.Refused):
                 raise ConfigError(f"{self._what} cannot be used: {answer.why}")
             if isinstance(answer, wire.Welcome):
@@ -184,12 +185,12 @@ class LocalBackend:
             if link is None:
                 writer.close()
 
-    async def _hear_answer(
+    async def _read_answer(
         self, reader: asyncio.StreamReader, node: psutil.Process | None
     ) -> wire.FromNode | None:
-        """The first message of a node; one that hangs is killed, and gives None.
+        """The first message of a node; None if it hung and was killed.
 
-        Raises EngineDied where it hangs, and nobody knows which process it is.
+        Raises EngineDied if it hangs and its process is unknown.
         """
         work, used_s = StallTracker(), 0.0 if node is None else cpu_s(node.pid)
         answering = asyncio.create_task(wire.read_from_node(reader))
@@ -214,11 +215,11 @@ class LocalBackend:
         return None
 
     async def _start_node(self) -> None:
-        await self._reap()
+        await self._wait_for_exit()
         self._process = start_node(str(self._path))
 
-    async def _reap(self) -> int | None:
-        """Wait for the end of the node, if it was started here and is ending; returns its exit status."""
+    async def _wait_for_exit(self) -> int | None:
+        """Wait for the end of the node, if this process started it; returns its exit status."""
         process, self._process = self._process, None
         if process is None:
             return None
@@ -233,8 +234,8 @@ class LocalBackend:
         self._engines |= {found.engine: (found.incarnation, found.pid) for found in link.found}
         self._reading = asyncio.create_task(self._read(link), name="node-reader")
 
-    async def _revive(self) -> None:
-        """Start a node in place of one that is gone."""
+    async def _restart_node(self) -> None:
+        """Start a node in place of a dead one."""
         try:
             self._use(await self._connect())
         except (ConfigError, EngineDied, OSError) as error:
@@ -247,24 +248,24 @@ class LocalBackend:
                 self._link.send(message)
         finally:
             self._pending.clear()
-            self._reviving = None
+            self._restarting = None
 
-    # Hearing.
+    # Reading
 
     async def _read(self, link: _Link) -> None:
-        """Hand on what the node tells, until it is gone."""
+        """Emit the node's events until it is gone."""
         watching = asyncio.create_task(self._watch(link), name="node-watcher")
         with contextlib.suppress(msgspec.MsgspecError):
             while (message := await wire.read_from_node(link.reader)) is not None:
-                self._heard = True
+                self._message_received = True
                 match message:
-                    case EngineSaid():
-                        self._said(message)
+                    case EngineMessage():
+                        self._engine_message(message)
                     case EngineExited():
                         self._exited(message)
                     case wire.NodeBeat():
                         for usage in message.usages:
-                            self._tell(worked(usage))
+                            self._emit(to_usage(usage))
         watching.cancel()
         self._link = None
         link.writer.close()
@@ -272,13 +273,13 @@ class LocalBackend:
             await self._lost(link)
 
     async def _watch(self, link: _Link) -> None:
-        """Kill a node that is silent and hangs; a time in which this process slept counts as one look."""
-        work, used_s = StallTracker(), cpu_s(link.pid)
-        while work.still_s <= self._silence_s and work.took_s <= BUSY_LOOP_FACTOR * self._silence_s:
-            self._heard = False
+        """Kill a node that is silent and hangs; a pause of this process counts as one look."""
+        work, used_s = WorkWatch(), cpu_s(link.pid)
+        while work.still_s <= self._silence_s and work.took_s <= CIRCLES_FACTOR * self._silence_s:
+            self._message_received = False
             await asyncio.sleep(self._heartbeat_s)
             before_s, used_s = used_s, cpu_s(link.pid)
-            if self._heard:
+            if self._message_received:
                 work.progress()
             else:
                 work.observe(self._heartbeat_s, used_s - before_s)
@@ -291,14 +292,14 @@ class LocalBackend:
         _kill(link.pid)
 
     async def _lost(self, link: _Link) -> None:
-        """The node is gone, and all of its engines with it, also one that could not notice."""
+        """The node is gone: kill and report all of its engines."""
         engines, self._engines = self._engines, {}
         for pid in (link.pid, *(pid for _, pid in engines.values() if pid)):
             _kill(pid)
-        code = await self._reap()
+        code = await self._wait_for_exit()
         how = "" if code is None else f": {describe_end(code)}"
         for engine, (incarnation, _) in engines.items():
-            self._tell(
+            self._emit(
                 Exited(
                     engine=engine,
                     incarnation=incarnation,
@@ -306,19 +307,19 @@ class LocalBackend:
                 )
             )
 
-    def _said(self, message: EngineSaid) -> None:
+    def _engine_message(self, message: EngineMessage) -> None:
         self._engines[message.engine] = (message.incarnation, message.pid)
         if (event := to_event(message)) is not None:
-            self._tell(event)
+            self._emit(event)
 
-    def _tell(self, event: BackendEvent) -> None:
-        # From the loop, so that an error in the receiver does not end the reading.
+    def _emit(self, event: BackendEvent) -> None:
+        # From the loop, so that an error in the callback does not end the reading.
         asyncio.get_running_loop().call_soon(lambda: self._on_event(event))
 
     def _exited(self, message: EngineExited) -> None:
         if self._engines.get(message.engine, (0, 0))[0] == message.incarnation:
             del self._engines[message.engine]
-        self._tell(
+        self._emit(
             Exited(
                 engine=message.engine,
                 incarnation=message.incarnation,

@@ -1,4 +1,4 @@
-"""The backends by name."""
+"""Makes the backend that the options name."""
 
 from shoal.cluster.backends.interface import EngineBackend
 from shoal.cluster.backends.local import LocalBackend
@@ -8,14 +8,14 @@ from shoal.core import ConfigError
 
 
 def make_backend(options: ClusterOptions) -> EngineBackend:
-    """Who runs the engines of a cluster; raises ConfigError if a package for it is missing."""
+    """The backend of a cluster; raises ConfigError if its package is missing."""
     if options.backend == "local":
         return LocalBackend(
             options.name, options.orphan_after_s, options.heartbeat_s, options.hung_after_s / 2
         )
     drop_early_node()
     try:
-        # Only here: it takes a second, and is an extra.
+        # Imported here: it takes a second, and is an optional dependency.
         from shoal.cluster.backends.ray.backend import RayBackend
     except ModuleNotFoundError as error:
         if error.name != "ray":

@@ -1,7 +1,7 @@
-"""Starting the node of this machine's engines, also before it is known what for.
+"""Starts the node process, early if possible, to overlap imports with the start of the server.
 
-Importing what an engine computes with takes seconds. A node that is started early has one engine do that
-while its server finds out what the engine is to be.
+Importing an engine's libraries takes seconds. A node that is started early lets a first engine do that while
+the server reads its options and finds its models.
 """
 
 import os
@@ -12,16 +12,16 @@ from contextlib import suppress
 from shoal.engine.process.child_signals import interrupts_held_back
 
 END_OF_FOLDER = b"\0"
-"""Behind the path that a node reads from its standard input."""
+"""Ends the path that a node reads from its standard input."""
 
 _END_TIMEOUT_S = 5.0
 
 _early: subprocess.Popen[bytes] | None = None
-"""A node that is yet to be told its folder."""
+"""A node that has not got its folder yet."""
 
 
 def start_node(folder: str) -> subprocess.Popen[bytes]:
-    """A node in ``folder``: the early one, if there is such, else a new one.
+    """Start a node in ``folder``: the early one if there is one, else a new one.
 
     Until a server uses it, it ends with its standard input.
     """
@@ -32,7 +32,7 @@ def start_node(folder: str) -> subprocess.Popen[bytes]:
         try:
             node.stdin.write(os.fsencode(folder) + END_OF_FOLDER)
             node.stdin.flush()
-        except BrokenPipeError:  # nobody told it anything for too long
+        except BrokenPipeError:  # it has waited for too long
             _end(node)
         else:
             return node
@@ -40,14 +40,14 @@ def start_node(folder: str) -> subprocess.Popen[bytes]:
 
 
 def start_early_node() -> None:
-    """Start a node of which ``start_node`` will make use, if it is called soon."""
+    """Start a node that ``start_node`` will use, if it is called soon."""
     global _early
-    with suppress(OSError):  # then that tells
+    with suppress(OSError):  # then start_node raises it
         _early = _start()
 
 
 def drop_early_node() -> None:
-    """There is no use for it after all."""
+    """End an early node that is not needed."""
     global _early
     if _early is not None:
         _end(_early)

@@ -1,206 +1,172 @@
-"""What a manager decides: whoever holds the engines and the streams carries it out."""
+"""Actions that the manager decides on; the router executes them.
+
+``engine``, ``incarnation`` and ``request`` are as in ``events``.
+"""
 
 from enum import StrEnum
 
 import msgspec
 
-from shoal.cluster.manager.events import MoveMethod
+from shoal.cluster.manager.events import MigrationMethod
 
 
 class StartEngine(msgspec.Struct, frozen=True, tag=True):
     """Start an engine's process."""
 
     engine: str
-    """Its name."""
     incarnation: int
-    """How often it will have been started."""
     services: tuple[str, ...]
-    """What it is to load before it is ready."""
+    """Services to load before it is ready."""
 
 
 class KillEngine(msgspec.Struct, frozen=True, tag=True):
-    """Kill an engine's process; ``EngineEnded`` tells when it is gone."""
+    """Kill an engine's process; ``EngineEnded`` follows."""
 
     engine: str
-    """Its name."""
     incarnation: int
-    """Which start of it."""
     why: str
-    """For the log."""
 
 
 class LoadService(msgspec.Struct, frozen=True, tag=True):
-    """Let a running engine load a service; ``ServiceLoaded`` or ``ServiceFailed`` tells what came of it."""
+    """Let a running engine load a service; ``ServiceLoaded`` or ``ServiceFailed`` follows."""
 
     engine: str
-    """Its name."""
     incarnation: int
-    """Which start of it."""
     service: str
-    """The service."""
     woken: bool = False
-    """Whether a request asks for it, for the log."""
+    """Whether a request caused this; for the log."""
 
 
 class UnloadService(msgspec.Struct, frozen=True, tag=True):
-    """Let a running engine give up a service of which it has no request; ``ServiceUnloaded`` tells when."""
+    """Let a running engine unload a service without requests; ``ServiceUnloaded`` follows."""
 
     engine: str
-    """Its name."""
     incarnation: int
-    """Which start of it."""
     service: str
-    """The service."""
 
 
 class Dispatch(msgspec.Struct, frozen=True, tag=True):
-    """Send a request to an engine, with the output that was delivered."""
+    """Send a request to an engine, with the output delivered so far."""
 
     request: str
-    """Its id."""
     engine: str
-    """Which engine."""
     incarnation: int
-    """Which start of it."""
     attempt: int
-    """From 1; events of earlier attempts do not count any more."""
+    """From 1; events of earlier attempts are ignored."""
 
 
 class Withdraw(msgspec.Struct, frozen=True, tag=True):
-    """Cancel a request at its engine; another ``Dispatch`` follows, now or later."""
+    """Cancel a request at its engine; another ``Dispatch`` follows later."""
 
     request: str
-    """Its id."""
 
 
 class Reserve(msgspec.Struct, frozen=True, tag=True):
-    """Ask the destination of a migration for room; ``MoveReserved`` or ``MoveDeclined`` tells."""
+    """Reserve room at the destination of a migration.
+
+    ``MigrationReserved`` or ``MigrationDeclined`` follows.
+    """
 
     migration: str
-    """Its id."""
     request: str
-    """The request that is to move."""
     engine: str
-    """The destination."""
 
 
 class Export(msgspec.Struct, frozen=True, tag=True):
-    """Let the source send the request's KV: ``MoveCopied``, then ``MoveStopped``; or ``MoveNotExported``."""
+    """Let the source send the request's KV.
+
+    The answer is ``MigrationCopied`` events and then ``MigrationStopped``, or ``MigrationNotExported``.
+    """
 
     migration: str
-    """The migration's id."""
     request: str
-    """The request."""
     engine: str
-    """The source."""
     to: str
-    """The destination."""
     live: bool
-    """Whether the request runs meanwhile."""
+    """Whether the request keeps running."""
 
 
 class Commit(msgspec.Struct, frozen=True, tag=True):
-    """The destination has the request from now on; ``MoveFailed`` tells if it cannot be."""
+    """Hand the request over to the destination; ``MigrationFailed`` follows if that is impossible."""
 
     migration: str
-    """The migration's id."""
     request: str
-    """The request."""
     engine: str
-    """The destination."""
     attempt: int
     """As in ``Dispatch``."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """Let the source send no more; if it has stopped the request, that runs there again."""
+    """Stop sending at the source, which resumes the request if it was stopped."""
 
     migration: str
-    """The migration's id."""
     request: str
-    """The request."""
     engine: str
-    """The source."""
     attempt: int | None = None
-    """As in ``Dispatch``, where the destination had it meanwhile; None: the source never lost it."""
+    """As in ``Dispatch`` if the request was committed to the destination; None: the source never lost it."""
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """Let the source give up what it keeps of a request."""
+    """Free the KV that the source keeps of a request."""
 
     migration: str
-    """The migration's id."""
     engine: str
-    """The source."""
 
 
 class Drop(msgspec.Struct, frozen=True, tag=True):
-    """Let the destination give up what it keeps for a request that does not run there yet.
+    """Free what the destination keeps for a request that does not run there yet.
 
-    ``MoveFailed`` tells, if the request was committed to it and does not run.
+    ``MigrationFailed`` follows if the request was committed to it and does not run.
     """
 
     migration: str
-    """The migration's id."""
     request: str
-    """The request."""
     engine: str
-    """The destination."""
 
 
-class MoveOutcome(StrEnum):
+class MigrationOutcome(StrEnum):
     """How a migration ended."""
 
     DONE = "done"
     """The request runs at the destination."""
     ABORTED = "aborted"
-    """It does not."""
+    """The request does not run at the destination."""
     ENDED = "ended"
-    """The request ended before."""
+    """The request ended during the migration."""
 
 
-class MoveEnded(msgspec.Struct, frozen=True, tag=True):
-    """A migration is over: for the log."""
+class MigrationEnded(msgspec.Struct, frozen=True, tag="MoveEnded"):
+    """A migration is over; for the log."""
 
     migration: str
-    """Its id."""
     request: str
-    """The request."""
     source: str
-    """The engine that had it."""
     target: str
-    """The engine that was to have it."""
-    method: MoveMethod
-    """How."""
+    method: MigrationMethod
     took_s: float
-    """For how long."""
-    outcome: MoveOutcome
-    """How it ended."""
+    outcome: MigrationOutcome
     why: str = ""
-    """Why it was given up."""
+    """Why it was aborted."""
 
 
 class RefusalKind(StrEnum):
-    """Why a request gets no answer."""
+    """Why a request is refused."""
 
     NO_ENGINE = "no_engine"
     """No engine of its service ran for too long."""
     POISON = "poison"
-    """Engines die of it."""
+    """Engines die while they compute it."""
 
 
 class Refuse(msgspec.Struct, frozen=True, tag=True):
     """End a request with an error."""
 
     request: str
-    """Its id."""
     kind: RefusalKind
-    """Why."""
     message: str
-    """The same in words."""
 
 
-MoveAction = Reserve | Export | Commit | Abort | Release | Drop | MoveEnded
+MigrationAction = Reserve | Export | Commit | Abort | Release | Drop | MigrationEnded
 ClusterAction = (
-    StartEngine | KillEngine | LoadService | UnloadService | Dispatch | Withdraw | Refuse | MoveAction
+    StartEngine | KillEngine | LoadService | UnloadService | Dispatch | Withdraw | Refuse | MigrationAction
 )

@@ -1,25 +1,25 @@
-"""Choosing the engine for a request: policies, which are pure functions of the engines' loads."""
+"""Dispatch policies: which engine gets a request (round robin, least requests, max-min, forecast, prefix)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Protocol
 
-from shoal.cluster.manager.engine_load import EngineLoad, Newcomer
+from shoal.cluster.manager.engine_load import EngineLoad, UnassignedRequest
 from shoal.cluster.packing import PACKERS, Packer, Packing
 from shoal.core import ConfigError
 
 
 class DispatchPolicy(Protocol):
-    """Chooses among the engines that serve a request's service and take requests; a pure function."""
+    """Chooses among the engines that serve a request's service; a pure function of their loads."""
 
     @property
     def reads_prefixes(self) -> bool:
-        """Whether ``Submitted.prefix`` is to be filled in."""
+        """Whether the policy reads ``Submitted.prefix``."""
         ...
 
-    def choose(self, newcomer: Newcomer, engines: Sequence[EngineLoad]) -> EngineLoad:
-        """One of ``engines``, of which there is at least one; the first of equals."""
+    def choose(self, unassigned: UnassignedRequest, engines: Sequence[EngineLoad]) -> EngineLoad:
+        """One of ``engines`` (at least one); the first of equals."""
         ...
 
 
@@ -29,9 +29,8 @@ class RoundRobin:
 
     reads_prefixes: bool = False
 
-    def choose(self, newcomer: Newcomer, engines: Sequence[EngineLoad]) -> EngineLoad:
-        """The next in turn."""
-        return engines[newcomer.turn % len(engines)]
+    def choose(self, unassigned: UnassignedRequest, engines: Sequence[EngineLoad]) -> EngineLoad:
+        return engines[unassigned.turn % len(engines)]
 
 
 _unfinished = attrgetter("unfinished")
@@ -43,70 +42,67 @@ class LeastRequests:
 
     reads_prefixes: bool = False
 
-    def choose(self, newcomer: Newcomer, engines: Sequence[EngineLoad]) -> EngineLoad:
-        """The least loaded."""
+    def choose(self, unassigned: UnassignedRequest, engines: Sequence[EngineLoad]) -> EngineLoad:
         return min(engines, key=_unfinished)
 
 
 @dataclass(frozen=True, slots=True)
 class MaxMin:
-    """The engine whose requests' estimated times have the least sum, the new one's included.
+    """The engine with the least sum of estimated request times, the new request included.
 
     SCLS (section 4.5): an engine's load grows by a request's estimated time when it gets the request, and
     falls by the same when the request has ended. The time is that of a request alone: an engine that runs
-    many at once is less loaded than the sum says. Ours: engines whose memory would be too small for all of
-    theirs come last, and of these that first which is the least too small.
+    many at once is less loaded than the sum says. Ours: engines whose memory would be too small come last, in
+    order of how much is missing.
     """
 
     reads_prefixes: bool = False
 
-    def choose(self, newcomer: Newcomer, engines: Sequence[EngineLoad]) -> EngineLoad:
-        """Of those with memory the one that would be done first if it ran one request after the other."""
-        return min(engines, key=lambda engine: engine.pressure(newcomer))
+    def choose(self, unassigned: UnassignedRequest, engines: Sequence[EngineLoad]) -> EngineLoad:
+        return min(engines, key=lambda engine: engine.pressure(unassigned))
 
 
 @dataclass(frozen=True, slots=True)
 class LeastForecast:
-    """The engine whose KV will be the least at its peak, the new request's included.
+    """The engine with the lowest forecast KV peak, the new request included.
 
-    Past-Future scheduler (sections 3.3 and 7), as a share of the engine's memory: engines may be unequal. The
-    cost of a choice grows with the requests of all engines.
+    Past-Future scheduler (sections 3.3 and 7), as a share of the engine's memory, since engines may differ. A
+    choice costs time in proportion to the requests of all engines.
     """
 
     reads_prefixes: bool = False
 
-    def choose(self, newcomer: Newcomer, engines: Sequence[EngineLoad]) -> EngineLoad:
-        """The one with the lowest peak; fewer requests where that is equal."""
-        return min(engines, key=lambda engine: (engine.peak_share(newcomer), engine.unfinished))
+    def choose(self, unassigned: UnassignedRequest, engines: Sequence[EngineLoad]) -> EngineLoad:
+        """Ties go to the engine with fewer requests."""
+        return min(engines, key=lambda engine: (engine.peak_share(unassigned), engine.unfinished))
 
 
 @dataclass(frozen=True, slots=True)
 class LongestPrefix:
-    """The engine that has probably computed most of the prompt's beginning, unless it has too many requests.
+    """The engine that has probably cached the longest prefix of the prompt, unless its load is too high.
 
-    Too many for its time, or for its memory.
-
-    What is cached is not asked: blocks of prompts that were sent to an engine count as cached there.
+    Limits apply to its estimated time and its memory. Blocks of prompts that were sent to an engine count as
+    cached there; engines do not report their caches.
     """
 
     requests: float = 1.0
-    """An engine may have work for as long as so many requests like the new one take,"""
+    """Extra load that an engine may have over the least loaded one, in requests like the new one,"""
     share: float = 0.25
-    """and this share of the work of the engine with the least, more than that one. Its memory may be short by
-    this share more than that of others."""
+    """and as a share of the least loaded engine's work. The same share bounds how much more its memory may be
+    exceeded than that of the best engine."""
     reads_prefixes: bool = True
 
-    def choose(self, newcomer: Newcomer, engines: Sequence[EngineLoad]) -> EngineLoad:
-        """The one with most blocks; the choice of ``MaxMin`` where that is equal."""
-        found = [(engine, *engine.pressure(newcomer)) for engine in engines]
+    def choose(self, unassigned: UnassignedRequest, engines: Sequence[EngineLoad]) -> EngineLoad:
+        """Ties are decided as by ``MaxMin``."""
+        found = [(engine, *engine.pressure(unassigned)) for engine in engines]
         least = min(too_small for _, too_small, _ in found)
         found = [each for each in found if each[1] <= least * (1 + self.share)]
-        one_ns = min(engine.cost_ns(newcomer) for engine, _, _ in found)
+        one_ns = min(engine.cost_ns(unassigned) for engine, _, _ in found)
         most_ns = min(time_ns for _, _, time_ns in found) * (1 + self.share) + self.requests * one_ns
 
         def key(each: tuple[EngineLoad, int, int]) -> tuple[int, int, int]:
             engine, too_small, time_ns = each
-            cached = -1 if time_ns > most_ns else engine.cached_blocks(newcomer.call.prefix)
+            cached = -1 if time_ns > most_ns else engine.cached_blocks(unassigned.call.prefix)
             return -cached, too_small, time_ns
 
         return min(found, key=key)[0]
@@ -120,24 +116,24 @@ DISPATCHES: Mapping[str, DispatchPolicy] = {
     "forecast": LeastForecast(),
     "prefix": LongestPrefix(),
 }
-"""Policies by name; ``least-loaded`` is another name of ``least-requests``."""
+"""Policies by name; ``least-loaded`` is an alias of ``least-requests``."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackerDispatch:
-    """Requests go where a packer puts them, and move when it says so (docs/packing.md)."""
+    """A packer places requests, and migrates running ones (docs/packing.md)."""
 
     name: str
-    """Of the packer, in ``PACKERS``."""
+    """Key in ``PACKERS``."""
     reads_prefixes: bool = False
 
     def packer(self) -> Packer:
-        """A new one, which knows of no engine yet."""
+        """A new packer without engines."""
         return PACKERS[self.name](Packing([]))
 
 
 DISPATCH_NAMES = (*DISPATCHES, *PACKERS)
-"""Everything that can choose engines for requests."""
+"""All values of the ``dispatch`` option."""
 
 
 def dispatch_named(name: str) -> DispatchPolicy | PackerDispatch:

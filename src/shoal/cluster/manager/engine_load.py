@@ -1,4 +1,4 @@
-"""What an engine has to do, as far as that follows from the requests that were sent to it."""
+"""Estimated load of an engine (time, memory, cached prefixes), from the requests that were sent to it."""
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -11,69 +11,65 @@ from shoal.forecast import Demand
 
 MILLION = 1_000_000
 INDEXED_BLOCKS = 65_536
-"""Blocks of prompts that are remembered of each engine: those that were sent last."""
+"""Prompt blocks remembered per engine, the most recently sent ones."""
 
 _UNKNOWN = ServiceSpeed(prefill_s=1e-3, decode_s=1e-2)
 
 
-class Newcomer(NamedTuple):
+class UnassignedRequest(NamedTuple):
     """A request that needs an engine."""
 
     call: Submitted
-    """As it was submitted."""
     tokens: int
-    """Output tokens that are expected of each choice."""
+    """Expected output tokens of each choice."""
     turn: int
-    """Requests of its service that were dispatched before."""
+    """Number of requests of its service dispatched before."""
     now_ns: int
-    """The present time."""
 
 
-class Assigned(NamedTuple):
+class AssignedRequest(NamedTuple):
     """A request that the engine has, or is about to get."""
 
     call: Submitted
-    """As it was submitted."""
     tokens: int
-    """Output tokens that are expected of each choice."""
+    """Expected output tokens of each choice."""
     cost_ns: int
-    """What it adds to ``remaining_ns``."""
+    """Its part of ``remaining_ns``."""
     share: int
-    """What it adds to ``filled``."""
+    """Its part of ``filled``."""
     since_ns: int
-    """When it was sent."""
     turn: int
-    """As in ``Newcomer``: where two engines have it, it was sent to that with the higher turn last."""
+    """As in ``UnassignedRequest``. Of two engines with the request, the higher turn got it last."""
 
 
 class EngineLoad:
-    """One engine's requests and their sums, which are kept up to date so that nobody needs to scan.
+    """One engine's requests and running sums over them.
 
     indexes_prefixes: whether to remember the prompts that were sent.
     """
 
     def __init__(self, name: str, *, indexes_prefixes: bool = False) -> None:
         self.name = name
-        """Of the engine."""
         self.unfinished = 0
-        """Choices of the requests that it has."""
+        """Unfinished choices."""
         self.remaining_ns = 0
-        """Sum of their estimated times. Each is what the request would take alone, so work that is done
-        concurrently is overstated; it counts in full until the request has ended."""
+        """Sum of the requests' estimated times, each in full until the request ends. Each is the time of the
+        request alone, so concurrent work is overstated."""
         self.filled = 0
-        """Sum of what they are expected to hold in the end, in millionths of its memory for KV; may be more
-        than all of that, as some wait."""
+        """Sum of the KV that the requests are expected to hold at their end, in millionths of the KV memory.
+        May
+        exceed a million, since some of them wait."""
         self.kv_tokens: dict[str, int] = {}
-        """Tokens that fill its memory for KV, by service."""
+        """Tokens that fill its KV memory, by service."""
         self.changes = 0
-        """How often a request came or went."""
+        """Count of additions and removals."""
         self._speeds: dict[str, ServiceSpeed] = {}
-        self._assigned: dict[str, Assigned] = {}
-        # In the order in which they were sent last. The values mean nothing.
+        self._assigned: dict[str, AssignedRequest] = {}
+        # An ordered set, the most recently sent last.
         self._blocks: dict[int, None] | None = {} if indexes_prefixes else None
 
     def begin(self, speeds: Mapping[str, ServiceSpeed]) -> None:
-        """The engine starts with nothing, and computes so fast."""
+        """The engine has started, without requests."""
         self._speeds = dict(speeds)
         self.unfinished = self.remaining_ns = self.filled = 0
         self.changes += 1
@@ -82,46 +78,43 @@ class EngineLoad:
             self._blocks.clear()
 
     @property
-    def assigned(self) -> Mapping[str, Assigned]:
-        """The requests by id."""
+    def assigned(self) -> Mapping[str, AssignedRequest]:
         return self._assigned
 
     def speed(self, service: str) -> ServiceSpeed:
-        """How fast the engine computes a service."""
         return self._speeds.get(service, _UNKNOWN)
 
     def learn(self, service: str, speed: ServiceSpeed) -> None:
-        """The engine computes another service, so fast."""
+        """Set the speed of a service."""
         self._speeds[service] = speed
 
-    def cost_ns(self, newcomer: Newcomer) -> int:
-        """How long the engine takes for a request that runs alone."""
-        call, tokens = newcomer.call, newcomer.tokens
+    def cost_ns(self, unassigned: UnassignedRequest) -> int:
+        """Estimated time of a request that runs alone."""
+        call, tokens = unassigned.call, unassigned.tokens
         speed = self._speeds.get(call.service, _UNKNOWN)
         return int((speed.prefill_s * call.prompt_tokens + speed.decode_s * (tokens * call.choices)) * 1e9)
 
-    def share(self, newcomer: Newcomer) -> int:
-        """Millionths of its memory that a request is expected to hold in the end; 0 where nothing is known.
+    def share(self, unassigned: UnassignedRequest) -> int:
+        """Expected KV of a request at its end, in millionths of the KV memory; 0: unknown.
 
         The choices of a request share the KV of its prompt.
         """
-        call = newcomer.call
+        call = unassigned.call
         capacity = self.kv_tokens.get(call.service)
-        tokens = call.prompt_tokens + newcomer.tokens * call.choices
+        tokens = call.prompt_tokens + unassigned.tokens * call.choices
         return tokens * MILLION // capacity if capacity else 0
 
-    def pressure(self, newcomer: Newcomer) -> tuple[int, int]:
-        """How loaded it is with a request: first by how much its memory is too small, then by its time."""
-        too_small = max(MILLION, self.filled + self.share(newcomer))
-        return too_small, self.remaining_ns + self.cost_ns(newcomer)
+    def pressure(self, unassigned: UnassignedRequest) -> tuple[int, int]:
+        """Its load with a request, as a sort key: excess over its memory, then estimated time."""
+        too_small = max(MILLION, self.filled + self.share(unassigned))
+        return too_small, self.remaining_ns + self.cost_ns(unassigned)
 
-    def add(self, newcomer: Newcomer) -> None:
-        """A request is sent to the engine."""
-        call = newcomer.call
-        cost_ns, share = self.cost_ns(newcomer), self.share(newcomer)
+    def add(self, unassigned: UnassignedRequest) -> None:
+        call = unassigned.call
+        cost_ns, share = self.cost_ns(unassigned), self.share(unassigned)
         self.changes += 1
-        self._assigned[call.request] = Assigned(
-            call, newcomer.tokens, cost_ns, share, newcomer.now_ns, newcomer.turn
+        self._assigned[call.request] = AssignedRequest(
+            call, unassigned.tokens, cost_ns, share, unassigned.now_ns, unassigned.turn
         )
         self.unfinished += call.choices
         self.remaining_ns += cost_ns
@@ -130,7 +123,6 @@ class EngineLoad:
             self._index(self._blocks, call.prefix)
 
     def remove(self, request: str) -> None:
-        """The engine does not have the request any more."""
         self.changes += 1
         gone = self._assigned.pop(request)
         self.unfinished -= gone.call.choices
@@ -138,39 +130,37 @@ class EngineLoad:
         self.filled -= gone.share
 
     def cached_blocks(self, prefix: Sequence[int]) -> int:
-        """Leading blocks of a prompt that were sent to the engine and so are probably in its cache."""
+        """Leading blocks of a prompt that are probably in its prefix cache, since they were sent to it."""
         blocks = self._blocks or {}
         return next((at for at, block in enumerate(prefix) if block not in blocks), len(prefix))
 
-    def peak_share(self, newcomer: Newcomer) -> float:
-        """The most KV that its requests and the newcomer will hold at once, as a share of its memory.
+    def peak_share(self, unassigned: UnassignedRequest) -> float:
+        """Forecast KV peak with the new request, as a share of its memory (in tokens if that is unknown).
 
-        In tokens where its memory is not known.
-
-        Services do not advance together, so each one's own peak counts in full. How far a request is follows
-        from the time since it was sent, at the speed of a request that runs alone.
+        Services do not advance together, so the peaks of all services are added. The progress of a request
+        follows from the time since it was sent, at the speed of a request that runs alone.
         """
         rows: dict[str, list[tuple[int, int]]] = {}
-        everyone = [
+        requests = [
             *self._assigned.values(),
-            Assigned(newcomer.call, newcomer.tokens, 0, 0, newcomer.now_ns, newcomer.turn),
+            AssignedRequest(unassigned.call, unassigned.tokens, 0, 0, unassigned.now_ns, unassigned.turn),
         ]
-        for assigned in everyone:
-            made = self._generated(assigned, newcomer.now_ns)
+        for assigned in requests:
+            made = self._generated(assigned, unassigned.now_ns)
             # The choices of one request share their prompt's KV.
             service_rows = rows.setdefault(assigned.call.service, [])
             service_rows.append((assigned.call.prompt_tokens + made, assigned.tokens - made))
             service_rows += [(max(1, made), assigned.tokens - made)] * (assigned.call.choices - 1)
-        return sum(_peak(own) / (self.kv_tokens.get(service) or 1) for service, own in rows.items())
+        return sum(_peak(rows_) / (self.kv_tokens.get(service) or 1) for service, rows_ in rows.items())
 
-    def _generated(self, assigned: Assigned, now_ns: int) -> int:
+    def _generated(self, assigned: AssignedRequest, now_ns: int) -> int:
         speed = self.speed(assigned.call.service)
         decoding_s = (now_ns - assigned.since_ns) / 1e9 - speed.prefill_s * assigned.call.prompt_tokens
         return max(0, min(int(decoding_s / max(speed.decode_s, 1e-9)), assigned.tokens - 1))
 
     @staticmethod
     def _index(blocks: dict[int, None], prefix: Sequence[int]) -> None:
-        # The end of a prompt is forgotten before its beginning, without which it is worth nothing.
+        # The end of a prompt is forgotten before its beginning: it is useless alone.
         for block in reversed(prefix):
             blocks.pop(block, None)
             blocks[block] = None
@@ -179,6 +169,6 @@ class EngineLoad:
 
 
 def _peak(rows: Sequence[tuple[int, int]]) -> int:
-    """M* in tokens of requests with (tokens now, tokens to come)."""
+    """M* in tokens; rows: (tokens now, tokens to come)."""
     tokens, remaining = np.array(rows, dtype=np.int64).T
     return int(Demand(np.maximum(tokens, 1), 1).timeline(remaining[None, :]).peak()[0])

@@ -1,4 +1,4 @@
-"""A log of what a manager was told and decided, and the proof that it decides the same again."""
+"""The event log: events and decisions of a manager as JSON lines, and their replay."""
 
 from collections.abc import Iterable
 from typing import IO
@@ -14,22 +14,20 @@ from shoal.cluster.options import ClusterOptions
 VERSION = 1
 
 Entry = tuple[int, ClusterEvent, list[ClusterAction]]
-"""When a manager was told of an event, the event, and what it decided."""
+"""(time in ns, event, actions)."""
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """The first line."""
-
     version: int
     options: ClusterOptions
 
 
 class ReplayDiffers(Exception):
-    """A manager decides otherwise than one did before."""
+    """The replay of a log gave another decision."""
 
 
 class EventLogWriter:
-    """Writes a log as JSON lines; file: where to, opened for bytes, which stays open."""
+    """Writes a log as JSON lines to a binary file, which stays open."""
 
     def __init__(self, file: IO[bytes], options: ClusterOptions) -> None:
         self._file = file
@@ -37,7 +35,6 @@ class EventLogWriter:
         self._write(_Head(VERSION, options))
 
     def write(self, now_ns: int, event: ClusterEvent, actions: list[ClusterAction]) -> None:
-        """Add an event and what followed from it."""
         self._write((now_ns, event, actions))
 
     def _write(self, line: object) -> None:
@@ -45,9 +42,9 @@ class EventLogWriter:
 
 
 def read_log(lines: Iterable[bytes]) -> tuple[ClusterOptions, list[Entry]]:
-    """The options of the manager, and all entries. Raises ValueError for what is no log.
+    """The manager's options and all entries; raises ValueError for other files.
 
-    A last line that was cut off, because the process was killed, is left out.
+    An incomplete last line, as of a killed process, is ignored.
     """
     rest = list(lines)
     if not rest:
@@ -62,7 +59,7 @@ def read_log(lines: Iterable[bytes]) -> tuple[ClusterOptions, list[Entry]]:
 
 
 def replay(lines: Iterable[bytes]) -> None:
-    """Tell a new manager everything in a log; raises ReplayDiffers at the first other decision."""
+    """Replay a log with a new manager; raises ReplayDiffers at the first different decision."""
     options, entries = read_log(lines)
     manager = Manager(options, dispatch_named(options.dispatch))
     for number, (now_ns, event, actions) in enumerate(entries):

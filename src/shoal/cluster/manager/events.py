@@ -1,6 +1,7 @@
-"""What a manager is told, in the order in which it happened: plain values that can be logged and replayed.
+"""Events that the manager handles: plain values in the order in which they happened, logged and replayed.
 
-A request here is a call: its ``n`` choices go to one engine together.
+A request here is a client's call: its ``n`` choices go to one engine together. ``engine`` is a name, and
+``incarnation`` says which start of that engine is meant, from 1.
 """
 
 from enum import StrEnum
@@ -8,326 +9,268 @@ from enum import StrEnum
 import msgspec
 
 
-class MoveMethod(StrEnum):
-    """How a running request gets from one engine to another."""
+class MigrationMethod(StrEnum):
+    """How a running request migrates to another engine."""
 
     LIVE = "live"
-    """Its KV is sent while it runs, and the last of it when it has stopped."""
+    """Its KV is sent while it runs, and the rest when it has stopped."""
     STOP = "stop"
     """It stops, and then its KV is sent."""
     TOKENS = "tokens"
-    """Its KV is computed anew from its tokens."""
+    """The destination recomputes its KV from its tokens."""
 
 
 class ServiceSpeed(msgspec.Struct, frozen=True, array_like=True):
-    """How fast one engine computes one service, for a request that runs alone."""
+    """Speed of one service on one engine, for a request that runs alone."""
 
     prefill_s: float
-    """For each token of a prompt."""
+    """Seconds per prompt token."""
     decode_s: float
-    """For each token of output."""
+    """Seconds per output token."""
 
 
 class EngineAdded(msgspec.Struct, frozen=True, tag=True):
-    """An engine is wanted from now on; the manager starts it."""
+    """An engine is added; the manager starts it."""
 
     engine: str
-    """Its name."""
     services: tuple[str, ...]
-    """What it is to serve."""
 
 
 class EngineFound(msgspec.Struct, frozen=True, tag=True):
-    """An engine that is wanted runs already: it was started by an earlier server."""
+    """An engine is added that runs already: an earlier server started it."""
 
     engine: str
-    """Its name."""
     incarnation: int
-    """How often it was started."""
     services: tuple[str, ...]
-    """What it is to serve."""
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag=True):
-    """An engine has loaded and takes requests."""
+    """An engine has loaded and accepts requests."""
 
     engine: str
-    """Its name."""
     incarnation: int
-    """Which start of it."""
     speeds: dict[str, ServiceSpeed]
-    """By service."""
     kv_formats: dict[str, str] = {}
-    """By service: KV can go to engines of the same format; there is none where it cannot be moved."""
+    """By service: KV can migrate to engines of the same format. Absent where it cannot migrate."""
     kv_bytes: int = 0
-    """Memory for KV; 0: not known."""
+    """Memory for KV; 0: unknown."""
     kv_tokens: dict[str, int] = {}
-    """By service: tokens that fill that memory."""
+    """By service: tokens that fill ``kv_bytes``."""
     block_size: int = 1
-    """Tokens in a block: a request takes up whole blocks."""
     host: str = ""
-    """The machine that it runs on; empty: it shares its machine with no other engine."""
+    """The machine that it runs on; empty: a machine of its own."""
 
 
-class EngineBeat(msgspec.Struct, frozen=True, tag=True):
-    """A heartbeat of an engine, loading or not."""
+class EngineHeartbeat(msgspec.Struct, frozen=True, tag="EngineBeat"):
+    """A heartbeat of an engine, also while it loads."""
 
     engine: str
-    """Its name."""
     incarnation: int
-    """Which start of it."""
     hung: str = ""
-    """Why its present step counts as hung, in words; empty: it does not."""
+    """Why its present step counts as hung; empty: it does not."""
 
 
 class EngineLoading(msgspec.Struct, frozen=True, tag=True):
-    """An engine that loads has got on."""
+    """A loading engine made progress."""
 
     engine: str
-    """Its name."""
     incarnation: int
-    """Which start of it."""
     what: str
-    """What it does now."""
+    """What it loads now, in words."""
 
 
-class EngineWorked(msgspec.Struct, frozen=True, tag=True):
-    """What an engine's process has used since its start, as others see it, whatever it does."""
+class EngineProcessUsage(msgspec.Struct, frozen=True, tag="EngineWorked"):
+    """Resources that an engine's process has used since its start, measured from outside."""
 
     engine: str
-    """Its name."""
     incarnation: int
-    """Which start of it."""
     cpu_s: float
-    """CPU time."""
     read_bytes: int
-    """What was read from disks, where that is known."""
+    """Bytes read from disks; 0 where unknown."""
 
 
 class EngineEnded(msgspec.Struct, frozen=True, tag=True):
-    """An engine's process ended, or nothing more can be heard of it."""
+    """An engine's process ended, or its connection is lost."""
 
     engine: str
-    """Its name."""
     incarnation: int
-    """Which start of it."""
     reason: str
-    """Why, in words."""
     suspects: tuple[str, ...] = ()
-    """Requests of the steps that it was computing."""
+    """Requests in the steps that it was computing."""
 
 
 class EngineDraining(msgspec.Struct, frozen=True, tag=True):
     """An engine gets no new requests from now on."""
 
     engine: str
-    """Its name."""
 
 
 class EngineUndrained(msgspec.Struct, frozen=True, tag=True):
-    """An engine that was drained gets requests again."""
+    """A drained engine gets requests again."""
 
     engine: str
-    """Its name."""
 
 
 class EngineRemoved(msgspec.Struct, frozen=True, tag=True):
-    """An engine is not wanted any more; its requests go elsewhere."""
+    """An engine is removed; its requests go to other engines."""
 
     engine: str
-    """Its name."""
 
 
 class ServicePlaced(msgspec.Struct, frozen=True, tag=True):
-    """A service is wanted on engines, beside what they serve already: it is loaded there."""
+    """A service is placed on more engines, which load it."""
 
     service: str
-    """Its name."""
     engines: tuple[str, ...]
-    """Engines that are to serve it."""
     idle_after_s: float | None = None
-    """It is unloaded when it had no request for so long; None: never."""
+    """It is unloaded after this time without a request; None: never."""
 
 
 class ServiceWanted(msgspec.Struct, frozen=True, tag=True):
-    """A service is to be loaded where it is placed, or unloaded; then a request wakes it up."""
+    """A service is to be loaded where it is placed, or unloaded until a request comes."""
 
     service: str
-    """Its name."""
     loaded: bool
-    """Which of both."""
 
 
 class ServiceKept(msgspec.Struct, frozen=True, tag=True):
-    """A service that is loaded is to stay so from now on, until it had no request for a time.
-
-    That holds until it is unloaded; then it is again as the service was placed with.
-    """
+    """A new idle time of a loaded service, counted from now; an unload restores that of ``ServicePlaced``."""
 
     service: str
-    """Its name."""
     idle_after_s: float | None
-    """The time; 0: it is unloaded as soon as it has no request, None: it stays."""
+    """0: it is unloaded as soon as it has no request. None: it stays loaded."""
 
 
 class ServiceRemoved(msgspec.Struct, frozen=True, tag=True):
-    """A service is not wanted any more: it is unloaded once its requests have ended, and forgotten."""
+    """A service is removed: it is unloaded once its requests have ended."""
 
     service: str
-    """Its name."""
 
 
 class ServiceLoaded(msgspec.Struct, frozen=True, tag=True):
-    """An engine serves another service from now on."""
+    """An engine has loaded a service."""
 
     engine: str
-    """Its name."""
     incarnation: int
-    """Which start of it."""
     service: str
-    """The service."""
     speed: ServiceSpeed
-    """How fast it is computed there."""
     kv_format: str = ""
     """As in ``EngineReady``."""
     kv_tokens: dict[str, int] = {}
-    """As in ``EngineReady``: the memory is divided anew between all services."""
+    """As in ``EngineReady``, of all services: the memory is divided again."""
 
 
 class ServiceFailed(msgspec.Struct, frozen=True, tag=True):
     """An engine could not load a service."""
 
     engine: str
-    """Its name."""
     incarnation: int
-    """Which start of it."""
     service: str
-    """The service."""
     error: str
-    """Why."""
 
 
 class ServiceUnloaded(msgspec.Struct, frozen=True, tag=True):
-    """An engine has given up the weights and the KV of a service."""
+    """An engine has freed the weights and the KV of a service."""
 
     engine: str
-    """Its name."""
     incarnation: int
-    """Which start of it."""
     service: str
-    """The service."""
     kv_tokens: dict[str, int] = {}
     """As in ``ServiceLoaded``."""
 
 
-class Submitted(msgspec.Struct, frozen=True, tag=True):
+class Submitted(msgspec.Struct, frozen=True, tag=True, rename={"kv_transferable": "moves_kv"}):
     """A request was accepted."""
 
     request: str
-    """Its id."""
     service: str
-    """The service that is to answer."""
     prompt_tokens: int
-    """Length of its prompt."""
     most_tokens: int
-    """Most tokens of output of one choice."""
+    """Output limit of one choice."""
     choices: int = 1
-    """How many choices it has."""
     prefix: tuple[int, ...] = ()
-    """A hash for each full block of the prompt and all before it, where the dispatch reads them."""
-    moves_kv: bool = True
-    """Whether its KV may go to another engine: it is one sequence, and engines need nothing else of it."""
+    """A hash per full block of the prompt, with all blocks before it, if the dispatch policy reads them."""
+    kv_transferable: bool = True
+    """Whether it may migrate with its KV: it is one sequence without other state."""
 
     @property
     def longest(self) -> int:
-        """Most tokens of one choice, prompt and output."""
+        """Largest length of one choice in tokens, prompt and output."""
         return self.prompt_tokens + self.most_tokens
 
 
 class Progressed(msgspec.Struct, frozen=True, tag=True):
-    """A request got a token since it was dispatched again; told once for each attempt but the first."""
+    """A request got its first token after it was dispatched again; once per attempt except the first."""
 
     request: str
-    """Its id."""
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """A request is over: it finished, failed or was cancelled."""
+    """A request finished, failed or was cancelled."""
 
     request: str
-    """Its id."""
     output_tokens: int | None = None
-    """Length of its output (the mean of its choices) if it finished by itself."""
+    """Output length (the mean of its choices) if it finished normally."""
 
 
-class MoveWanted(msgspec.Struct, frozen=True, tag=True):
-    """A running request is to go to another engine; where it cannot, nothing happens."""
+class MigrationWanted(msgspec.Struct, frozen=True, tag="MoveWanted"):
+    """A running request is to migrate to another engine; ignored where that is impossible."""
 
     request: str
-    """Its id."""
     engine: str | None
-    """Which engine; None: whichever the dispatch chooses."""
-    method: MoveMethod
-    """How; by its tokens where its KV cannot be moved."""
+    """The destination; None: the dispatch policy chooses."""
+    method: MigrationMethod
+    """TOKENS is used where its KV cannot migrate."""
 
 
-class MoveReserved(msgspec.Struct, frozen=True, tag=True):
+class MigrationReserved(msgspec.Struct, frozen=True, tag="MoveReserved"):
     """The destination of a migration has room for the request."""
 
     migration: str
-    """Its id."""
 
 
-class MoveDeclined(msgspec.Struct, frozen=True, tag=True):
-    """It has none."""
+class MigrationDeclined(msgspec.Struct, frozen=True, tag="MoveDeclined"):
+    """The destination of a migration has no room."""
 
     migration: str
-    """Its id."""
     why: str
-    """In words."""
 
 
-class MoveCopied(msgspec.Struct, frozen=True, tag=True):
+class MigrationCopied(msgspec.Struct, frozen=True, tag="MoveCopied"):
     """The source of a migration has sent more of the KV."""
 
     migration: str
-    """Its id."""
 
 
-class MoveStopped(msgspec.Struct, frozen=True, tag=True):
-    """The source has stopped the request, and sent the last of its KV; all of its output was delivered."""
-
-    migration: str
-    """Its id."""
-
-
-class MoveNotExported(msgspec.Struct, frozen=True, tag=True):
-    """The source did nothing to the request, which does not run, or has ended."""
+class MigrationStopped(msgspec.Struct, frozen=True, tag="MoveStopped"):
+    """The source has stopped the request and sent the last of its KV; all of its output was delivered."""
 
     migration: str
-    """Its id."""
+
+
+class MigrationNotExported(msgspec.Struct, frozen=True, tag="MoveNotExported"):
+    """The source did not send the request, which is not running or has ended."""
+
+    migration: str
     why: str
-    """In words."""
 
 
-class MoveFailed(msgspec.Struct, frozen=True, tag=True):
-    """The destination of a migration has nothing of the request."""
+class MigrationFailed(msgspec.Struct, frozen=True, tag="MoveFailed"):
+    """The destination of a migration does not have the request."""
 
     migration: str
-    """Its id."""
     why: str
-    """In words."""
 
 
 class EpochBegan(msgspec.Struct, frozen=True, tag=True):
-    """It is time to look at how requests have grown, where the dispatch packs them."""
+    """A packing epoch begins: the packer looks at how requests have grown."""
 
     output_tokens: dict[str, int]
-    """By request that has not ended: tokens of all its choices so far."""
+    """By unfinished request: output tokens of all its choices so far."""
 
 
 class Ticked(msgspec.Struct, frozen=True, tag=True):
-    """Time passed, and the loop that tells of events was awake."""
+    """Time passed, and the event loop was running."""
 
 
 ServiceEvent = (
@@ -339,16 +282,22 @@ ServiceEvent = (
     | ServiceFailed
     | ServiceUnloaded
 )
-"""What happens to services."""
-MoveEvent = MoveReserved | MoveDeclined | MoveCopied | MoveStopped | MoveNotExported | MoveFailed
-"""What engines say of migrations."""
+MigrationEvent = (
+    MigrationReserved
+    | MigrationDeclined
+    | MigrationCopied
+    | MigrationStopped
+    | MigrationNotExported
+    | MigrationFailed
+)
+"""Engines' answers about migrations."""
 ClusterEvent = (
     EngineAdded
     | EngineFound
     | EngineReady
-    | EngineBeat
+    | EngineHeartbeat
     | EngineLoading
-    | EngineWorked
+    | EngineProcessUsage
     | EngineEnded
     | EngineDraining
     | EngineUndrained
@@ -357,8 +306,8 @@ ClusterEvent = (
     | Submitted
     | Progressed
     | Ended
-    | MoveWanted
-    | MoveEvent
+    | MigrationWanted
+    | MigrationEvent
     | EpochBegan
     | Ticked
 )

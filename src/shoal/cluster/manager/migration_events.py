@@ -1,30 +1,30 @@
-"""What engines say of migrations, as a manager is told it."""
+"""Engines' messages about migrations, translated into manager events."""
 
 from shoal.cluster.manager.events import (
-    MoveCopied,
-    MoveDeclined,
-    MoveEvent,
-    MoveFailed,
-    MoveNotExported,
-    MoveReserved,
-    MoveStopped,
+    MigrationCopied,
+    MigrationDeclined,
+    MigrationEvent,
+    MigrationFailed,
+    MigrationNotExported,
+    MigrationReserved,
+    MigrationStopped,
 )
 from shoal.engine.migration import wire as migration_wire
 
 
-def event_of(message: migration_wire.FromEngine) -> MoveEvent:
-    """The event that a message means. Who tells it keeps what ``Stopped`` says of the request."""
+def event_of(message: migration_wire.FromEngine) -> MigrationEvent:
+    """The event of a message. ``Stopped`` carries more about the request, which the caller keeps."""
     migration = message.migration
     match message:
         case migration_wire.Reserved():
-            return MoveReserved(migration)
+            return MigrationReserved(migration)
         case migration_wire.Declined():
-            return MoveDeclined(migration, message.why)
+            return MigrationDeclined(migration, message.why)
         case migration_wire.Copied():
-            return MoveCopied(migration)
+            return MigrationCopied(migration)
         case migration_wire.Stopped():
-            return MoveStopped(migration)
+            return MigrationStopped(migration)
         case migration_wire.NotExported():
-            return MoveNotExported(migration, message.why)
+            return MigrationNotExported(migration, message.why)
         case migration_wire.Failed():
-            return MoveFailed(migration, message.why)
+            return MigrationFailed(migration, message.why)

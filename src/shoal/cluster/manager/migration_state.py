@@ -1,71 +1,71 @@
-"""One request on its way between engines: the states of that, and which leads to which."""
+"""State machine of one migration: its states and the allowed transitions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from shoal.cluster.manager.actions import MoveOutcome
-from shoal.cluster.manager.events import MoveMethod
+from shoal.cluster.manager.actions import MigrationOutcome
+from shoal.cluster.manager.events import MigrationMethod
 from shoal.cluster.manager.state import Call, Engine
 
 
-class MoveState(StrEnum):
-    """How far a migration is."""
-
+class MigrationState(StrEnum):
     RESERVING = "reserving"
-    """The destination was asked for room. The source runs the request."""
+    """The destination reserves room. The source runs the request."""
     COPYING = "copying"
     """The source sends KV. It runs the request, or has just stopped it."""
     COMMITTING = "committing"
-    """The destination has the request, and no token of it came yet. The source keeps the KV."""
+    """The destination has the request, which has no token there yet. The source keeps the KV."""
     RESUMING = "resuming"
-    """The destination computes the KV anew; the source has nothing of it."""
+    """The destination recomputes the KV; the source has nothing of it."""
 
 
-TRANSITIONS: Mapping[MoveState | None, frozenset[MoveState | MoveOutcome]] = {
-    None: frozenset({MoveState.RESERVING, MoveState.RESUMING}),
-    MoveState.RESERVING: frozenset({MoveState.COPYING, MoveOutcome.ABORTED, MoveOutcome.ENDED}),
-    MoveState.COPYING: frozenset({MoveState.COMMITTING, MoveOutcome.ABORTED, MoveOutcome.ENDED}),
-    MoveState.COMMITTING: frozenset({MoveOutcome.DONE, MoveOutcome.ABORTED, MoveOutcome.ENDED}),
-    MoveState.RESUMING: frozenset({MoveOutcome.DONE, MoveOutcome.ABORTED, MoveOutcome.ENDED}),
+TRANSITIONS: Mapping[MigrationState | None, frozenset[MigrationState | MigrationOutcome]] = {
+    None: frozenset({MigrationState.RESERVING, MigrationState.RESUMING}),
+    MigrationState.RESERVING: frozenset(
+        {MigrationState.COPYING, MigrationOutcome.ABORTED, MigrationOutcome.ENDED}
+    ),
+    MigrationState.COPYING: frozenset(
+        {MigrationState.COMMITTING, MigrationOutcome.ABORTED, MigrationOutcome.ENDED}
+    ),
+    MigrationState.COMMITTING: frozenset(
+        {MigrationOutcome.DONE, MigrationOutcome.ABORTED, MigrationOutcome.ENDED}
+    ),
+    MigrationState.RESUMING: frozenset(
+        {MigrationOutcome.DONE, MigrationOutcome.ABORTED, MigrationOutcome.ENDED}
+    ),
 }
-"""Where a migration may go from each state; None: it begins."""
+"""Allowed transitions; None: before the first state."""
 
 
 @dataclass(slots=True, eq=False)
-class Move:
-    """One migration that is not over."""
+class ActiveMigration:
+    """A migration that is not over."""
 
     id: str
     """Never used twice."""
     call: Call
-    """The request."""
     source: Engine
-    """The engine that had the request when it began."""
     target: Engine
-    """The engine that is to have it."""
-    method: MoveMethod
-    """How."""
+    method: MigrationMethod
     began_ns: int
-    """When it began."""
     since_ns: int
-    """When it last made progress."""
-    state: MoveState | None = None
-    """How far it is."""
+    """Time of its last progress."""
+    state: MigrationState | None = None
     asked: bool = False
-    """Whether the destination was asked if it has the request."""
+    """Whether the destination has been sent ``Drop``, which asks whether it has the request."""
     keeper: Engine | None = None
-    """Who keeps blocks for the request beside the engine that has it: the target, or after it the source."""
+    """The engine that keeps KV blocks without having the request: the target, after the commit the source."""
 
-    def go(self, state: MoveState | MoveOutcome) -> None:
-        """Go to another state, or end; RuntimeError where that is not allowed."""
+    def transition_to(self, state: MigrationState | MigrationOutcome) -> None:
+        """Change the state, or end; raises RuntimeError if that is not allowed."""
         if state not in TRANSITIONS[self.state]:
             raise RuntimeError(f"migration {self.id} cannot go from {self.state} to {state}")
-        if isinstance(state, MoveState):
+        if isinstance(state, MigrationState):
             self.state = state
 
-    def keep(self, engine: Engine | None) -> None:
-        """Another engine keeps blocks for the request from now on."""
+    def set_keeper(self, engine: Engine | None) -> None:
+        """Set ``keeper``."""
         if self.keeper is not None:
             self.keeper.leases -= 1
         self.keeper = engine

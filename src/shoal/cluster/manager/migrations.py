@@ -1,8 +1,8 @@
-"""Running requests that move from one engine to another.
+"""Migration of running requests between engines: when they migrate, and the protocol of a migration.
 
-The source runs the request until the destination is told to (``Commit``), then the destination does. Between
-that and the destination's first token the source keeps the request's KV, so that it can go on if the other
-fails. What a late, doubled or lost message does is in docs/cluster.md.
+The source runs the request until ``Commit``, then the destination does. Until the destination's first token
+the source keeps the KV, so that it can resume the request if the destination fails. docs/cluster.md covers
+late, duplicate and lost messages.
 """
 
 from collections.abc import Mapping
@@ -14,285 +14,299 @@ from shoal.cluster.manager.actions import (
     Dispatch,
     Drop,
     Export,
-    MoveEnded,
-    MoveOutcome,
+    MigrationEnded,
+    MigrationOutcome,
     Release,
     Reserve,
     Withdraw,
 )
 from shoal.cluster.manager.assignment import Assignment
 from shoal.cluster.manager.events import (
-    MoveCopied,
-    MoveDeclined,
-    MoveEvent,
-    MoveFailed,
-    MoveMethod,
-    MoveNotExported,
-    MoveReserved,
-    MoveStopped,
+    MigrationCopied,
+    MigrationDeclined,
+    MigrationEvent,
+    MigrationFailed,
+    MigrationMethod,
+    MigrationNotExported,
+    MigrationReserved,
+    MigrationStopped,
 )
-from shoal.cluster.manager.migration_state import Move, MoveState
+from shoal.cluster.manager.migration_state import ActiveMigration, MigrationState
 from shoal.cluster.manager.state import Call, Engine
 from shoal.cluster.status import EngineState
 
-MOST_AT_ONCE = 4
-"""Requests that leave an engine at once when it is drained."""
-PROGRESS_NS = 10_000_000_000
-"""A source or a destination that makes no progress for so long is not waited for."""
-COMMIT_NS = 5_000_000_000
+MAX_CONCURRENT_MIGRATIONS = 4
+"""Limit for each draining engine."""
+PROGRESS_TIMEOUT_NS = 10_000_000_000
+"""A migration without progress for this time is aborted."""
+COMMIT_TIMEOUT_NS = 5_000_000_000
 """After this time without a token the destination is asked whether it has the request.
 
-When it did not say no for as long again, the source keeps nothing any more.
+If it has not denied that after the same time again, the source frees the KV.
 """
 RETRY_NS = 1_000_000_000
-"""After this time requests that could not leave an engine that is drained are tried again."""
+"""Delay before a draining engine tries again to migrate requests."""
 
 
 class Migrations:
-    """All migrations that are not over. Methods return what is to be done.
+    """All migrations that are not over; methods return actions.
 
-    What is told of migrations that are over, or not in the state for it, changes nothing.
+    Events about finished migrations, or in the wrong state, are ignored.
     """
 
     def __init__(self, assignment: Assignment, engines: Mapping[str, Engine]) -> None:
         self._assignment = assignment
         self._engines = engines
-        self._moves: dict[str, Move] = {}
+        self._active: dict[str, ActiveMigration] = {}
         self._begun = 0
 
-    def want(self, call: Call, engine: str | None, method: MoveMethod, now_ns: int) -> list[ClusterAction]:
-        """Move a request to an engine (None: whichever the dispatch chooses), if it can go there.
+    def start(
+        self, call: Call, engine: str | None, method: MigrationMethod, now_ns: int
+    ) -> list[ClusterAction]:
+        """Begin a migration to an engine (None: the dispatch policy chooses one), if that is possible.
 
-        It can where it has an engine and is not suspected, and the other takes requests of its service and
-        has room for all that it may become, if its own has.
+        The request must have an engine and not be suspected. The destination must accept requests of its
+        service, and have room for its largest length if the source has.
         """
         source = call.engine
-        if source is None or not source.lives or call.migration or call.suspected:
+        if source is None or not source.alive or call.migration or call.suspected:
             return []
-        others = [
+        candidates = [
             load
             for load in self._assignment.open_engines(call)
             if load.name != source.name
             and engine in (None, load.name)
-            and (self._engines[load.name].has_room(call.told) or not source.has_room(call.told))
+            and (self._engines[load.name].has_room(call.submitted) or not source.has_room(call.submitted))
         ]
-        if method is not MoveMethod.TOKENS:
-            alike = [load for load in others if self.carries_kv(call, self._engines[load.name])]
-            method, others = (method, alike) if alike else (MoveMethod.TOKENS, others)
-        target = self._assignment.choose_target(call, others, now_ns) if others else None
+        if method is not MigrationMethod.TOKENS:
+            compatible = [load for load in candidates if self.can_transfer_kv(call, self._engines[load.name])]
+            method, candidates = (method, compatible) if compatible else (MigrationMethod.TOKENS, candidates)
+        target = self._assignment.choose_target(call, candidates, now_ns) if candidates else None
         if target is None:
             return []
         self._begun += 1
-        request = call.told.request
+        request = call.id
         self._assignment.reserve(call, target, now_ns)
-        move = Move(f"{request}m{self._begun}", call, source, target, method, now_ns, now_ns)
-        self._moves[move.id] = move
-        call.migration = move.id
-        if method is MoveMethod.TOKENS:
-            return self._resume(move)
-        move.go(MoveState.RESERVING)
-        move.keep(target)
-        return [Reserve(move.id, request, target.name)]
+        migration = ActiveMigration(f"{request}m{self._begun}", call, source, target, method, now_ns, now_ns)
+        self._active[migration.id] = migration
+        call.migration = migration.id
+        if method is MigrationMethod.TOKENS:
+            return self._resume(migration)
+        migration.transition_to(MigrationState.RESERVING)
+        migration.set_keeper(target)
+        return [Reserve(migration.id, request, target.name)]
 
-    def carries_kv(self, call: Call, target: Engine) -> bool:
-        """Whether a request can move to an engine with its KV."""
-        service, source = call.told.service, call.engine
+    def can_transfer_kv(self, call: Call, target: Engine) -> bool:
+        """Whether a request can migrate to an engine with its KV."""
+        service, source = call.service, call.engine
         kv_format = None if source is None else source.kv_formats.get(service)
-        return call.moves_kv and bool(kv_format) and target.kv_formats.get(service) == kv_format
+        return call.kv_transferable and bool(kv_format) and target.kv_formats.get(service) == kv_format
 
     @property
-    def drains(self) -> bool:
-        """Whether requests are to leave engines."""
+    def draining(self) -> bool:
+        """Whether draining engines have requests."""
         return any(engine.state is EngineState.DRAINING and engine.calls for engine in self._engines.values())
 
     def drain(self, now_ns: int) -> list[ClusterAction]:
-        """Move requests away from engines that are drained, a few at a time."""
+        """Migrate requests away from draining engines, a few at a time."""
         actions: list[ClusterAction] = []
         for engine in self._engines.values():
-            if engine.state is not EngineState.DRAINING or now_ns < engine.drains_again_ns:
+            if engine.state is not EngineState.DRAINING or now_ns < engine.next_drain_ns:
                 continue
-            leaving = sum(move.source is engine for move in self._moves.values())
+            leaving = sum(migration.source is engine for migration in self._active.values())
             for call in list(engine.calls.values()):
-                if leaving >= MOST_AT_ONCE:
+                if leaving >= MAX_CONCURRENT_MIGRATIONS:
                     break
-                if now_ns >= call.stays_until_ns:
-                    began = self.want(call, None, MoveMethod.LIVE, now_ns)
-                    leaving += bool(began)
-                    actions += began
+                if now_ns >= call.no_migration_until_ns:
+                    started = self.start(call, None, MigrationMethod.LIVE, now_ns)
+                    leaving += bool(started)
+                    actions += started
         return actions
 
-    def told(self, event: MoveEvent, now_ns: int) -> list[ClusterAction]:
-        """An engine said something of a migration."""
-        move = self._moves.get(event.migration)
-        if move is None:
+    def handle(self, event: MigrationEvent, now_ns: int) -> list[ClusterAction]:
+        """Handle an engine's answer about a migration."""
+        migration = self._active.get(event.migration)
+        if migration is None:
             return []
-        match event, move.state:
-            case MoveReserved(), MoveState.RESERVING:
-                return self._reserved(move, now_ns)
-            case MoveDeclined(), MoveState.RESERVING:
-                move.source.drains_again_ns = now_ns + RETRY_NS
-                return self._end(move, now_ns, MoveOutcome.ABORTED, event.why)
-            case MoveCopied(), MoveState.COPYING:
-                move.since_ns = now_ns
-            case MoveStopped(), MoveState.COPYING:
-                return self._stopped(move, now_ns)
-            case MoveNotExported(), MoveState.COPYING:
-                # It waits there for KV, which it can do anywhere.
-                actions = self._abort(move, event.why, now_ns)
-                return actions + self.want(move.call, move.target.name, MoveMethod.TOKENS, now_ns)
-            case MoveFailed(), MoveState.COMMITTING:
-                return self._failed(move, event.why, now_ns)
+        match event, migration.state:
+            case MigrationReserved(), MigrationState.RESERVING:
+                return self._reserved(migration, now_ns)
+            case MigrationDeclined(), MigrationState.RESERVING:
+                migration.source.next_drain_ns = now_ns + RETRY_NS
+                return self._end(migration, now_ns, MigrationOutcome.ABORTED, event.why)
+            case MigrationCopied(), MigrationState.COPYING:
+                migration.since_ns = now_ns
+            case MigrationStopped(), MigrationState.COPYING:
+                return self._stopped(migration, now_ns)
+            case MigrationNotExported(), MigrationState.COPYING:
+                # It is waiting for KV there, and can wait anywhere.
+                actions = self._abort(migration, event.why, now_ns)
+                return actions + self.start(
+                    migration.call, migration.target.name, MigrationMethod.TOKENS, now_ns
+                )
+            case MigrationFailed(), MigrationState.COMMITTING:
+                return self._failed(migration, event.why, now_ns)
         return []
 
     def progressed(self, call: Call, now_ns: int) -> list[ClusterAction]:
-        """A request got a token in its present attempt."""
-        move = self._of(call)
-        if move is None or move.state not in (MoveState.COMMITTING, MoveState.RESUMING):
+        migration = self._of(call)
+        if migration is None or migration.state not in (MigrationState.COMMITTING, MigrationState.RESUMING):
             return []
-        return self._settle(move, now_ns, MoveOutcome.DONE)
+        return self._settle(migration, now_ns, MigrationOutcome.DONE)
 
     def ended(self, call: Call, now_ns: int) -> list[ClusterAction]:
-        """A request is over."""
-        move = self._of(call)
-        if move is None:
+        migration = self._of(call)
+        if migration is None:
             return []
         actions: list[ClusterAction] = []
-        if move.state is not MoveState.RESUMING:
-            actions.append(Drop(move.id, call.told.request, move.target.name))
-        if move.state is MoveState.COPYING:
-            actions.append(Release(move.id, move.source.name))
-        return actions + self._settle(move, now_ns, MoveOutcome.ENDED)
+        if migration.state is not MigrationState.RESUMING:
+            actions.append(Drop(migration.id, call.id, migration.target.name))
+        if migration.state is MigrationState.COPYING:
+            actions.append(Release(migration.id, migration.source.name))
+        return actions + self._settle(migration, now_ns, MigrationOutcome.ENDED)
 
     def lost(self, call: Call, now_ns: int) -> list[ClusterAction]:
-        """A request has no engine any more, because that is gone; it may be back at the source then."""
-        move = self._of(call)
-        if move is None:
+        """The engine of a request is gone; the request may return to the source."""
+        migration = self._of(call)
+        if migration is None:
             return []
-        if move.state in (MoveState.RESERVING, MoveState.COPYING):
-            drop = Drop(move.id, call.told.request, move.target.name)
-            return [drop, *self._end(move, now_ns, MoveOutcome.ABORTED, "the source is gone")]
+        if migration.state in (MigrationState.RESERVING, MigrationState.COPYING):
+            drop = Drop(migration.id, call.id, migration.target.name)
+            return [drop, *self._end(migration, now_ns, MigrationOutcome.ABORTED, "the source is gone")]
         why = "the destination is gone"
-        if call.quarantined_ns is None and self._can_go_back(move):
-            return self._go_back(move, why, now_ns)
-        return self._settle(move, now_ns, MoveOutcome.ABORTED, why)
+        if call.quarantined_ns is None and self._can_return_to_source(migration):
+            return self._return_to_source(migration, why, now_ns)
+        return self._settle(migration, now_ns, MigrationOutcome.ABORTED, why)
 
-    def engine_gone(self, engine: Engine, now_ns: int) -> list[ClusterAction]:
-        """An engine that has no requests any more is gone, with all that it keeps for requests of others."""
+    def engine_ended(self, engine: Engine, now_ns: int) -> list[ClusterAction]:
+        """An engine is gone, with all KV kept for migrating requests; its own requests are released."""
         actions: list[ClusterAction] = []
-        for move in [move for move in self._moves.values() if move.keeper is engine]:
-            if move.state is MoveState.COMMITTING:
-                # It runs at the destination if all of its KV has left.
-                move.keep(None)
-                actions.append(Drop(move.id, move.call.told.request, move.target.name))
+        for migration in [migration for migration in self._active.values() if migration.keeper is engine]:
+            if migration.state is MigrationState.COMMITTING:
+                # The request runs at the destination if all of its KV was sent.
+                migration.set_keeper(None)
+                actions.append(Drop(migration.id, migration.call.id, migration.target.name))
                 continue
-            if move.state is MoveState.COPYING:
-                actions.append(Abort(move.id, move.call.told.request, move.source.name))
-            actions += self._end(move, now_ns, MoveOutcome.ABORTED, "the destination is gone")
+            if migration.state is MigrationState.COPYING:
+                actions.append(Abort(migration.id, migration.call.id, migration.source.name))
+            actions += self._end(migration, now_ns, MigrationOutcome.ABORTED, "the destination is gone")
         return actions
 
     def ticked(self, now_ns: int) -> list[ClusterAction]:
-        """Time passed."""
         actions: list[ClusterAction] = []
-        for move in list(self._moves.values()):
-            passed_ns = now_ns - move.since_ns
-            if move.state is MoveState.COMMITTING and passed_ns >= COMMIT_NS:
-                move.since_ns = now_ns
-                if move.asked and move.keeper is move.source:
-                    # It has the request, which waits there: two engines could wait for each other's copies.
-                    move.keep(None)
-                    actions.append(Release(move.id, move.source.name))
-                move.asked = True
-                actions.append(Drop(move.id, move.call.told.request, move.target.name))
-            elif move.keeper is move.target and passed_ns >= PROGRESS_NS:
-                move.call.moves_kv = False
-                actions += self._abort(move, f"{move.state} for {passed_ns / 1e9:.0f} s", now_ns)
+        for migration in list(self._active.values()):
+            passed_ns = now_ns - migration.since_ns
+            if migration.state is MigrationState.COMMITTING and passed_ns >= COMMIT_TIMEOUT_NS:
+                migration.since_ns = now_ns
+                if migration.asked and migration.keeper is migration.source:
+                    # The request waits at the target. Two engines could wait for each other to free copies.
+                    migration.set_keeper(None)
+                    actions.append(Release(migration.id, migration.source.name))
+                migration.asked = True
+                actions.append(Drop(migration.id, migration.call.id, migration.target.name))
+            elif migration.keeper is migration.target and passed_ns >= PROGRESS_TIMEOUT_NS:
+                migration.call.kv_transferable = False
+                actions += self._abort(migration, f"{migration.state} for {passed_ns / 1e9:.0f} s", now_ns)
         return actions
 
-    # What follows
+    # Transitions
 
-    def _of(self, call: Call) -> Move | None:
-        return None if call.migration is None else self._moves[call.migration]
+    def _of(self, call: Call) -> ActiveMigration | None:
+        return None if call.migration is None else self._active[call.migration]
 
-    def _reserved(self, move: Move, now_ns: int) -> list[ClusterAction]:
-        """The destination has room: let the source send."""
-        if not _is_open(move.target):
-            return self._abort(move, _CLOSED, now_ns)
-        move.go(MoveState.COPYING)
-        move.since_ns = now_ns
-        live = move.method is MoveMethod.LIVE
-        return [Export(move.id, move.call.told.request, move.source.name, move.target.name, live)]
+    def _reserved(self, migration: ActiveMigration, now_ns: int) -> list[ClusterAction]:
+        if not _is_open(migration.target):
+            return self._abort(migration, _CLOSED, now_ns)
+        migration.transition_to(MigrationState.COPYING)
+        migration.since_ns = now_ns
+        live = migration.method is MigrationMethod.LIVE
+        return [
+            Export(
+                migration.id,
+                migration.call.id,
+                migration.source.name,
+                migration.target.name,
+                live,
+            )
+        ]
 
-    def _stopped(self, move: Move, now_ns: int) -> list[ClusterAction]:
-        """The source has sent everything: the destination has the request from now on."""
-        call, target = move.call, move.target
+    def _stopped(self, migration: ActiveMigration, now_ns: int) -> list[ClusterAction]:
+        """The source has sent everything: commit the request to the destination."""
+        call, target = migration.call, migration.target
         if not _is_open(target):
-            return self._abort(move, _CLOSED, now_ns)
-        move.go(MoveState.COMMITTING)
-        move.since_ns = now_ns
-        move.keep(move.source)
-        self._assignment.hand_over(call, target)
-        return [Commit(move.id, call.told.request, target.name, call.attempt)]
+            return self._abort(migration, _CLOSED, now_ns)
+        migration.transition_to(MigrationState.COMMITTING)
+        migration.since_ns = now_ns
+        migration.set_keeper(migration.source)
+        self._assignment.reassign(call, target)
+        return [Commit(migration.id, call.id, target.name, call.attempt)]
 
-    def _failed(self, move: Move, why: str, now_ns: int) -> list[ClusterAction]:
-        """The destination does not have the request that was committed to it."""
-        move.call.moves_kv = False
-        if self._can_go_back(move):
-            return self._go_back(move, why, now_ns)
-        withdrawn = self._assignment.withdraw(move.call, now_ns)
-        return [withdrawn, *self._end(move, now_ns, MoveOutcome.ABORTED, why)]
+    def _failed(self, migration: ActiveMigration, why: str, now_ns: int) -> list[ClusterAction]:
+        migration.call.kv_transferable = False
+        if self._can_return_to_source(migration):
+            return self._return_to_source(migration, why, now_ns)
+        withdrawn = self._assignment.withdraw(migration.call, now_ns)
+        return [withdrawn, *self._end(migration, now_ns, MigrationOutcome.ABORTED, why)]
 
-    def _resume(self, move: Move) -> list[ClusterAction]:
-        """Take the request from the source, and dispatch it to the destination with its tokens."""
-        move.go(MoveState.RESUMING)
-        call, target = move.call, move.target
-        self._assignment.hand_over(call, target)
-        request = call.told.request
+    def _resume(self, migration: ActiveMigration) -> list[ClusterAction]:
+        """Dispatch the request to the destination, which recomputes its KV."""
+        migration.transition_to(MigrationState.RESUMING)
+        call, target = migration.call, migration.target
+        self._assignment.reassign(call, target)
+        request = call.id
         return [Withdraw(request), Dispatch(request, target.name, target.incarnation, call.attempt)]
 
-    def _abort(self, move: Move, why: str, now_ns: int) -> list[ClusterAction]:
-        """The request stays at the source, which was not told anything else yet."""
-        request = move.call.told.request
-        actions: list[ClusterAction] = [Drop(move.id, request, move.target.name)]
-        if move.state is MoveState.COPYING:
-            actions.append(Abort(move.id, request, move.source.name))
-        move.call.stays_until_ns = now_ns + RETRY_NS
-        return actions + self._end(move, now_ns, MoveOutcome.ABORTED, why)
+    def _abort(self, migration: ActiveMigration, why: str, now_ns: int) -> list[ClusterAction]:
+        """The request stays at the source."""
+        request = migration.call.id
+        actions: list[ClusterAction] = [Drop(migration.id, request, migration.target.name)]
+        if migration.state is MigrationState.COPYING:
+            actions.append(Abort(migration.id, request, migration.source.name))
+        migration.call.no_migration_until_ns = now_ns + RETRY_NS
+        return actions + self._end(migration, now_ns, MigrationOutcome.ABORTED, why)
 
-    def _can_go_back(self, move: Move) -> bool:
-        return move.keeper is move.source and move.source.lives
+    def _can_return_to_source(self, migration: ActiveMigration) -> bool:
+        return migration.keeper is migration.source and migration.source.alive
 
-    def _go_back(self, move: Move, why: str, now_ns: int) -> list[ClusterAction]:
-        """The request runs at the source again, which kept its KV."""
-        call, source = move.call, move.source
+    def _return_to_source(self, migration: ActiveMigration, why: str, now_ns: int) -> list[ClusterAction]:
+        """The source, which kept the KV, resumes the request."""
+        call, source = migration.call, migration.source
         self._assignment.reserve(call, source, now_ns)
-        self._assignment.hand_over(call, source)
-        call.stays_until_ns = now_ns + RETRY_NS
-        abort = Abort(move.id, call.told.request, source.name, call.attempt)
-        return [abort, *self._end(move, now_ns, MoveOutcome.ABORTED, why)]
+        self._assignment.reassign(call, source)
+        call.no_migration_until_ns = now_ns + RETRY_NS
+        abort = Abort(migration.id, call.id, source.name, call.attempt)
+        return [abort, *self._end(migration, now_ns, MigrationOutcome.ABORTED, why)]
 
-    def _settle(self, move: Move, now_ns: int, outcome: MoveOutcome, why: str = "") -> list[ClusterAction]:
-        """End a migration after which the source has nothing of the request."""
+    def _settle(
+        self, migration: ActiveMigration, now_ns: int, outcome: MigrationOutcome, why: str = ""
+    ) -> list[ClusterAction]:
+        """End a migration and free what the source keeps."""
         actions: list[ClusterAction] = []
-        if move.keeper is move.source:
-            actions.append(Release(move.id, move.source.name))
-        return actions + self._end(move, now_ns, outcome, why)
+        if migration.keeper is migration.source:
+            actions.append(Release(migration.id, migration.source.name))
+        return actions + self._end(migration, now_ns, outcome, why)
 
-    def _end(self, move: Move, now_ns: int, outcome: MoveOutcome, why: str = "") -> list[ClusterAction]:
-        """Forget a migration."""
-        if move.keeper is move.target:
-            self._assignment.unreserve(move.call, move.target)
-        move.go(outcome)
-        move.keep(None)
-        move.call.migration = None
-        move.source.moves[move.method, outcome] += 1
-        del self._moves[move.id]
-        request, source, target = move.call.told.request, move.source.name, move.target.name
-        took_s = (now_ns - move.began_ns) / 1e9
-        return [MoveEnded(move.id, request, source, target, move.method, took_s, outcome, why)]
+    def _end(
+        self, migration: ActiveMigration, now_ns: int, outcome: MigrationOutcome, why: str = ""
+    ) -> list[ClusterAction]:
+        if migration.keeper is migration.target:
+            self._assignment.unreserve(migration.call, migration.target)
+        migration.transition_to(outcome)
+        migration.set_keeper(None)
+        migration.call.migration = None
+        migration.source.migrations[migration.method, outcome] += 1
+        del self._active[migration.id]
+        request, source, target = (
+            migration.call.id,
+            migration.source.name,
+            migration.target.name,
+        )
+        took_s = (now_ns - migration.began_ns) / 1e9
+        return [MigrationEnded(migration.id, request, source, target, migration.method, took_s, outcome, why)]
 
 
 _CLOSED = "the destination takes no requests any more"
 
 
 def _is_open(engine: Engine) -> bool:
-    return engine.takes_requests and engine.reserved is None
+    return engine.accepts_requests and engine.reserved is None

@@ -1,45 +1,43 @@
-"""Running requests as a packer sees them: which engine has each, how much KV that is, and how it grows."""
+"""Engine choice by a packer (Mell and others): feeds it the requests of all engines and their KV sizes."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shoal.cluster.manager.engine_load import Assigned, EngineLoad, Newcomer
+from shoal.cluster.manager.engine_load import AssignedRequest, EngineLoad, UnassignedRequest
 from shoal.cluster.manager.state import Engine
 from shoal.cluster.packing import Arrival, Changes, DeviceGroup, Growth, Operations, Packer
 
 STAYS_EPOCHS = 5
-"""A request that was moved is not moved again in so many epochs."""
+"""Epochs in which a migrated request does not migrate again."""
 AHEAD_EPOCHS = 1.25
-"""Requests are as large as they will be so much later: in an epoch, and the time that moves take then."""
+"""How far ahead requests are sized: an epoch, and the time that migrations take after it."""
 _UNLIMITED_BYTES = 1 << 60
-"""Memory of an engine that did not say how much it has."""
+"""Capacity of an engine whose memory is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackedMove:
-    """A running request that the packer wants elsewhere."""
+class PlannedMigration:
+    """A migration that the packer wants."""
 
     request: str
-    """Its id."""
     source: str
     """The engine that has it."""
     target: str
-    """The engine that is to have it."""
     kv_bytes: int
-    """How much KV it has."""
+    """Its KV now."""
     tokens: int
-    """How many tokens that are."""
+    """Its length now, prompt and output."""
     relieves: bool
-    """Whether the source lacks memory for what it runs."""
+    """Whether the source is over its memory."""
 
 
-class PackedCalls:
-    """Lets a packer decide about the requests of all engines that take requests.
+class PackerChooser:
+    """Lets a packer decide about the requests of all engines that accept requests.
 
-    What engines have follows from their loads, whatever else happened to requests (an engine died, a move was
-    not made): the packer's books are brought in line with that before each decision, and what it decided
-    itself is no exception. Sizes are bytes of KV, ``AHEAD_EPOCHS`` later.
+    The engines' loads are the truth, whatever happened to requests (an engine died, a migration was not
+    made). Before each decision the packer's state is synchronized with them, its own earlier decisions
+    included. Sizes are bytes of KV, ``AHEAD_EPOCHS`` ahead.
     """
 
     def __init__(self, packer: Packer, engines: Mapping[str, Engine], epoch_s: float) -> None:
@@ -48,50 +46,55 @@ class PackedCalls:
         self._engines = engines
         self._epoch_s = epoch_s
         self._epochs = 0
-        self._settled = False
-        # Each engine's load, and how many of its changes the packer knows of.
-        self._seen: dict[str, tuple[EngineLoad, int]] = {}
-        # Of each service: bytes of a token's KV, and the most that an engine has for it.
+        self._groups_current = False
+        # Load of each engine, and its change count, when the packer was last synchronized.
+        self._synchronized: dict[str, tuple[EngineLoad, int]] = {}
+        # By service: bytes of a token's KV, and the largest memory of an engine for it.
         self._token_bytes: dict[str, float] = {}
         self._block_size = 1
         self._most_bytes: dict[str, int] = {}
         self._output: Mapping[str, int] = {}
-        # When requests were moved, in epochs.
-        self._moved: dict[str, int] = {}
-        self._wanted: dict[str, PackedMove] = {}
+        # Epochs in which requests migrated.
+        self._migrated: dict[str, int] = {}
+        self._wanted: dict[str, PlannedMigration] = {}
         self._preempted: dict[str, None] = {}
 
     def engines_changed(self) -> None:
-        """Other engines take requests, or of other services."""
-        self._settled = False
+        self._groups_current = False
 
-    def choose(self, newcomer: Newcomer, engines: Sequence[EngineLoad]) -> EngineLoad | None:
-        """Where the packer puts a request, if that is one of ``engines``; None: there is no room."""
-        gone = self._follow()
-        call = newcomer.call
+    def choose(self, unassigned: UnassignedRequest, engines: Sequence[EngineLoad]) -> EngineLoad | None:
+        """The packer's choice if it is one of ``engines``; None: there is no room."""
+        gone = self._synchronize()
+        call = unassigned.call
         size = self._size(
-            call.request, Assigned(call, newcomer.tokens, 0, 0, newcomer.now_ns, newcomer.turn), engines[0]
+            call.request,
+            AssignedRequest(call, unassigned.tokens, 0, 0, unassigned.now_ns, unassigned.turn),
+            engines[0],
         )
         arrival = Arrival(call.request, call.service, size.size, size.expected)
         changes = self._apply(Operations(departures=gone, arrivals=[arrival]))
         group = changes.placed.get(call.request)
         if group is not None and any(load.name == group for load in engines):
             return self._engines[group].load
-        self._unsure(*changes.placed.values())
-        # Packers know neither who is left to others nor how large a request may become at most.
-        return None if group is None else self._fullest(newcomer, engines)
+        self._mark_stale(*changes.placed.values())
+        # Packers know neither which engines are kept for other requests nor the largest length of a request.
+        return None if group is None else self._fullest(unassigned, engines)
 
-    def choose_target(self, newcomer: Newcomer, engines: Sequence[EngineLoad]) -> EngineLoad | None:
-        """The only one of ``engines``, or the fullest that has room for a request that leaves its own."""
-        return engines[0] if len(engines) == 1 else self._fullest(newcomer, engines)
+    def choose_target(
+        self, unassigned: UnassignedRequest, engines: Sequence[EngineLoad]
+    ) -> EngineLoad | None:
+        """The only one of ``engines``, or the fullest that has room for a migrating request."""
+        return engines[0] if len(engines) == 1 else self._fullest(unassigned, engines)
 
-    def _fullest(self, newcomer: Newcomer, engines: Sequence[EngineLoad]) -> EngineLoad | None:
-        """The engine that has least room left, of those that have enough; it has the request from now on."""
-        gone = self._follow()
+    def _fullest(self, unassigned: UnassignedRequest, engines: Sequence[EngineLoad]) -> EngineLoad | None:
+        """Put the request on the fullest engine with room for it."""
+        gone = self._synchronize()
         if gone:
             self._apply(Operations(departures=gone))
-        id, groups = newcomer.call.request, self._packing.groups
-        assigned = Assigned(newcomer.call, newcomer.tokens, 0, 0, newcomer.now_ns, newcomer.turn)
+        id, groups = unassigned.call.request, self._packing.groups
+        assigned = AssignedRequest(
+            unassigned.call, unassigned.tokens, 0, 0, unassigned.now_ns, unassigned.turn
+        )
         size = self._size(id, assigned, engines[0]).size
         fitting = [load for load in engines if size <= groups[load.name].idle]
         chosen = min(fitting, key=lambda load: groups[load.name].idle, default=None)
@@ -100,12 +103,12 @@ class PackedCalls:
         return chosen
 
     def begin_epoch(self, output_tokens: Mapping[str, int]) -> None:
-        """Requests have so many tokens of output now."""
-        gone = self._follow()
+        """Resize all requests; output_tokens: by request, now."""
+        gone = self._synchronize()
         if not self._packing.groups:
             return
         self._epochs += 1
-        self._moved = {id: epoch for id, epoch in self._moved.items() if id in self._packing.items}
+        self._migrated = {id: epoch for id, epoch in self._migrated.items() if id in self._packing.items}
         ended, before, self._output = set(gone), self._output, output_tokens
         updates = {}
         for name, occupancy in self._packing.groups.items():
@@ -116,71 +119,71 @@ class PackedCalls:
                     updates[item.id] = replace(size, stays=self._stays(item.id))
         self._apply(Operations(departures=gone, updates=updates))
 
-    def take_wanted(self) -> list[PackedMove]:
-        """Moves that the packer decided on since this was asked last, one for each request."""
+    def take_wanted(self) -> list[PlannedMigration]:
+        """Migrations that the packer decided on since the last call, one for each request."""
         wanted, self._wanted = self._wanted, {}
         return list(wanted.values())
 
     def take_preempted(self) -> list[str]:
-        """Requests that the packer has no room for any more, since this was asked last."""
+        """Requests that the packer preempted since the last call."""
         preempted, self._preempted = self._preempted, {}
         return list(preempted)
 
-    def moved(self, request: str) -> None:
-        """A move that was wanted has begun."""
-        self._moved[request] = self._epochs
+    def migration_started(self, request: str) -> None:
+        """A wanted migration has begun."""
+        self._migrated[request] = self._epochs
 
     def _stays(self, id: str) -> bool:
-        """Whether a request was moved lately."""
-        return self._epochs - self._moved.get(id, -STAYS_EPOCHS) < STAYS_EPOCHS
+        """Whether a request migrated recently."""
+        return self._epochs - self._migrated.get(id, -STAYS_EPOCHS) < STAYS_EPOCHS
 
     def _apply(self, operations: Operations) -> Changes:
         changes = self._packer.apply(operations)
-        for move in changes.migrations:
-            self._unsure(move.source, move.target)
-            if self._stays(move.id):
+        for migration in changes.migrations:
+            self._mark_stale(migration.source, migration.target)
+            if self._stays(migration.id):
                 continue
-            assigned = self._engines[move.source].load.assigned[move.id]
-            tokens = assigned.call.prompt_tokens + self._output.get(move.id, 0)
-            self._wanted[move.id] = PackedMove(
-                request=move.id,
-                source=move.source,
-                target=move.target,
+            assigned = self._engines[migration.source].load.assigned[migration.id]
+            tokens = assigned.call.prompt_tokens + self._output.get(migration.id, 0)
+            self._wanted[migration.id] = PlannedMigration(
+                request=migration.id,
+                source=migration.source,
+                target=migration.target,
                 kv_bytes=self._bytes(assigned.call.service, tokens),
                 tokens=tokens,
-                relieves=move.source in changes.relieved,
+                relieves=migration.source in changes.relieved,
             )
         for id in changes.preempted:
             holder = self._holder(id)
             if holder is not None:
-                self._unsure(holder)
+                self._mark_stale(holder)
             self._preempted[id] = None
         return changes
 
-    # Following what engines have
+    # Synchronization with the engines
 
-    def _unsure(self, *engines: str) -> None:
-        """Something was decided of these engines that is not carried out yet, and perhaps never will be."""
+    def _mark_stale(self, *engines: str) -> None:
+        """Synchronize these engines again: a decision about them may never be executed."""
         for engine in engines:
-            self._seen.pop(engine, None)
+            self._synchronized.pop(engine, None)
 
-    def _follow(self) -> list[str]:
-        """Bring the packer in line with the engines; returns the requests that none of them has."""
-        if not self._settled:
-            self._settle()
+    def _synchronize(self) -> list[str]:
+        """Synchronize the packer with the engines; returns the requests that no engine has."""
+        if not self._groups_current:
+            self._update_groups()
         groups, items = self._packing.groups, self._packing.items
-        changed = [name for name in groups if self._seen.get(name) != self._present(name)]
-        astray: dict[str, None] = {}
+        changed = [name for name in groups if self._synchronized.get(name) != self._version(name)]
+        misplaced: dict[str, None] = {}
         for name in changed:
-            self._seen[name] = self._present(name)
+            self._synchronized[name] = self._version(name)
             assigned = self._load(name).assigned
             for id in assigned:
                 item = items.get(id)
                 if item is None or item.group != name:
-                    astray[id] = None
-            astray.update((id, None) for id in groups[name].items if id not in assigned)
+                    misplaced[id] = None
+            misplaced.update((id, None) for id in groups[name].items if id not in assigned)
         gone = []
-        for id in astray:
+        for id in misplaced:
             holder = self._holder(id)
             if holder is None:
                 gone.append(id)
@@ -189,13 +192,13 @@ class PackedCalls:
         return gone
 
     def _holder(self, id: str) -> str | None:
-        """The engine that has a request, or is to have it: of two that to which it was sent last."""
+        """The engine of a request; of two, the one that it was sent to last."""
         holders = [name for name in self._packing.groups if id in self._load(name).assigned]
         return max(holders, key=lambda name: self._load(name).assigned[id].turn, default=None)
 
-    def _settle(self) -> None:
-        """Have a group for each engine that takes requests, as it is now."""
-        self._settled = True
+    def _update_groups(self) -> None:
+        """Make the groups match the open engines."""
+        self._groups_current = True
         packing = self._packing
         opened = {
             name: DeviceGroup(
@@ -205,12 +208,12 @@ class PackedCalls:
                 host=engine.host or name,
             )
             for name, engine in self._engines.items()
-            if engine.takes_requests and engine.reserved is None
+            if engine.accepts_requests and engine.reserved is None
         }
         for name, occupancy in list(packing.groups.items()):
             if opened.get(name) != occupancy.group:
                 packing.close(name)
-                self._seen.pop(name, None)
+                self._synchronized.pop(name, None)
         self._token_bytes.clear()
         self._most_bytes.clear()
         self._block_size = max((self._engines[name].block_size for name in opened), default=1)
@@ -223,8 +226,8 @@ class PackedCalls:
                 self._token_bytes[service] = max(token_bytes, self._token_bytes.get(service, 0.0))
                 self._most_bytes[service] = max(group.capacity, self._most_bytes.get(service, 0))
 
-    def _put(self, id: str, assigned: Assigned, load: EngineLoad) -> None:
-        """A request is on an engine, whatever the packer thought."""
+    def _put(self, id: str, assigned: AssignedRequest, load: EngineLoad) -> None:
+        """Put a request on an engine, wherever the packer had it."""
         if id in self._packing.items:
             self._packing.leave(id)
         size = self._size(id, assigned, load)
@@ -233,18 +236,18 @@ class PackedCalls:
     def _load(self, name: str) -> EngineLoad:
         return self._engines[name].load
 
-    def _present(self, name: str) -> tuple[EngineLoad, int]:
+    def _version(self, name: str) -> tuple[EngineLoad, int]:
         load = self._load(name)
         return load, load.changes
 
     # Sizes
 
     def _size(
-        self, id: str, assigned: Assigned, load: EngineLoad, before: Mapping[str, int] | None = None
+        self, id: str, assigned: AssignedRequest, load: EngineLoad, before: Mapping[str, int] | None = None
     ) -> Growth:
-        """What a request will have soon, and what it is expected to grow to.
+        """KV of a request in the near future, and at its expected end.
 
-        before: its output an epoch ago; where that is not known, it generates as fast as alone.
+        before: output an epoch ago, by request; if unknown, the request generates as fast as alone.
         """
         call = assigned.call
         most, made = call.most_tokens * call.choices, self._output.get(id, 0)
@@ -261,11 +264,11 @@ class PackedCalls:
 
     def _bytes(self, service: str, tokens: int) -> int:
         whole_blocks = -(-tokens // self._block_size) * self._block_size
-        # What is larger than every engine would never be placed; an engine can compute it piece by piece.
+        # A larger request would never be placed, though an engine can compute it piece by piece.
         return min(math.ceil(whole_blocks * self._token_bytes[service]), self._most_bytes[service])
 
 
 def _services(engine: Engine) -> Iterator[str]:
-    """What it serves, or has requests of all the same."""
+    """Services that it has loaded, or has requests of."""
     yield from (service for service in engine.residences if engine.serves(service))
     yield from (assigned.call.service for assigned in engine.load.assigned.values())

@@ -1,18 +1,17 @@
-"""Requests that run alone, because engines died while they computed them."""
+"""Quarantine of requests suspected of crashing engines: such a request runs alone until it makes progress."""
 
 from collections.abc import Sequence
 
 from shoal.cluster.manager.state import Call, Engine
 
 DEATHS_TOGETHER, DEATHS_ALONE = 2, 2
-"""Deaths without progress between them after which a request runs alone, and is given up."""
+"""Deaths without progress in between after which a request is quarantined; and, run alone, refused."""
 
 
 class Quarantine:
-    """Chooses engines that are kept free for suspected requests, one request at a time on each.
+    """Reserves engines for suspected requests, one request at a time on each.
 
-    patience_ns: how long a request waits for an engine that is being restarted, before a running one is kept
-    free for it.
+    patience_ns: how long a request waits for a restarting engine before a busy one is reserved for it.
     """
 
     def __init__(self, patience_ns: int) -> None:
@@ -21,41 +20,43 @@ class Quarantine:
 
     @property
     def pending(self) -> list[Call]:
-        """Requests that wait for their turn, longest first."""
+        """Quarantined requests without an engine, in order of quarantine."""
         return [call for call in self._calls.values() if call.engine is None]
 
-    def blame(self, call: Call, engine: Engine, now_ns: int) -> bool:
-        """An engine died in a step of the request, which it has lost; False: the request is given up."""
+    def record_death(self, call: Call, engine: Engine, now_ns: int) -> bool:
+        """Count the death of an engine in a step of the request; False: the request is to be refused."""
         call.deaths += 1
         if engine.reserved is call:
             call.deaths_alone += 1
             return call.deaths_alone < DEATHS_ALONE
         if call.deaths >= DEATHS_TOGETHER and call.quarantined_ns is None:
             call.quarantined_ns = now_ns
-            self._calls[call.told.request] = call
+            self._calls[call.id] = call
         return True
 
-    def absolve(self, call: Call) -> None:
-        """The request got a token, so it may run with others."""
+    def clear(self, call: Call) -> None:
+        """The request made progress, so it may run with other requests."""
         call.deaths = call.deaths_alone = 0
         self.forget(call)
 
     def forget(self, call: Call) -> None:
-        """The request needs no engine of its own any more."""
+        """End the quarantine of a request."""
         if call.quarantined_ns is not None:
             call.quarantined_ns = None
-            del self._calls[call.told.request]
+            del self._calls[call.id]
 
     def choose(self, call: Call, engines: Sequence[Engine], now_ns: int) -> Engine | None:
-        """The engine that is to be kept free for a request that waits; None: none yet.
+        """The engine to reserve for a waiting request; None: none yet.
 
-        engines: those that serve it. An idle one is best, and of those the one that became ready last. Where
-        all are busy, it waits for one that is being restarted, and not for too long: then the one with the
-        fewest requests is to finish them. As long as there are several, one stays open to all other requests.
+        engines: those that serve it. Idle engines come first, the one that became ready last. If all are
+        busy, the request waits for a restarting one up to the patience; then the engine with the fewest
+        requests is reserved. Of several engines, one stays open to all other requests.
         """
-        free = [engine for engine in engines if engine.takes_requests and engine.reserved in (None, call)]
-        shut = [engine for engine in engines if engine.takes_requests and engine.reserved not in (None, call)]
-        if not free or (shut and len(free) < 2):
+        free = [engine for engine in engines if engine.accepts_requests and engine.reserved in (None, call)]
+        taken = [
+            engine for engine in engines if engine.accepts_requests and engine.reserved not in (None, call)
+        ]
+        if not free or (taken and len(free) < 2):
             return None
         idle = [engine for engine in free if engine.idle]
         if idle:
@@ -65,6 +66,6 @@ class Quarantine:
             return kept
         assert call.quarantined_ns is not None
         patient = now_ns - call.quarantined_ns < self._patience_ns
-        if patient and any(engine.comes for engine in engines):
+        if patient and any(engine.will_accept_requests for engine in engines):
             return None
         return min(free, key=lambda engine: engine.load.unfinished)

@@ -1,4 +1,4 @@
-"""What a packer decides, made moves and withdrawals of running requests."""
+"""Repacking: executes what a packer wants, as migrations and withdrawals of running requests."""
 
 from collections.abc import Mapping
 
@@ -6,28 +6,28 @@ from shoal.cluster.manager.actions import ClusterAction
 from shoal.cluster.manager.assignment import Assignment
 from shoal.cluster.manager.events import EpochBegan
 from shoal.cluster.manager.migrations import Migrations
-from shoal.cluster.manager.packer_chooser import PackedCalls, PackedMove
+from shoal.cluster.manager.packer_chooser import PackerChooser, PlannedMigration
 from shoal.cluster.manager.state import Call, Engine
 from shoal.cluster.options import PackingOptions
-from shoal.cluster.packing.migration_budgets import EpochSpending, WantedMove, choose_methods
+from shoal.cluster.packing.migration_budgets import EpochSpending, MigrationCandidate, choose_methods
 
 
 class Repacking:
-    """Carries out what ``packed`` wants of running requests, within the budgets of each epoch.
+    """Migrates and withdraws running requests as the packer wants, within the budgets of each epoch.
 
-    calls: all that have not ended, by id.
+    calls: all unfinished requests, by id.
     """
 
     def __init__(
         self,
-        packed: PackedCalls,
+        packer: PackerChooser,
         assignment: Assignment,
         migrations: Migrations,
         engines: Mapping[str, Engine],
         calls: Mapping[str, Call],
         options: PackingOptions,
     ) -> None:
-        self._packed = packed
+        self._packer = packer
         self._assignment = assignment
         self._migrations = migrations
         self._engines = engines
@@ -36,27 +36,33 @@ class Repacking:
         self._spending = EpochSpending(self._budgets)
 
     def begin_epoch(self, event: EpochBegan) -> None:
-        """Requests have grown, and moves may take as much again."""
+        """Requests have grown, and the migration budgets are full again."""
         self._spending = EpochSpending(self._budgets)
-        self._packed.begin_epoch(event.output_tokens)
+        self._packer.begin_epoch(event.output_tokens)
 
-    def carry_out(self, now_ns: int) -> list[ClusterAction]:
-        """Move and withdraw whom the packer wants to, but withdraw nobody for a move that is not made."""
+    def execute(self, now_ns: int) -> list[ClusterAction]:
+        """Start migrations and withdrawals; nothing is withdrawn for a migration that did not start."""
         actions: list[ClusterAction] = []
-        wanted = [self._wanted(move) for move in self._packed.take_wanted() if self._is_possible(move)]
+        wanted = [
+            self._candidate(migration)
+            for migration in self._packer.take_wanted()
+            if self._is_possible(migration)
+        ]
         methods = choose_methods(wanted, self._spending)
         unreached = set()
-        for move in wanted:
-            method = methods.get(move.request)
-            begun: list[ClusterAction] = []
+        for migration in wanted:
+            method = methods.get(migration.request)
+            started: list[ClusterAction] = []
             if method is not None:
-                begun = self._migrations.want(self._calls[move.request], move.target, method, now_ns)
-            if begun:
-                self._packed.moved(move.request)
-                actions += begun
+                started = self._migrations.start(
+                    self._calls[migration.request], migration.target, method, now_ns
+                )
+            if started:
+                self._packer.migration_started(migration.request)
+                actions += started
             else:
-                unreached.add(move.target)
-        for request in self._packed.take_preempted():
+                unreached.add(migration.target)
+        for request in self._packer.take_preempted():
             call = self._calls.get(request)
             if call is None or call.migration or call.suspected:
                 continue
@@ -67,19 +73,21 @@ class Repacking:
             actions.append(self._assignment.withdraw(call, now_ns))
         return actions
 
-    def _is_possible(self, move: PackedMove) -> bool:
-        """Whether what a move is about is still there: it may have been decided on after another event."""
-        return move.request in self._calls and {move.source, move.target} <= self._engines.keys()
+    def _is_possible(self, migration: PlannedMigration) -> bool:
+        """Whether the request and both engines still exist."""
+        return (
+            migration.request in self._calls and {migration.source, migration.target} <= self._engines.keys()
+        )
 
-    def _wanted(self, move: PackedMove) -> WantedMove:
-        source, target = self._engines[move.source], self._engines[move.target]
-        return WantedMove(
-            request=move.request,
-            source=move.source,
-            target=move.target,
-            kv_bytes=move.kv_bytes,
-            tokens=move.tokens,
-            relieves=move.relieves,
-            moves_kv=self._migrations.carries_kv(self._calls[move.request], target),
+    def _candidate(self, migration: PlannedMigration) -> MigrationCandidate:
+        source, target = self._engines[migration.source], self._engines[migration.target]
+        return MigrationCandidate(
+            request=migration.request,
+            source=migration.source,
+            target=migration.target,
+            kv_bytes=migration.kv_bytes,
+            tokens=migration.tokens,
+            relieves=migration.relieves,
+            kv_transferable=self._migrations.can_transfer_kv(self._calls[migration.request], target),
             hosts=(source.host or source.name, target.host or target.name),
         )

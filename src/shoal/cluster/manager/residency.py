@@ -1,4 +1,4 @@
-"""Which services are in the memory of which engines, and which should be."""
+"""Loading and unloading of services on engines: on demand, by request, and when idle for too long."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,33 +25,30 @@ class _Service:
     """One service that is placed on engines."""
 
     wanted: bool = True
-    """Whether it is to be loaded there."""
     removed: bool = False
-    """Whether it is to be forgotten once it is unloaded."""
+    """Whether it is to be deleted once it is unloaded."""
     placed_idle_ns: int | None = None
-    """It was placed to be unloaded when it had no request for so long; None: never."""
+    """Idle time as placed; None: never unloaded."""
     idle_after_ns: int | None = None
-    """The same as it is now, until it is unloaded."""
+    """Idle time in force until the next unload."""
     unfinished: int = 0
-    """Requests that have not ended."""
     woken: bool = False
-    """Whether it is loaded again because a request came."""
+    """Whether a request caused its loading."""
     used_ns: int = 0
-    """When the last one ended, or the service was loaded."""
+    """When its last request ended, or it was loaded."""
     error: str | None = None
-    """Why an engine could not load it last."""
 
     @property
     def over(self) -> bool:
-        """Whether no engine is to load it again, even one that died with its requests."""
+        """Whether no engine is to load it again, not even one that died with its requests."""
         return self.removed and not self.unfinished
 
 
 class Residency:
     """Loads and unloads services on running engines.
 
-    A service is unloaded from all engines together, and only while it has no request: one that comes before
-    that keeps it, one that comes later loads it again.
+    A service is unloaded from all engines together, once it has no requests. A request that comes before that
+    keeps it loaded; one that comes later loads it again.
     """
 
     def __init__(self) -> None:
@@ -59,11 +56,13 @@ class Residency:
 
     @property
     def names(self) -> Sequence[str]:
-        """All services that are known, in the order in which they were placed first."""
+        """All services, in the order of their first placement."""
         return list(self._services)
 
-    def told(self, event: ServiceEvent, engines: Mapping[str, Engine], now_ns: int) -> list[ResidencyAction]:
-        """Something happened to a service; ``engines``: all that are wanted, by name."""
+    def handle(
+        self, event: ServiceEvent, engines: Mapping[str, Engine], now_ns: int
+    ) -> list[ResidencyAction]:
+        """Handle an event about a service; engines: all, by name."""
         service = event.service
         placed = [engine for engine in engines.values() if service in engine.residences]
         match event:
@@ -84,20 +83,20 @@ class Residency:
         if isinstance(event, ServiceLoaded):
             engine.load.learn(service, event.speed)
             engine.kv_formats[service] = event.kv_format
-            return self._moved(service, engine, Residence.LOADED, now_ns)
+            return self._set_residence(service, engine, Residence.LOADED, now_ns)
         if isinstance(event, ServiceFailed):
-            return self._moved(service, engine, Residence.FAILED, now_ns, event.error)
-        return self._moved(service, engine, Residence.ABSENT, now_ns)
+            return self._set_residence(service, engine, Residence.FAILED, now_ns, event.error)
+        return self._set_residence(service, engine, Residence.ABSENT, now_ns)
 
     def add(self, service: str, engine: Engine, now_ns: int) -> None:
-        """A service is placed on an engine that has not started."""
+        """Place a service on an engine that has not started."""
         self._services.setdefault(service, _Service(used_ns=now_ns))
         engine.residences[service] = Residence.ABSENT
 
     def _place(
         self, service: str, engines: Iterable[Engine], idle_after_s: float | None, now_ns: int
     ) -> list[ResidencyAction]:
-        """A service is wanted on engines, beside those that it is placed on."""
+        """Place a service on more engines."""
         known = self._services.setdefault(service, _Service(used_ns=now_ns))
         known.wanted, known.removed, known.error = True, False, None
         known.placed_idle_ns = known.idle_after_ns = _nanoseconds(idle_after_s)
@@ -107,7 +106,7 @@ class Residency:
         return self._settle(service, engines)
 
     def _want(self, service: str, loaded: bool, engines: Iterable[Engine]) -> list[ResidencyAction]:
-        """A service is to be loaded where it is placed, or unloaded."""
+        """Load a service where it is placed, or unload it."""
         known = self._services.get(service)
         if known is None:
             return []
@@ -126,7 +125,7 @@ class Residency:
     def _keep(
         self, service: str, idle_after_s: float | None, engines: Sequence[Engine], now_ns: int
     ) -> list[ResidencyAction]:
-        """A service is to stay loaded from now on, until it had no request for some time."""
+        """Set a new idle time."""
         known = self._services.get(service)
         if known is None:
             return []
@@ -134,7 +133,6 @@ class Residency:
         return self._unload_idle(service, known, engines, now_ns)
 
     def _remove(self, service: str, engines: Iterable[Engine]) -> list[ResidencyAction]:
-        """A service is not wanted any more."""
         known = self._services.get(service)
         if known is None:
             return []
@@ -142,7 +140,7 @@ class Residency:
         return self._settle(service, engines)
 
     def submitted(self, service: str, engines: Iterable[Engine]) -> list[ResidencyAction]:
-        """A request came, which wakes up a service that is not loaded."""
+        """A request came: load its service if it is unloaded."""
         known = self._services.get(service)
         if known is None:
             return []
@@ -153,7 +151,6 @@ class Residency:
         return self._want(service, True, engines)
 
     def ended(self, service: str, engines: Iterable[Engine], now_ns: int) -> list[ResidencyAction]:
-        """A request is over."""
         known = self._services.get(service)
         if known is None:
             return []
@@ -162,7 +159,7 @@ class Residency:
         return [] if known.wanted or known.unfinished else self._settle(service, engines)
 
     def ticked(self, engines: Iterable[Engine], now_ns: int) -> list[ResidencyAction]:
-        """Time passed: services that had no request for long are unloaded."""
+        """Time passed: unload idle services."""
         engines, actions = list(engines), list[ResidencyAction]()
         for name, known in self._services.items():
             actions += self._unload_idle(name, known, engines, now_ns)
@@ -171,23 +168,24 @@ class Residency:
     def _unload_idle(
         self, service: str, known: _Service, engines: Sequence[Engine], now_ns: int
     ) -> list[ResidencyAction]:
-        """Unload a service that had no request for too long."""
         idle = known.idle_after_ns is not None and now_ns - known.used_ns >= known.idle_after_ns
-        # Loading may take longer than that.
-        if known.wanted and idle and not known.unfinished and not self.loads(service, engines):
+        # Loading may take longer than the idle time.
+        if known.wanted and idle and not known.unfinished and not self.is_loading(service, engines):
             return self._want(service, False, engines)
         return []
 
-    def starts_with(self, engine: Engine) -> tuple[str, ...]:
-        """What an engine that is started is to load: what is wanted or has requests still, which went on when
-        an engine ended; or all, since it needs something."""
+    def services_to_load(self, engine: Engine) -> tuple[str, ...]:
+        """Services that a starting engine loads: those that are wanted or have requests, without failed ones.
+
+        If none is left, the failed ones too, or all: an engine needs at least one service.
+        """
         placed = [name for name in engine.residences if not self._services[name].over]
         wanted = [name for name in placed if self._services[name].wanted or self._services[name].unfinished]
-        sound = [name for name in wanted if engine.residences[name] is not Residence.FAILED]
-        return tuple(sound or wanted or placed)
+        not_failed = [name for name in wanted if engine.residences[name] is not Residence.FAILED]
+        return tuple(not_failed or wanted or placed)
 
     def ready(self, engine: Engine, loaded: Iterable[str], now_ns: int) -> list[ResidencyAction]:
-        """An engine has started, or was found, with these services; it gives up what nobody placed there."""
+        """An engine is ready with these services; those that are not placed there are unloaded."""
         loaded = set(loaded)
         actions: list[ResidencyAction] = [
             UnloadService(engine.name, engine.incarnation, name)
@@ -201,17 +199,16 @@ class Residency:
         return actions
 
     def stopped(self, engine: Engine) -> None:
-        """An engine's process ended."""
         for name, residence in list(engine.residences.items()):
             if self._services[name].over:
                 del engine.residences[name]
             elif residence is not Residence.FAILED:
                 engine.residences[name] = Residence.ABSENT
 
-    def _moved(
+    def _set_residence(
         self, service: str, engine: Engine, residence: Residence, now_ns: int, error: str | None = None
     ) -> list[ResidencyAction]:
-        """An engine has loaded or unloaded a service, or failed to load it with ``error``."""
+        """An engine has loaded or unloaded a service, or failed with ``error``."""
         known = self._services.get(service)
         if known is None or service not in engine.residences:
             return []
@@ -221,48 +218,46 @@ class Residency:
         return self._settle(service, [engine])
 
     def forget_removed(self, engines: Iterable[Engine]) -> None:
-        """Forget services that were removed and that no engine has any more."""
+        """Delete removed services that no engine has any more."""
         engines = list(engines)
         for name, known in list(self._services.items()):
             if known.over and not any(name in engine.residences for engine in engines):
                 del self._services[name]
 
     def state(self, service: str, engines: Iterable[Engine]) -> tuple[ServiceState, str | None]:
-        """Where a service is in its life, and why it could not be loaded."""
+        """The state of a service, and why it could not be loaded."""
         known = self._services.get(service)
         if known is None:
             return ServiceState.UNLOADED, None
         placed = [engine for engine in engines if service in engine.residences]
         residences = {engine.residences[service] for engine in placed}
-        leaves = bool(residences & {Residence.LOADED, Residence.UNLOADING}) or known.unfinished > 0
-        if not known.wanted and leaves:
+        draining = bool(residences & {Residence.LOADED, Residence.UNLOADING}) or known.unfinished > 0
+        if not known.wanted and draining:
             return ServiceState.DRAINING, known.error
-        if any(engine.serves(service) and engine.takes_requests for engine in placed):
+        if any(engine.serves(service) and engine.accepts_requests for engine in placed):
             return ServiceState.READY, known.error
         if known.error is not None and Residence.LOADING not in residences:
             return ServiceState.FAILED, known.error
         return (ServiceState.LOADING if known.wanted else ServiceState.UNLOADED), known.error
 
     def wants(self, service: str) -> bool:
-        """Whether a service is to be loaded where it is placed."""
         known = self._services.get(service)
         return known is not None and known.wanted
 
     def idleness(self, service: str) -> tuple[float | None, int | None]:
-        """After how many seconds without a request a service is unloaded (None: never), and since when it has
-        none (None: it has some)."""
+        """The idle time in seconds before an unload (None: never), and since when it is idle (None: it is
+        not)."""
         known = self._services.get(service)
         if known is None:
             return None, None
         idle_after_s = None if known.idle_after_ns is None else known.idle_after_ns / 1e9
         return idle_after_s, None if known.unfinished else known.used_ns
 
-    def loads(self, service: str, engines: Iterable[Engine]) -> bool:
-        """Whether a running engine is loading a service."""
+    def is_loading(self, service: str, engines: Iterable[Engine]) -> bool:
         return any(engine.residences.get(service) is Residence.LOADING for engine in engines)
 
     def _settle(self, service: str, engines: Iterable[Engine]) -> list[ResidencyAction]:
-        """Tell engines what they lack, or have too much."""
+        """Order the loads and unloads that engines need for a service."""
         known = self._services[service]
         actions = list[ResidencyAction]()
         for engine in engines:

@@ -1,19 +1,19 @@
-"""What a manager remembers of engines and requests."""
+"""State that the manager keeps: engines, their transitions, and unfinished requests."""
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from shoal.cluster.manager.actions import MoveOutcome
+from shoal.cluster.manager.actions import MigrationOutcome
 from shoal.cluster.manager.engine_load import EngineLoad
 from shoal.cluster.manager.events import (
-    EngineBeat,
     EngineEnded,
+    EngineHeartbeat,
     EngineLoading,
+    EngineProcessUsage,
     EngineReady,
-    EngineWorked,
-    MoveMethod,
+    MigrationMethod,
     ServiceFailed,
     ServiceLoaded,
     ServiceUnloaded,
@@ -28,150 +28,137 @@ TRANSITIONS: Mapping[EngineState, frozenset[EngineState]] = {
     EngineState.READY: frozenset({EngineState.WAITING, EngineState.DRAINING}),
     EngineState.DRAINING: frozenset({EngineState.WAITING, EngineState.LOADING, EngineState.READY}),
 }
-"""Where an engine may go from each state; one that is removed is forgotten in any."""
+"""Allowed state transitions of an engine; it may be removed in any state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManagedEngine:
-    """What a manager knows of one engine."""
+    """A read-only view of one engine."""
 
     name: str
-    """Its name in the cluster."""
     state: EngineState
-    """Where it is in its life."""
     services: tuple[str, ...]
-    """What it is to serve."""
     incarnation: int
     """How often it was started."""
     restarts: int
-    """How often the manager started it again."""
     requests: int
-    """Requests that it has not finished."""
     last_error: str | None
-    """Why it ended last."""
     leases: int
-    """Requests of other engines for which it keeps blocks."""
-    moves: Mapping[tuple[MoveMethod, MoveOutcome], int]
-    """Migrations from it that are over."""
+    """Migrating requests of other engines for which it keeps KV blocks."""
+    migrations: Mapping[tuple[MigrationMethod, MigrationOutcome], int]
+    """Finished migrations from it."""
     withdrawn: int
-    """Requests that a packer took from it, because they had room nowhere any more."""
+    """Requests that a packer withdrew from it because no engine had room."""
 
 
 class Residence(Enum):
-    """Whether an engine has a service in its memory that is placed there."""
+    """Whether a service that is placed on an engine is in its memory."""
 
     ABSENT = auto()
-    """It has not."""
     LOADING = auto()
-    """It was told to load it."""
     LOADED = auto()
-    """It has."""
     UNLOADING = auto()
-    """It was told to give it up."""
     FAILED = auto()
-    """It could not load it."""
 
 
 @dataclass(slots=True, eq=False)
 class Call:
     """One unfinished request."""
 
-    told: Submitted
-    """As it was submitted."""
+    submitted: Submitted
     number: int
-    """How many were submitted before it."""
+    """Order of submission."""
     tokens: int
-    """Output tokens that are expected of each choice."""
+    """Expected output tokens of each choice."""
     attempt: int = 0
-    """How often it was dispatched."""
     engine: "Engine | None" = None
-    """Who has it; None: it waits."""
+    """None: it waits."""
     waiting_since_ns: int = 0
-    """When it began to wait, if it waits."""
+    """Start of its present wait."""
     deaths: int = 0
-    """Engines that died in its steps since it got a token after being dispatched again."""
+    """Engines that died in its steps, without progress in between."""
     deaths_alone: int = 0
-    """Those of them that had nothing else to do."""
+    """Those of them that ran nothing else."""
     quarantined_ns: int | None = None
-    """Since when it runs alone only; None: it may run with others."""
+    """Since when it may only run alone; None: it may run with other requests."""
     migration: str | None = None
-    """The migration that it is in; None: it stays where it is."""
-    moves_kv: bool = True
-    """Whether its KV may be moved, and could be when that was tried."""
-    stays_until_ns: int = 0
-    """It is not moved before, because that could not be done."""
+    """Id of its migration; None: it is not migrating."""
+    kv_transferable: bool = True
+    """Whether it may migrate with its KV; False once that has failed."""
+    no_migration_until_ns: int = 0
+    """No migration before this time, because one has failed."""
+
+    @property
+    def id(self) -> str:
+        return self.submitted.request
+
+    @property
+    def service(self) -> str:
+        return self.submitted.service
 
     @property
     def number_and_service(self) -> tuple[int, str]:
-        """When it came, and what it asks for."""
-        return self.number, self.told.service
+        return self.number, self.service
 
     @property
     def suspected(self) -> bool:
-        """Whether an engine may have died of it."""
+        """Whether it may have crashed an engine."""
         return self.deaths > 0 or self.quarantined_ns is not None
 
 
 @dataclass(slots=True, eq=False)
 class Engine:
-    """One engine that is wanted."""
+    """One engine of the cluster."""
 
     load: EngineLoad
-    """What it has to do, as policies see it."""
     state: EngineState
-    """Where it is in its life."""
     incarnation: int
     """How often it was started."""
     runs: bool
-    """Whether its process is thought to run."""
+    """Whether its process is believed to run."""
     loaded: bool = False
-    """Whether it has been ready since it was started."""
+    """Whether it has been ready since its last start."""
     killed: bool = False
-    """Whether it was told to be killed."""
+    """Whether a kill was ordered."""
     deaths: int = 0
-    """In succession."""
+    """Deaths in succession."""
     restarts: int = 0
-    """How often it was started again."""
     last_error: str | None = None
-    """Why it ended last."""
-    work: StallTracker = field(default_factory=StallTracker)
-    """What was seen of it since it got on with loading, or later since its last sign of life."""
+    work: WorkWatch = field(default_factory=WorkWatch)
+    """CPU time and silence since its last progress in loading, or since its last heartbeat."""
     doing: str = ""
-    """What it told last that it does, while it loads."""
-    seen: bool = False
-    """Whether it was told what its process uses."""
-    unseen_s: float = 0.0
-    """Time that ``work`` has not counted, on the supervisor's clock."""
+    """What it last reported while loading."""
+    usage_known: bool = False
+    """Whether the CPU time of its process is reported."""
+    uncounted_s: float = 0.0
+    """Time not yet counted in ``work``, on the supervisor's clock."""
     used_cpu_s: float = 0.0
-    """CPU time of its process since it was started."""
+    """CPU time of its process since its start."""
     read_bytes: int = 0
-    """What its process has read from disks."""
+    """Bytes that its process has read from disks."""
     ready_ns: int = 0
-    """When it became ready last."""
     restart_ns: int = 0
-    """When it is to be started again, where it waits for that."""
+    """When it is started again, in state WAITING."""
     residences: dict[str, Residence] = field(default_factory=dict)
-    """The services that are placed on it, by name."""
+    """The services placed on it, by name."""
     calls: dict[str, Call] = field(default_factory=dict)
-    """The requests that it has, by id."""
-    drains_again_ns: int = 0
-    """While it is drained: when requests are moved away again, after a destination had no room."""
+    next_drain_ns: int = 0
+    """While draining: no migration before this time, because a destination had no room."""
     reserved: Call | None = None
-    """A request that is to run on it alone."""
+    """A quarantined request that is to run on it alone."""
     kv_formats: dict[str, str] = field(default_factory=dict)
-    """What KV it has, by service, where it can be moved."""
+    """Format of its KV by service, where it can migrate."""
     kv_bytes: int = 0
-    """Its memory for KV; 0: not known."""
+    """Memory for KV; 0: unknown."""
     block_size: int = 1
-    """Tokens in a block."""
     host: str = ""
-    """The machine that it runs on; empty: one of its own."""
+    """The machine that it runs on; empty: a machine of its own."""
     withdrawn: int = 0
-    """Requests that a packer took from it, because they had room nowhere any more."""
+    """Requests that a packer withdrew from it because no engine had room."""
     leases: int = 0
-    """Requests of other engines for which it keeps blocks: they come, or may come back."""
-    moves: Counter[tuple[MoveMethod, MoveOutcome]] = field(default_factory=Counter)
-    """Migrations from it that are over."""
+    """Migrating requests for which it keeps KV blocks: they arrive, or may return."""
+    migrations: Counter[tuple[MigrationMethod, MigrationOutcome]] = field(default_factory=Counter)
+    """Finished migrations from it."""
 
     @property
     def name(self) -> str:
@@ -180,46 +167,44 @@ class Engine:
 
     @property
     def services(self) -> tuple[str, ...]:
-        """What it is to serve."""
         return tuple(self.residences)
 
     def serves(self, service: str) -> bool:
-        """Whether it has a service in its memory."""
+        """Whether a service is loaded."""
         return self.residences.get(service) is Residence.LOADED
 
-    def has_room(self, told: Submitted) -> bool:
-        """Whether its memory holds a request as long as it may become, if it has nothing else."""
-        tokens = self.load.kv_tokens.get(told.service)
-        return tokens is None or told.longest <= tokens
+    def has_room(self, submitted: Submitted) -> bool:
+        """Whether its whole KV memory holds a request at its largest length."""
+        tokens = self.load.kv_tokens.get(submitted.service)
+        return tokens is None or submitted.longest <= tokens
 
     @property
-    def takes_requests(self) -> bool:
-        """Whether it is ready and will be."""
+    def accepts_requests(self) -> bool:
+        """Whether it is ready, and no kill was ordered."""
         return self.state is EngineState.READY and not self.killed
 
     @property
-    def lives(self) -> bool:
-        """Whether its process runs and will."""
+    def alive(self) -> bool:
+        """Whether its process runs, and no kill was ordered."""
         return self.runs and not self.killed
 
     @property
     def idle(self) -> bool:
-        """Whether it has no requests, and none that may come back."""
+        """Whether it has no requests and keeps no KV for migrating ones."""
         return not self.calls and not self.leases
 
     @property
-    def comes(self) -> bool:
-        """Whether it will take requests later, unless its start fails."""
-        return not self.takes_requests and self.state is not EngineState.DRAINING
+    def will_accept_requests(self) -> bool:
+        """Whether it will accept requests later, unless its start fails."""
+        return not self.accepts_requests and self.state is not EngineState.DRAINING
 
-    def move(self, state: EngineState) -> None:
-        """Go to another state; RuntimeError where that is not allowed."""
+    def transition_to(self, state: EngineState) -> None:
+        """Change the state; raises RuntimeError if that is not allowed."""
         if state not in TRANSITIONS[self.state]:
             raise RuntimeError(f"engine {self.name} cannot go from {self.state} to {state}")
         self.state = state
 
     def view(self) -> ManagedEngine:
-        """What others may know."""
         return ManagedEngine(
             name=self.name,
             state=self.state,
@@ -229,26 +214,26 @@ class Engine:
             requests=len(self.calls),
             last_error=self.last_error,
             leases=self.leases,
-            moves=dict(self.moves),
+            migrations=dict(self.migrations),
             withdrawn=self.withdrawn,
         )
 
 
 OfEngine = (
     EngineReady
-    | EngineBeat
+    | EngineHeartbeat
     | EngineLoading
-    | EngineWorked
+    | EngineProcessUsage
     | EngineEnded
     | ServiceLoaded
     | ServiceFailed
     | ServiceUnloaded
 )
-"""What is told of one start of an engine."""
+"""Events about one start of an engine."""
 
 
 def running_engine(engines: Mapping[str, Engine], event: OfEngine) -> Engine | None:
-    """The engine that an event tells of, if it is the one that runs now."""
+    """The engine of an event, if that start of it still runs."""
     engine = engines.get(event.engine)
     present = engine is not None and engine.runs and engine.incarnation == event.incarnation
     return engine if present else None

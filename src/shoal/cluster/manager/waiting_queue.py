@@ -1,4 +1,4 @@
-"""Requests that no engine has."""
+"""The queue of requests that wait for an engine, by service in order of submission."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ from shoal.cluster.manager.state import Call
 
 
 class WaitingCalls:
-    """Those of each service in the order of submission, whenever they began to wait."""
+    """Waiting requests of each service in order of submission, whenever they began to wait."""
 
     def __init__(self) -> None:
         self._calls: dict[str, list[Call]] = {}
@@ -18,30 +18,29 @@ class WaitingCalls:
 
     @property
     def services(self) -> Sequence[str]:
-        """Services whose requests wait."""
+        """Services with waiting requests."""
         return list(self._calls)
 
     def count(self, service: str) -> int:
-        """How many of a service wait."""
         return len(self._calls.get(service, ()))
 
     def of(self, service: str, number: int = 0) -> Iterator[Call]:
-        """Those of a service, from a number on; none may come or go meanwhile."""
+        """Requests of a service from a number on; the queue must not change during the iteration."""
         calls = self._calls.get(service, [])
         return islice(calls, bisect_left(calls, number, key=_number), None)
 
     def add(self, call: Call) -> None:
-        """One more waits; one that lost its engine waits before those that came after it."""
-        insort(self._calls.setdefault(call.told.service, []), call, key=_number)
+        """Add a request; one that lost its engine keeps its place."""
+        insort(self._calls.setdefault(call.service, []), call, key=_number)
 
     def remove(self, call: Call) -> None:
-        """One does not wait any more, if it did."""
-        calls = self._calls.get(call.told.service, [])
+        """Remove a request, if it waits."""
+        calls = self._calls.get(call.service, [])
         at = bisect_left(calls, call.number, key=_number)
         if at < len(calls) and calls[at] is call:
             del calls[at]
             if not calls:
-                del self._calls[call.told.service]
+                del self._calls[call.service]
 
 
 def _number(call: Call) -> int:

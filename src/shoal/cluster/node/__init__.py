@@ -1,17 +1,18 @@
-"""The process that owns the engines of a host: ``python -m shoal.cluster.node``.
+"""The node process, which owns the engines of a host and survives the server: ``python -m
+shoal.cluster.node``.
 
-``engines`` starts, hears and kills them; ``server`` is what the process is to the one server that uses it,
-with the messages of ``wire``; ``folder`` is where both meet. Nothing here needs torch or numpy, so that the
-process is small and starts quickly.
+``engine_processes`` starts, watches and kills them; ``attachment`` lets one server at a time use them;
+``server`` is the socket for it, with the messages of ``wire``, in the node's ``folder``. Nothing here imports
+torch or numpy, so that the process is small and starts quickly.
 """
 
 from shoal.cluster.node.engine_processes import (
     EngineExited,
-    EngineSaid,
+    EngineMessage,
     EngineUsage,
     Node,
     NodeEvent,
     RunningEngine,
 )
 
-__all__ = ["EngineExited", "EngineSaid", "EngineUsage", "Node", "NodeEvent", "RunningEngine"]
+__all__ = ["EngineExited", "EngineMessage", "EngineUsage", "Node", "NodeEvent", "RunningEngine"]

@@ -1,9 +1,9 @@
-"""``python -m shoal.cluster.node [FOLDER]``: a node, in a folder that no other node has.
+"""Entry point of a node: ``python -m shoal.cluster.node [FOLDER]``, with a folder of its own.
 
-Its standard input is a pipe from the process that starts it: until a server uses the node, its end is the end
-of the node. Later the node outlives that process by as long as the server told it to. Without FOLDER its path
-is read from there, up to a zero byte, and may come later: meanwhile an engine gets ready. SIGINT and SIGHUP,
-which a terminal sends, are ignored; SIGTERM ends a node that no server uses.
+Standard input is a pipe from the parent process. Until a server has attached, the end of that pipe ends the
+node; later the node outlives the parent by the orphan time of the server. Without FOLDER, the path is read
+from standard input, up to a zero byte, while a first engine is prestarted. SIGINT and SIGHUP, which a
+terminal sends, are ignored; SIGTERM ends a node without a server.
 """
 
 import asyncio
@@ -20,44 +20,46 @@ from shoal.core import ConfigError
 from shoal.engine.process.child_process import BUILDER, PrestartedEngine
 
 TAKEN = 3
-"""Exit status where another node has the folder."""
+"""Exit status if another node has the folder."""
 
-_LONGEST_WAIT_S = 20.0
-"""A node is told its folder within this time, or ends: who started it does something that takes longer."""
+_FOLDER_TIMEOUT_S = 20.0
+"""A node that has not got its folder after this time ends."""
 
 
-async def _serve(folder: NodeFolder, starter: asyncio.StreamReader, bare: PrestartedEngine | None) -> None:
-    server = NodeServer(folder, bare)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.tenancy.end_unused)
+async def _serve(
+    folder: NodeFolder, parent: asyncio.StreamReader, prestarted: PrestartedEngine | None
+) -> None:
+    server = NodeServer(folder, prestarted)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.attachment.end_if_detached)
 
-    async def watch_starter() -> None:
-        while await starter.read(1):
+    async def watch_parent() -> None:
+        while await parent.read(1):
             pass
-        server.tenancy.end_unclaimed()
+        server.attachment.end_if_never_used()
 
-    watching = asyncio.create_task(watch_starter())
+    watching = asyncio.create_task(watch_parent())
     await server.run()
     watching.cancel()
 
 
-async def _folder_to_come(starter: asyncio.StreamReader) -> Path | None:
-    """The folder that whoever started this process tells of; None: there is no use for it."""
+async def _read_folder(parent: asyncio.StreamReader) -> Path | None:
+    """The folder from standard input; None: the pipe ended, or it took too long."""
     with suppress(TimeoutError, asyncio.IncompleteReadError):
-        async with asyncio.timeout(_LONGEST_WAIT_S):
-            path = await starter.readuntil(END_OF_FOLDER)
+        async with asyncio.timeout(_FOLDER_TIMEOUT_S):
+            path = await parent.readuntil(END_OF_FOLDER)
             return Path(os.fsdecode(path.removesuffix(END_OF_FOLDER)))
     return None
 
 
 async def _run(path: Path | None) -> int:
-    starter = asyncio.StreamReader()
+    parent = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(starter), sys.stdin)
-    bare = None
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(parent), sys.stdin)
+    prestarted = None
     if path is None:
-        with suppress(OSError, ConfigError):  # the engine that is started then tells of it
-            bare = await PrestartedEngine.start(BUILDER)
-        path = await _folder_to_come(starter)
+        with suppress(OSError, ConfigError):  # the start of the engine reports it
+            prestarted = await PrestartedEngine.start(BUILDER)
+        path = await _read_folder(parent)
     status = 0
     if path is not None:
         try:
@@ -68,15 +70,15 @@ async def _run(path: Path | None) -> int:
             print(f"error: {error}", file=sys.stderr)
             status = 1
         else:
-            await _serve(folder, starter, bare)
+            await _serve(folder, parent, prestarted)
             return 0
-    if bare is not None:
-        await bare.stop()
+    if prestarted is not None:
+        await prestarted.stop()
     return status
 
 
 def main(arguments: list[str]) -> int:
-    """Run a node until it is over; returns the exit status."""
+    """Run a node until it ends; returns the exit status."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     return asyncio.run(_run(Path(arguments[0]) if arguments else None))

@@ -1,4 +1,4 @@
-"""Who uses a node: one server at a time, and none for a while."""
+"""Attachment of servers to a node: one at a time; the node ends when none returns in time."""
 
 import asyncio
 import os
@@ -11,89 +11,87 @@ from shoal.cluster.node.engine_processes import Node, NodeEvent
 from shoal.engine.process.child_process import PrestartedEngine
 from shoal.engine.process.lifeline import PROTOCOL
 
-# How long a server waits for the one before it, which may just be ending.
+# How long a server waits for its predecessor, which may be ending.
 _TAKEOVER_S = 1.0
 
 
-class Tenancy:
-    """Lets one server at a time use a node's engines, and is over when none came back for too long.
+class Attachment:
+    """Lets one server at a time use a node's engines; over when none has returned for too long.
 
-    folder, host, bare: as in ``Node``.
+    folder, host, prestarted: as in ``Node``.
     """
 
-    def __init__(self, folder: Path, host: str | None = None, bare: PrestartedEngine | None = None) -> None:
-        self.node = Node(folder, self.tell, host, bare)
-        """The engines."""
+    def __init__(
+        self, folder: Path, host: str | None = None, prestarted: PrestartedEngine | None = None
+    ) -> None:
+        self.node = Node(folder, self.notify, host, prestarted)
         self.over = asyncio.Event()
         """Set when the node is to end."""
         self._hello: wire.Hello | None = None
-        """Of the server that uses the node, or did so last."""
+        """Of the present or the last server."""
         self._client: Callable[[wire.FromNode], None] | None = None
-        self._free = asyncio.Event()
-        self._free.set()
-        self._orphaned: asyncio.TimerHandle | None = None
+        self._detached = asyncio.Event()
+        self._detached.set()
+        self._orphan_timer: asyncio.TimerHandle | None = None
         self._beating: asyncio.TimerHandle | None = None
 
     @property
     def used(self) -> bool:
-        """Whether a server uses the node."""
+        """Whether a server is attached."""
         return self._client is not None
 
     async def run(self) -> None:
-        """Wait until it is over, and end the engines."""
         try:
             await self.over.wait()
         finally:
             self._stop_beating()
             await self.node.close()
 
-    async def freed(self) -> None:
-        """Wait until no server uses the node."""
-        await self._free.wait()
+    async def wait_detached(self) -> None:
+        await self._detached.wait()
 
-    def end_unused(self) -> None:
-        """End, unless a server uses the node."""
+    def end_if_detached(self) -> None:
+        """End, unless a server is attached."""
         if self._client is None:
             self.over.set()
 
-    def end_unclaimed(self) -> None:
-        """End, unless a server has used the node."""
+    def end_if_never_used(self) -> None:
+        """End, unless a server has ever attached."""
         if self._hello is None:
             self.over.set()
 
     async def greet(self, hello: wire.Hello, client: Callable[[wire.FromNode], None]) -> bool:
-        """Let a server use the node, unless something is in the way; ``client`` is told everything.
+        """Attach a server, whose messages go to ``client``; returns whether it is attached.
 
-        It is told nothing where the node is ending: there will be another one in a moment.
+        A refused one gets ``Refused``; one that comes while the node is ending gets nothing.
         """
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._free.wait(), _TAKEOVER_S)
-        await self.node.settle()
+            await asyncio.wait_for(self._detached.wait(), _TAKEOVER_S)
+        await self.node.wait_started()
         if self.over.is_set():
             return False
-        why = self._why_not(hello)
+        why = self._refusal_reason(hello)
         if why is not None:
             client(wire.Refused(why))
             return False
-        if self._orphaned is not None:
-            self._orphaned.cancel()
+        if self._orphan_timer is not None:
+            self._orphan_timer.cancel()
         self._hello, self._client = hello, client
-        self._free.clear()
+        self._detached.clear()
         client(wire.Welcome(os.getpid(), self.node.running()))
         self._beat(client, hello.heartbeat_s)
         return True
 
     def detach(self) -> None:
-        """The server is gone."""
         assert self._hello is not None
         self._client = None
         self._stop_beating()
-        self._free.set()
+        self._detached.set()
         wait_s = self._hello.orphan_after_s if self.node.owns_any else 0.0
-        self._orphaned = asyncio.get_running_loop().call_later(wait_s, self.over.set)
+        self._orphan_timer = asyncio.get_running_loop().call_later(wait_s, self.over.set)
 
     def handle(self, message: wire.ToNode) -> None:
-        """Do what the server says."""
+        """Execute an order of the server."""
         match message:
             case wire.StartEngine():
                 self.node.start(message.engine, message.incarnation, message.config)
@@ -102,13 +100,13 @@ class Tenancy:
             case wire.Shutdown():
                 self.over.set()
 
-    def tell(self, event: NodeEvent) -> None:
-        """Tell the server, if there is one, what happened."""
+    def notify(self, event: NodeEvent) -> None:
+        """Send an event to the server, if one is attached."""
         if self._client is not None:
             self._client(event)
 
-    def _why_not(self, hello: wire.Hello) -> str | None:
-        """Why a server may not use the node, if it may not."""
+    def _refusal_reason(self, hello: wire.Hello) -> str | None:
+        """Why a server is refused; None: it is not."""
         if self._client is not None:
             assert self._hello is not None
             return f"another server uses it (process {self._hello.pid})"

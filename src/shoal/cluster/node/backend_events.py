@@ -1,12 +1,19 @@
-"""What a node tells, as a backend's events."""
+"""A node's messages, translated into backend events."""
 
-from shoal.cluster.backends.interface import BackendEvent, Beat, FoundEngine, Loaded, Loading, Worked
-from shoal.cluster.node.engine_processes import EngineSaid, EngineUsage, RunningEngine
+from shoal.cluster.backends.interface import (
+    BackendEvent,
+    FoundEngine,
+    Heartbeat,
+    Loaded,
+    Loading,
+    ProcessUsage,
+)
+from shoal.cluster.node.engine_processes import EngineMessage, EngineUsage, RunningEngine
 from shoal.engine.process import lifeline
 
 
-def to_event(said: EngineSaid) -> BackendEvent | None:
-    """What an engine said; None: nothing that a backend hands on."""
+def to_event(said: EngineMessage) -> BackendEvent | None:
+    """The event of an engine's message; None: there is none."""
     engine, incarnation, pid = said.engine, said.incarnation, said.pid
     match said.message:
         case lifeline.Loading(what):
@@ -14,21 +21,19 @@ def to_event(said: EngineSaid) -> BackendEvent | None:
         case lifeline.Ready() as ready:
             return _loaded(engine, incarnation, pid, ready)
         case lifeline.Beat(hung):
-            return Beat(engine=engine, incarnation=incarnation, pid=pid, hung=hung)
+            return Heartbeat(engine=engine, incarnation=incarnation, pid=pid, hung=hung)
         case lifeline.Failed():
             return None
 
 
 def found_engine(running: RunningEngine) -> FoundEngine:
-    """An engine that runs already."""
     engine, incarnation, pid, ready = running.engine, running.incarnation, running.pid, running.ready
     loaded = None if ready is None else _loaded(engine, incarnation, pid, ready)
     return FoundEngine(engine=engine, incarnation=incarnation, pid=pid, loaded=loaded)
 
 
-def worked(usage: EngineUsage) -> Worked:
-    """What an engine has used."""
-    return Worked(
+def to_usage(usage: EngineUsage) -> ProcessUsage:
+    return ProcessUsage(
         engine=usage.engine,
         incarnation=usage.incarnation,
         cpu_s=usage.cpu_s,

@@ -1,4 +1,4 @@
-"""Who owns the engine processes of a host. Importing this module needs neither torch nor numpy."""
+"""Starts, watches and kills the engine processes of a host. Imports neither torch nor numpy."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,82 +16,70 @@ from shoal.engine.process.child_process import EngineChild, PrestartedEngine
 _SETTLE_S = 0.01
 
 
-class EngineSaid(msgspec.Struct, tag=True, frozen=True):
-    """An engine told something."""
+class EngineMessage(msgspec.Struct, tag="EngineSaid", frozen=True):
+    """A message of an engine."""
 
     engine: str
-    """Its name."""
     incarnation: int
-    """Which start of it."""
     pid: int
-    """Its process."""
     message: lifeline.FromEngine
-    """What it told."""
 
 
 class EngineExited(msgspec.Struct, tag=True, frozen=True):
-    """An engine's process is gone, or was never there; as in ``backend.Exited``."""
+    """An engine's process has ended or did not start; as in ``backends.interface.Exited``."""
 
     engine: str
-    """Its name."""
     incarnation: int
-    """Which start of it."""
     reason: str
-    """Why, in words."""
     failure: str | None = None
-    """Name of the class of the error that it told of."""
+    """Class name of the error that it sent."""
     suspects: tuple[str, ...] = ()
-    """Ids of the requests whose plans were being computed."""
+    """Wire ids of the requests in the steps that it was computing."""
 
 
-NodeEvent = EngineSaid | EngineExited
+NodeEvent = EngineMessage | EngineExited
 
 
 class RunningEngine(msgspec.Struct, frozen=True):
-    """An engine of a node."""
+    """A running engine of a node."""
 
     engine: str
-    """Its name."""
     incarnation: int
-    """Which start of it."""
     pid: int
-    """Its process."""
     ready: lifeline.Ready | None
-    """What it told when it had loaded; None: it still loads."""
+    """None: it still loads."""
 
 
 class EngineUsage(msgspec.Struct, frozen=True):
-    """What an engine's process has used since its start."""
+    """Resources that an engine's process has used since its start."""
 
     engine: str
-    """Its name."""
     incarnation: int
-    """Which start of it."""
     cpu_s: float
-    """CPU time, with that of its children that have ended."""
+    """CPU time, including ended children."""
     read_bytes: int
-    """What was read from disks, where that is known."""
+    """Bytes read from disks; 0 where unknown."""
 
 
 @dataclass(slots=True)
 class _Owned:
-    """An engine that was started and is not gone."""
+    """A started engine that has not ended."""
 
     incarnation: int
     killed: bool = False
-    """It is to be killed as soon as it is there."""
+    """Whether to kill it as soon as its process exists."""
     child: EngineChild | None = None
     process: psutil.Process | None = None
-    """The same, to look at from outside."""
+    """``child``, for its resource usage."""
     ready: lifeline.Ready | None = None
 
 
 class Node:
-    """Starts engine processes, hears them, and kills them; they end with the process that has it.
+    """Starts engine processes, reads their messages, and kills them; they end with this process.
 
     folder: a private folder for sockets and journals. on_event: called from the event loop. host: address at
-    which engines can be reached from other hosts; None: they listen on sockets in the folder. bare: a process
-    for the engine that is started first.
+    which other hosts reach the engines; None: they listen on sockets in the folder. prestarted: a process for
+    the first engine.
     """
 
     def __init__(
@@ -99,9 +87,9 @@ class Node:
         folder: Path,
         on_event: Callable[[NodeEvent], None],
         host: str | None = None,
-        bare: PrestartedEngine | None = None,
+        prestarted: PrestartedEngine | None = None,
     ) -> None:
-        self._bare = bare
+        self._prestarted = prestarted
         self._folder = folder
         self._on_event = on_event
         self._host = host
@@ -110,7 +98,7 @@ class Node:
         self._starts = 0
 
     def start(self, engine: str, incarnation: int, config: bytes) -> None:
-        """Start a process with a pickled ``EngineConfig``; ``EngineExited`` tells if that fails."""
+        """Start a process with a pickled ``EngineConfig``; ``EngineExited`` follows if that fails."""
         if engine in self._owned:
             running = self._owned[engine].incarnation
             self._on_event(EngineExited(engine, incarnation, f"its start {running} still runs"))
@@ -121,7 +109,7 @@ class Node:
         task.add_done_callback(self._tasks.discard)
 
     def kill(self, engine: str, incarnation: int) -> None:
-        """Kill a process; ``EngineExited`` tells when it is gone. Unknown ones are ignored."""
+        """Kill a process; ``EngineExited`` follows. Unknown ones are ignored."""
         owned = self._owned.get(engine)
         if owned is None or owned.incarnation != incarnation:
             return
@@ -131,16 +119,15 @@ class Node:
 
     @property
     def owns_any(self) -> bool:
-        """Whether there are engines, also such as are about to start."""
+        """Whether there are engines, including starting ones."""
         return bool(self._owned)
 
-    async def settle(self) -> None:
-        """Wait until every engine that was started has a process, or is gone."""
+    async def wait_started(self) -> None:
+        """Wait until every engine has a process, or has ended."""
         while any(owned.child is None for owned in self._owned.values()):
             await asyncio.sleep(_SETTLE_S)
 
     def running(self) -> list[RunningEngine]:
-        """The engines whose processes run."""
         return [
             RunningEngine(engine, owned.incarnation, owned.child.pid, owned.ready)
             for engine, owned in self._owned.items()
@@ -148,38 +135,40 @@ class Node:
         ]
 
     def usages(self) -> list[EngineUsage]:
-        """What the engines use, also those that cannot tell anything themselves."""
+        """Resource usage of all engines, also of hung ones."""
         return [
             EngineUsage(engine, owned.incarnation, *used)
             for engine, owned in self._owned.items()
-            if owned.process is not None and (used := _used(owned.process)) is not None
+            if owned.process is not None and (used := _measure_usage(owned.process)) is not None
         ]
 
     async def close(self) -> None:
-        """End all engines, which are killed if they do not end, and wait until they are gone."""
+        """End all engines, by force if needed, and wait until they are gone."""
         for owned in self._owned.values():
             owned.killed = True
-        if self._bare is not None:
-            await self._bare.stop()
+        if self._prestarted is not None:
+            await self._prestarted.stop()
         children = [owned.child for owned in self._owned.values() if owned.child is not None]
         await asyncio.gather(*(child.stop() for child in children))
         while self._tasks:
             await asyncio.wait(self._tasks)
 
     async def _run(self, engine: str, owned: _Owned, config: bytes) -> None:
-        """An engine's life."""
+        """Run an engine from its start to its end."""
         self._starts += 1
         socket = self._folder / str(self._starts)
         bind = f"ipc://{socket}" if self._host is None else f"tcp://{self._host}:*"
 
-        def hear(pid: int, message: lifeline.FromEngine) -> None:
+        def on_message(pid: int, message: lifeline.FromEngine) -> None:
             if isinstance(message, lifeline.Ready):
                 owned.ready = message
-            self._on_event(EngineSaid(engine, owned.incarnation, pid, message))
+            self._on_event(EngineMessage(engine, owned.incarnation, pid, message))
 
-        bare, self._bare = self._bare, None
+        prestarted, self._prestarted = self._prestarted, None
         try:
-            child = await EngineChild.start(config, bind, socket.with_suffix(".journal"), hear, bare)
+            child = await EngineChild.start(
+                config, bind, socket.with_suffix(".journal"), on_message, prestarted
+            )
         except (OSError, ShoalError) as error:
             self._end(engine, owned, lifeline.describe_failure(error))
             return
@@ -209,13 +198,13 @@ class Node:
         self._on_event(event)
 
 
-def _used(process: psutil.Process) -> tuple[float, int] | None:
-    """CPU time and bytes read; None: it cannot be known, or the process has ended."""
+def _measure_usage(process: psutil.Process) -> tuple[float, int] | None:
+    """CPU time and bytes read; None: unknown, or the process has ended."""
     try:
-        cpu_s = sum(process.cpu_times()[:4])  # of the system and children, too
+        cpu_s = sum(process.cpu_times()[:4])  # user, system, and both of ended children
     except psutil.Error:
         return None
     try:
         return cpu_s, process.io_counters().read_bytes
-    except (psutil.Error, AttributeError):  # not allowed, or not known on this system
+    except (psutil.Error, AttributeError):  # not permitted, or not supported
         return cpu_s, 0

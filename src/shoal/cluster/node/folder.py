@@ -1,4 +1,4 @@
-"""The folder of a node: with a short path, open only to this user, and locked by the process whose it is."""
+"""The private folder of a node: short path, accessible to this user only, locked by the node process."""
 
 import fcntl
 import os
@@ -12,7 +12,6 @@ from pathlib import Path
 from shoal.core import ConfigError
 
 SOCKET = "node"
-"""Name of the node's socket in its folder."""
 
 # Socket paths are limited to 107 bytes on Linux and 103 on macOS.
 _MAX_SOCKET_PATH_BYTES = 100
@@ -22,17 +21,16 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,40}")
 
 
 def folder_path(name: str) -> Path:
-    """Where the folder of the node of this name is.
+    """The folder of the node of this name, in XDG_RUNTIME_DIR or else in the folder for temporary files.
 
-    The user's folder for running programs comes first, then that for temporary files. Raises ConfigError
-    about a name that no file can have, or if no place has a short path.
+    Raises ConfigError for a name that no file can have, or if no place has a short path.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"cluster.name must be 1 to 40 letters, digits, '.', '_' or '-', got {name!r}")
-    for place in filter(None, (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp")):
-        path = Path(place) / f"{_prefix()}{name}"
+    for parent in filter(None, (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp")):
+        path = Path(parent) / f"{_prefix()}{name}"
         if len(os.fsencode(path / _LONGEST_SOCKET)) <= _MAX_SOCKET_PATH_BYTES and os.access(
-            place, os.W_OK | os.X_OK
+            parent, os.W_OK | os.X_OK
         ):
             return path
     raise ConfigError("no folder with a short path for the engines' sockets; set TMPDIR to one, such as /tmp")
@@ -43,7 +41,7 @@ def _prefix() -> str:
 
 
 def check_folder(path: Path) -> None:
-    """Raise ConfigError if a folder is there that others may have made, or may write to."""
+    """Raise ConfigError if a folder exists that other users own or may open."""
     with suppress(FileNotFoundError):
         facts = path.lstat()
         private = stat.S_ISDIR(facts.st_mode) and not facts.st_mode & 0o077
@@ -52,13 +50,13 @@ def check_folder(path: Path) -> None:
 
 
 class NodeFolder:
-    """A folder that this process has alone, until ``remove``.
+    """A folder locked by this process, until ``remove``.
 
-    The lock on it ends with the process, however that ends. Folders that others left behind are removed.
+    The lock ends with the process, however that ends. Abandoned folders of other nodes are removed.
     """
 
     def __init__(self, path: Path) -> None:
-        """Make the folder or take it over; raises BlockingIOError if another process has it, ConfigError."""
+        """Create or take over the folder; raises BlockingIOError if another process has it, ConfigError."""
         self.path = path
         for other in path.parent.glob(f"{_prefix()}*"):
             if other != path:
@@ -68,13 +66,12 @@ class NodeFolder:
             left.unlink()
 
     def remove(self) -> None:
-        """Remove the folder; its name is free then."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
 
 def _take(path: Path) -> int:
-    """A locked descriptor of the folder at ``path``, which is made."""
+    """Create and lock the folder; returns its descriptor."""
     while True:
         with suppress(FileExistsError):
             path.mkdir(0o700)
@@ -85,7 +82,7 @@ def _take(path: Path) -> int:
             continue
         if _is_at(lock, path):
             return lock
-        os.close(lock)  # whoever had it has removed it meanwhile
+        os.close(lock)  # its owner has removed it meanwhile
 
 
 def _lock(path: Path) -> int:

@@ -1,4 +1,4 @@
-"""What the node's process is to the server that uses it: a Unix socket."""
+"""The node's Unix socket, at which a server attaches."""
 
 import asyncio
 from contextlib import suppress
@@ -7,44 +7,43 @@ from functools import partial
 import msgspec
 
 from shoal.cluster.node import wire
-from shoal.cluster.node.attachment import Tenancy
+from shoal.cluster.node.attachment import Attachment
 from shoal.cluster.node.folder import SOCKET, NodeFolder
 from shoal.engine.process.child_process import PrestartedEngine
 
 
 class NodeServer:
-    """Lets servers reach a node at a socket in its folder; a connection's end is the end of its server."""
+    """Serves a node at a socket in its folder; the end of a connection detaches its server."""
 
-    def __init__(self, folder: NodeFolder, bare: PrestartedEngine | None = None) -> None:
-        """bare: as in ``Node``."""
+    def __init__(self, folder: NodeFolder, prestarted: PrestartedEngine | None = None) -> None:
+        """prestarted: as in ``Node``."""
         self._folder = folder
-        self.tenancy = Tenancy(folder.path, bare=bare)
-        """Who uses the node."""
+        self.attachment = Attachment(folder.path, prestarted=prestarted)
         self._client: asyncio.StreamWriter | None = None
 
     async def run(self) -> None:
-        """Serve until it is over, end the engines, and remove the folder."""
+        """Serve until the node is to end; then end the engines and remove the folder."""
         server = await asyncio.start_unix_server(self._connected, self._folder.path / SOCKET)
         try:
-            await self.tenancy.run()
+            await self.attachment.run()
         finally:
             server.close()
             self._folder.remove()
             if self._client is not None:
                 self._client.transport.abort()
-                await self.tenancy.freed()
+                await self.attachment.wait_detached()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """A server's connection, from its first to its last message."""
+        """Handle one connection."""
         try:
             if not await self._greet(reader, writer):
                 return
             self._client = writer
             with suppress(msgspec.MsgspecError):
                 while (message := await wire.read_to_node(reader)) is not None:
-                    self.tenancy.handle(message)
+                    self.attachment.handle(message)
             self._client = None
-            self.tenancy.detach()
+            self.attachment.detach()
         finally:
             writer.close()
 
@@ -56,4 +55,4 @@ class NodeServer:
         if not isinstance(hello, wire.Hello):
             wire.write(writer, wire.Refused("the first message was not understood"))
             return False
-        return await self.tenancy.greet(hello, partial(wire.write, writer))
+        return await self.attachment.greet(hello, partial(wire.write, writer))

@@ -1,13 +1,10 @@
-"""The messages between a node and the server that uses it.
-
-They go over a Unix stream, as a length and msgpack, or as arguments and results of an actor's methods.
-"""
+"""Messages between a node and its server: msgpack with a length, over a Unix socket or an actor's methods."""
 
 import asyncio
 
 import msgspec
 
-from shoal.cluster.node.engine_processes import EngineExited, EngineSaid, EngineUsage, RunningEngine
+from shoal.cluster.node.engine_processes import EngineExited, EngineMessage, EngineUsage, RunningEngine
 from shoal.engine.process.lifeline import LENGTH
 
 
@@ -15,24 +12,21 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
     """To the node, as the first message."""
 
     protocol: int
-    """``PROTOCOL`` of the sender."""
     pid: int
-    """Process of the sender, for people."""
+    """Process of the sender, for error messages."""
     settings: dict[str, str]
-    """What the engines are built from, by name."""
+    """As in ``EngineBackend.attach``."""
     heartbeat_s: float
-    """The node is to give a sign of life so often."""
+    """Interval of the node's heartbeats."""
     orphan_after_s: float
-    """The node and its engines end so long after this server is gone."""
+    """The node and its engines end this long after the server is gone."""
 
 
 class StartEngine(msgspec.Struct, tag=True, frozen=True):
     """To the node: start a process."""
 
     engine: str
-    """Its name."""
     incarnation: int
-    """Which start of it."""
     config: bytes
     """A pickled ``EngineConfig``."""
 
@@ -41,40 +35,36 @@ class KillEngine(msgspec.Struct, tag=True, frozen=True):
     """To the node: kill a process."""
 
     engine: str
-    """Its name."""
     incarnation: int
-    """Which start of it."""
 
 
 class Shutdown(msgspec.Struct, tag=True, frozen=True):
-    """To the node: end all engines and itself. The end of the connection tells that this is done."""
+    """To the node: end all engines and itself, then the connection."""
 
 
 class Welcome(msgspec.Struct, tag=True, frozen=True):
-    """From the node, as the first message: the server may use it."""
+    """From the node, as the first message: the server is attached."""
 
     pid: int
-    """The node's process."""
     engines: list[RunningEngine]
-    """What runs already."""
+    """Running engines."""
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):
-    """From the node, as the only message: the server may not use it."""
+    """From the node, as the only message: the server is refused."""
 
     why: str
-    """Why, in words."""
 
 
 class NodeBeat(msgspec.Struct, tag=True, frozen=True):
-    """From the node: a sign of life."""
+    """From the node: a heartbeat."""
 
     usages: list[EngineUsage] = []
-    """What its engines have used, which tells those that work from those that hang."""
+    """Resource usage of its engines, which tells working ones from hung ones."""
 
 
 ToNode = Hello | StartEngine | KillEngine | Shutdown
-FromNode = Welcome | Refused | NodeBeat | EngineSaid | EngineExited
+FromNode = Welcome | Refused | NodeBeat | EngineMessage | EngineExited
 
 _encoder = msgspec.msgpack.Encoder()
 _to_node: msgspec.msgpack.Decoder[ToNode] = msgspec.msgpack.Decoder(ToNode)
@@ -82,7 +72,6 @@ _from_node: msgspec.msgpack.Decoder[FromNode] = msgspec.msgpack.Decoder(FromNode
 
 
 def encode(message: ToNode | FromNode) -> bytes:
-    """The msgpack of a message."""
     return _encoder.encode(message)
 
 
@@ -97,19 +86,19 @@ def decode_from_node(payload: bytes) -> FromNode:
 
 
 def write(writer: asyncio.StreamWriter, message: ToNode | FromNode) -> None:
-    """Send a message without waiting; it is lost if nobody is there any more."""
+    """Send without waiting; lost if the other end is gone."""
     payload = encode(message)
     writer.write(LENGTH.pack(len(payload)) + payload)
 
 
 async def read_to_node(reader: asyncio.StreamReader) -> ToNode | None:
-    """The next message of the server; None: there is none any more. Raises msgspec.MsgspecError."""
+    """The next message of the server; None: the connection ended. Raises msgspec.MsgspecError."""
     payload = await _read(reader)
     return None if payload is None else decode_to_node(payload)
 
 
 async def read_from_node(reader: asyncio.StreamReader) -> FromNode | None:
-    """The next message of the node; None: there is none any more. Raises msgspec.MsgspecError."""
+    """The next message of the node; None: the connection ended. Raises msgspec.MsgspecError."""
     payload = await _read(reader)
     return None if payload is None else decode_from_node(payload)
 

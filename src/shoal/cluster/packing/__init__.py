@@ -1,8 +1,8 @@
-"""Packing: running requests onto the fewest device groups (Mell, Liu et al., 2025).
+"""Packing of running requests onto the fewest device groups (Mell, Liu et al., 2025).
 
-Here belong items, groups, classes of sizes, the packers and what they share: pure, deterministic, without
-clock. A packer is told what arrived, grew and ended, and answers with placements, migrations, preemptions and
-groups that begin or end; how each request migrates is chosen under budgets. Carrying that out is not here.
+Pure and deterministic, without a clock. A packer gets arrivals, growth and ends of requests, and returns
+placements, migrations, preemptions, and groups that become active or idle. ``migration_budgets`` chooses how
+each request migrates. The manager executes all that.
 """
 
 from shoal.cluster.packing.changes import Arrival, Changes, Growth, Migration, Operations
@@ -13,7 +13,12 @@ from shoal.cluster.packing.items import DeviceGroup, Item
 from shoal.cluster.packing.lazy_mell import LazyMell
 from shoal.cluster.packing.load_balance import LoadBalance
 from shoal.cluster.packing.mell import MENDED, PRINTED, ClassMell
-from shoal.cluster.packing.migration_budgets import EpochSpending, MoveBudgets, WantedMove, choose_methods
+from shoal.cluster.packing.migration_budgets import (
+    EpochSpending,
+    MigrationBudgets,
+    MigrationCandidate,
+    choose_methods,
+)
 from shoal.cluster.packing.packer import Packer
 from shoal.cluster.packing.packing import Occupancy, Packing
 from shoal.cluster.packing.policies import PACKERS
@@ -36,7 +41,7 @@ __all__ = [
     "LazyMell",
     "LoadBalance",
     "Migration",
-    "MoveBudgets",
+    "MigrationBudgets",
     "Occupancy",
     "Operations",
     "Packer",
@@ -44,7 +49,7 @@ __all__ = [
     "Priority",
     "SizeClass",
     "Structure",
-    "WantedMove",
+    "MigrationCandidate",
     "WorstFit",
     "bundle_of",
     "choose_methods",

@@ -1,4 +1,4 @@
-"""What is asked of a packer, and what it answers."""
+"""Input and output of a packer: operations (arrivals, growth, departures) and the resulting changes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,16 +6,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request that is to be placed: a new one, or one that was preempted."""
+    """A request to be placed: new, or preempted before."""
 
     id: str
-    """Unique among running requests."""
     service: str
-    """The service that it asks."""
     size: int
-    """KV that it needs at once."""
     expected: int
-    """What it is expected to grow to."""
+    """Expected final size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,24 +22,22 @@ class Growth:
     size: int
     """KV that it holds, or will hold before the next operations."""
     expected: int
-    """What it is now expected to grow to."""
+    """Expected final size."""
     stays: bool = False
-    """Whether it cannot move now; who relieves or empties its group looks for others."""
+    """Whether it must not move now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operations:
-    """What happened since the last time; carried out in the order of the fields (Mell, section VI-C)."""
+    """Operations since the last ones, applied in the order of the fields (Mell, section VI-C)."""
 
     departures: Sequence[str] = ()
-    """Requests that ended."""
     updates: Mapping[str, Growth] = field(default_factory=dict)
-    """Requests that grew."""
     arrivals: Sequence[Arrival] = ()
-    """Requests to place; the first ones first."""
+    """Requests to place, in this order."""
 
     def apart(self) -> "list[Operations]":
-        """The same operations in the same order, each by itself."""
+        """The same operations in the same order, one by one."""
         return [
             *(Operations(departures=[id]) for id in self.departures),
             *(Operations(updates={id: growth}) for id, growth in self.updates.items()),
@@ -52,31 +47,27 @@ class Operations:
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """A request moves, with what it has computed."""
+    """A request moves to another group, with its KV."""
 
     id: str
-    """The request."""
     source: str
-    """The group that has it."""
     target: str
-    """The group that takes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What is to be done."""
+    """The changes that a packer decided on."""
 
     placed: Mapping[str, str]
     """Group of each arrival that found one."""
     refused: Sequence[str]
-    """Arrivals that found none."""
     migrations: Sequence[Migration]
-    """At most one for a request."""
+    """At most one per request."""
     preempted: Sequence[str]
-    """Requests that lose their KV and must be placed again: they fit nowhere, or may not move."""
+    """Requests that lose their KV and must be placed again: they fit nowhere, or must not move."""
     relieved: Sequence[str]
-    """Groups that updates left over their memory."""
+    """Groups that updates put over their memory."""
     activated: Sequence[str]
-    """Groups that were idle and no longer are."""
+    """Groups that became active."""
     terminated: Sequence[str]
-    """Groups that are now idle."""
+    """Groups that became idle."""

@@ -1,13 +1,13 @@
-"""Mell's classes of sizes, relative to a device group's capacity C (Mell, section VI-C)."""
+"""Mell's size classes L, M, S and T, relative to a device group's capacity C (Mell, section VI-C)."""
 
 from enum import IntEnum
 
 
 class SizeClass(IntEnum):
-    """How many of them a group can hold."""
+    """Size class of a request."""
 
     BUNDLED = 0
-    """At most C/8: moves only together with others, as a bundle."""
+    """At most C/8: moves only in a bundle."""
     TINY = 1
     """Over C/8, at most C/4: the paper's T."""
     SMALL = 2

@@ -1,4 +1,4 @@
-"""Best fit and worst fit: requests stay where they were placed."""
+"""Best-fit and worst-fit packers, which never move requests."""
 
 from shoal.cluster.packing.items import Item
 from shoal.cluster.packing.packer import Packer, shed_newest
@@ -6,10 +6,9 @@ from shoal.cluster.packing.packing import Occupancy
 
 
 class BestFit(Packer):
-    """Into the group with the least idle memory that suffices; a new one where none does."""
+    """Places a request in the fullest group that it fits in, else in a new one."""
 
     def place(self, item: Item) -> bool:
-        """Least idle memory first, equal ones by activation."""
         fitting = [one for one in self.packing.active() if self.fits(one, item)]
         if fitting:
             self.packing.put(item, min(fitting, key=lambda one: one.idle))
@@ -17,15 +16,13 @@ class BestFit(Packer):
         return self.activate_for(item)
 
     def relieve(self, occupancy: Occupancy) -> None:
-        """Growth without room ends in a preemption."""
         shed_newest(self.packing, occupancy)
 
 
 class WorstFit(Packer):
-    """Into the group with the most idle memory; a new one where none suffices."""
+    """Places a request in the emptiest active group, else in a new one."""
 
     def place(self, item: Item) -> bool:
-        """Most idle memory first, equal ones by activation."""
         fitting = [one for one in self.packing.active() if self.fits(one, item)]
         if fitting:
             self.packing.put(item, max(fitting, key=lambda one: one.idle))
@@ -33,5 +30,4 @@ class WorstFit(Packer):
         return self.activate_for(item)
 
     def relieve(self, occupancy: Occupancy) -> None:
-        """Growth without room ends in a preemption."""
         shed_newest(self.packing, occupancy)

@@ -1,4 +1,4 @@
-"""When requests fit into a group: which of their sizes is believed."""
+"""Memory that requests need together: their present sizes, expected sizes, or the forecast peak."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -9,20 +9,20 @@ Need = Callable[[Iterable[Item]], int]
 
 
 def present(items: Iterable[Item]) -> int:
-    """What they hold now."""
+    """Sum of the present sizes."""
     return sum(item.size for item in items)
 
 
 def reserve_mean(items: Iterable[Item]) -> int:
-    """What each is expected to grow to, as if all did at the same time."""
+    """Sum of the expected final sizes, as if all were reached at once."""
     return sum(item.expected for item in items)
 
 
 def forecast_peak(items: Iterable[Item]) -> int:
-    """The most that they need at any time (Past-Future, section 3.2).
+    """The forecast peak of their memory (Past-Future, section 3.2).
 
-    They grow alike, and each ends when it has reached its expected size: with the longest growth first,
-    request i ends when those up to it hold the sum of their sizes and i times its growth.
+    All grow at the same rate, and each ends at its expected size. In order of falling growth, when request i
+    ends, requests 1 to i hold the sum of their sizes and i times its growth.
     """
     total = most = 0
     for number, (growth, size) in enumerate(
@@ -34,4 +34,4 @@ def forecast_peak(items: Iterable[Item]) -> int:
 
 
 NEEDS: Mapping[str, Need] = {"present": present, "reserve-mean": reserve_mean}
-"""Readings of "fits", by the name that experiments use."""
+"""By name, as used by experiments."""

@@ -1,4 +1,4 @@
-"""What is packed, and into what."""
+"""Items (running requests) and bins (device groups) of the packing problem."""
 
 from dataclasses import dataclass
 
@@ -7,24 +7,21 @@ from shoal.core import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceGroup:
-    """Devices that hold one engine: a bin. Sizes are in one unit throughout, tokens of KV or bytes."""
+    """The devices of one engine: a bin. All sizes are in one unit, KV tokens or bytes."""
 
     name: str
-    """Unique among the groups."""
     capacity: int
-    """Memory for KV."""
     services: frozenset[str] | None = None
-    """Services that it hosts; None hosts all."""
+    """None: all."""
     host: str = ""
-    """The machine; moves inside one are short."""
+    """The machine; moves within one are cheap."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a group that can hold nothing."""
+        """Raises ConfigError for a group without memory."""
         if self.capacity < 1:
             raise ConfigError(f"device group {self.name}: capacity must be at least 1, got {self.capacity}")
 
     def hosts(self, service: str) -> bool:
-        """Whether requests of ``service`` may be here."""
         return self.services is None or service in self.services
 
 
@@ -33,21 +30,19 @@ class Item:
     """A running request. Only ``Packing`` changes it."""
 
     id: str
-    """The request's."""
     service: str
-    """The service that it asks."""
     size: int
     """KV that it holds, or will hold before the next operations."""
     expected: int
-    """What it is expected to grow to; at least ``size``."""
+    """Expected final size; at least ``size``."""
     group: str | None = None
-    """Where it is; None while it is between two groups, or new."""
+    """Its group; None: new, or between two groups."""
     home: str | None = None
-    """Where it was last; None before it was anywhere."""
+    """Its last group; None: new."""
     stays: bool = False
-    """Whether it cannot move now."""
+    """Whether it must not move now."""
 
     @property
     def growth(self) -> int:
-        """What it is still expected to grow by."""
+        """Expected further growth."""
         return self.expected - self.size

@@ -1,4 +1,4 @@
-"""Our Mell: classes still say where requests go, and nothing moves unless that saves a device."""
+"""Lazy Mell (policy ``mell``): places by size class, and moves requests only to save a device group."""
 
 from collections.abc import Sequence
 
@@ -9,23 +9,23 @@ from shoal.cluster.packing.mell import ClassMell
 from shoal.cluster.packing.packing import Occupancy, Packing
 from shoal.cluster.packing.priority import EQUAL_WEIGHTS, Priority
 
-_RATIO, _MORE = 4 / 3, 2
-"""The paper's competitive ratio, and what may be beyond it before holes are filled by classes."""
-_DRAINED = 2
-"""So many of the emptiest groups are tried."""
+_RATIO, _MARGIN = 4 / 3, 2
+"""The paper's competitive ratio, and the groups allowed beyond it before holes are filled by class."""
+_DRAIN_CANDIDATES = 2
+"""Number of the emptiest groups that are tried."""
 
 
 class LazyMell(ClassMell):
-    """Leaves holes to arrivals, and moves requests where that saves a group.
+    """Leaves holes to arrivals, and moves requests only where that saves a group.
 
-    Empties a group when the others can take all it has; makes room for a request by moving one other before
-    it activates a group.
+    It drains a group when the other groups can hold all of its requests. Before it activates a group for a
+    request, it tries to make room by moving one other request. If more than 4/3 of the lower bound of groups,
+    plus 2, are active, holes are filled as by ``ClassMell``.
 
-    Where more than 4/3 of the groups that are needed for certain are active, and 2 more, holes are filled
-    as ``ClassMell`` fills them. by_forecast: classes are of expected sizes, and groups go first that will
-    have room for a request until it ends. Shares of a group's memory keep growth from undoing at once what
-    was done: headroom stays free where something is placed, relief where something left an overload, spare
-    where a group takes from one that is emptied. Smaller shares save devices and cost migrations.
+    by_forecast: classes are of expected sizes, and groups with room for a request until its end come first.
+    headroom, relief, spare: shares of a group's memory that stay free after a placement, after an overload,
+    and in the targets of a drain, so that growth does not undo the change at once. Smaller shares save
+    devices and cost migrations.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class LazyMell(ClassMell):
         self._by_forecast = by_forecast
 
     def place(self, item: Item) -> bool:
-        """Where nobody need move; else with one move; else in a new group; else where no headroom is left."""
+        """Without a move; else with one move; else in a new group; else in the headroom of one."""
         target = self._without_moves(item)
         if target is not None:
             self.packing.put(item, target)
@@ -51,7 +51,7 @@ class LazyMell(ClassMell):
         return self._after_one_move(item) or self.activate_for(item) or self._into_headroom(item)
 
     def relieve(self, occupancy: Occupancy) -> None:
-        """The smallest request leaves that makes enough room, or else the largest."""
+        """Moves the smallest request that makes enough room, or else the largest."""
         relief = int(self._relief * occupancy.group.capacity)
         while occupancy.overloaded:
             items = [item for item in occupancy.items.values() if not item.stays]
@@ -61,22 +61,24 @@ class LazyMell(ClassMell):
             self.move_away(min(enough, key=_by_size) if enough else max(items, key=_by_size))
 
     def updated(self, ids: list[str]) -> None:
-        """A class that changed moves nobody."""
+        """A change of class moves nothing."""
 
     def rearrange(self) -> None:
-        """Empty groups while there are more than needed."""
+        """Drain groups while there are more than needed."""
         self._holes.clear()
         packing = self.packing
         while len(packing.active()) > packing.fewest_groups():
-            emptiest = sorted(packing.active(), key=lambda one: one.used / one.group.capacity)[:_DRAINED]
+            emptiest = sorted(packing.active(), key=lambda one: one.used / one.group.capacity)[
+                :_DRAIN_CANDIDATES
+            ]
             if not any(drain(packing, one, self._fits_with_spare, fullest_first=True) for one in emptiest):
                 break
-        if len(packing.active()) > _RATIO * self._needed_for_certain() + _MORE:
+        if len(packing.active()) > _RATIO * self._min_groups() + _MARGIN:
             self._holes.update(dict.fromkeys(one.group.name for one in packing.active()))
             super().rearrange()
 
-    def _needed_for_certain(self) -> int:
-        """No packing has fewer groups; two requests over half of the largest group are never together."""
+    def _min_groups(self) -> int:
+        """Lower bound of groups: two requests over half of the largest group never share one."""
         half = max(one.group.capacity for one in self.packing.groups.values()) / 2
         return max(
             self.packing.fewest_groups(), sum(item.size > half for item in self.packing.items.values())
@@ -104,11 +106,11 @@ class LazyMell(ClassMell):
         return bool(fitting)
 
     def _excess(self, occupancy: Occupancy, item: Item) -> int:
-        """How far a group with this request will go beyond its memory, as forecast."""
+        """Forecast excess of a group with this request over its memory."""
         return forecast_peak([*occupancy.items.values(), item]) - occupancy.group.capacity
 
     def _after_one_move(self, item: Item) -> bool:
-        """Place it where the smallest request that is in its way finds room elsewhere."""
+        """Place a request by moving the smallest other one that makes room."""
         active = self.packing.active()
         best: tuple[Item, Occupancy, Occupancy] | None = None
         for source in active:
@@ -132,10 +134,10 @@ class LazyMell(ClassMell):
         self.packing.put(item, source)
         return True
 
-    def _fits_with_spare(self, occupancy: Occupancy, item: Item, beside: Sequence[Item]) -> bool:
-        coming = item.size + sum(other.size for other in beside)
+    def _fits_with_spare(self, occupancy: Occupancy, item: Item, incoming: Sequence[Item]) -> bool:
+        needed = item.size + sum(other.size for other in incoming)
         spare = occupancy.group.capacity * self._spare
-        return self.fits(occupancy, item, beside) and coming <= occupancy.idle - spare
+        return self.fits(occupancy, item, incoming) and needed <= occupancy.idle - spare
 
 
 def _by_size(item: Item) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""Load balancing by migration, as in Llumnix (Sun et al., OSDI 2024)."""
+"""Load-balancing packer: migrates requests between groups, as in Llumnix (Sun et al., OSDI 2024)."""
 
 from collections.abc import Sequence
 
@@ -11,11 +11,11 @@ from shoal.cluster.packing.packing import Occupancy, Packing
 
 
 class LoadBalance(WorstFit):
-    """Places as worst fit does; then the fullest group gives a request to the emptiest, and so on in pairs.
+    """Places as worst fit does; then moves a request from the fullest group to the emptiest, and so on in
+    pairs.
 
-    threshold: loads (used share of the capacity) that differ by no more are left alone. draining: the
-    emptiest group is emptied into the others where they keep as much free as ``spare``, a share of their
-    capacity.
+    threshold: difference of loads (used share of the capacity) up to which a pair is left alone. draining:
+    whether to drain the emptiest group if the other groups keep ``spare``, a share of their capacity, free.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class LoadBalance(WorstFit):
         self.threshold, self.draining, self.spare = threshold, draining, spare
 
     def relieve(self, occupancy: Occupancy) -> None:
-        """What can move to the emptiest group moves there; then growth ends in a preemption."""
+        """Moves requests to the emptiest group; preempts if that is not enough."""
         while occupancy.overloaded:
             target = min(self.packing.active(), key=_load)
             item = self._to_move(occupancy, target)
@@ -42,7 +42,7 @@ class LoadBalance(WorstFit):
         shed_newest(self.packing, occupancy)
 
     def rearrange(self) -> None:
-        """One migration for each pair; perhaps one group emptied."""
+        """One migration per pair, and one drain if enabled."""
         ordered = sorted(self.packing.active(), key=_load)
         for emptiest, fullest in zip(ordered[: len(ordered) // 2], reversed(ordered), strict=False):
             if _load(fullest) - _load(emptiest) <= self.threshold:
@@ -56,7 +56,7 @@ class LoadBalance(WorstFit):
                 drain(self.packing, first, self._fits_with_spare, fullest_first=False)
 
     def _to_move(self, source: Occupancy, target: Occupancy) -> Item | None:
-        """The request whose move leaves the two most alike, without making the target the fuller one."""
+        """The request whose move balances the two best, without making the target the fuller one."""
         if source is target:
             return None
         fitting = [
@@ -66,10 +66,10 @@ class LoadBalance(WorstFit):
         ]
         return min(fitting, key=lambda item: abs(source.used - target.used - 2 * item.size), default=None)
 
-    def _fits_with_spare(self, occupancy: Occupancy, item: Item, beside: Sequence[Item]) -> bool:
-        coming = item.size + sum(other.size for other in beside)
+    def _fits_with_spare(self, occupancy: Occupancy, item: Item, incoming: Sequence[Item]) -> bool:
+        needed = item.size + sum(other.size for other in incoming)
         spare = occupancy.group.capacity * self.spare
-        return self.fits(occupancy, item, beside) and coming <= occupancy.idle - spare
+        return self.fits(occupancy, item, incoming) and needed <= occupancy.idle - spare
 
 
 def _load(occupancy: Occupancy) -> float:

@@ -1,4 +1,5 @@
-"""Mell's operations by classes of sizes, each repaired at once (Liu et al., Fig. 10)."""
+"""Mell as published (policies ``mell-eager``, ``mell-literal``): size classes, every hole filled at once
+(Fig. 10)."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -11,21 +12,20 @@ from shoal.cluster.packing.priority import EQUAL_WEIGHTS, Priority
 from shoal.cluster.packing.structure import QUOTAS, Structure, bundle_of
 
 PRINTED = frozenset({SizeClass.LARGE})
-"""Classes of groups that take T requests by the paper's Allocate."""
+"""Group classes that accept T requests in the paper's Allocate."""
 MENDED = frozenset({SizeClass.LARGE, SizeClass.MEDIUM})
-"""The same, so that the paper's properties 1 and 5 can hold."""
+"""The same, corrected so that the paper's properties 1 and 5 can hold."""
 _COMPANIONS = (SizeClass.MEDIUM, SizeClass.SMALL)
 _FULL_ENOUGH = 0.75
-"""Share of a T group's memory that property 3 asks for."""
-_MOST_FILLS = 3
-"""How often a group is filled after one batch, so that holes do not chase each other for ever."""
+"""Used share of a T group that property 3 requires."""
+_MAX_FILLS = 3
+"""Limit on fills of a group after one batch, so that filling terminates."""
 
 
 class ClassMell(Packer):
-    """Groups by the class of their largest request; every hole is filled from the group activated last.
+    """Groups have the class of their largest request; holes are filled from the group activated last.
 
-    takes_tiny: classes of groups that are filled up with T requests. by_forecast: classes are of expected
-    sizes.
+    takes_tiny: group classes that are filled up with T requests. by_forecast: classes are of expected sizes.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ClassMell(Packer):
         self._holes: dict[str, None] = {}
 
     def place(self, item: Item) -> bool:
-        """Beside an L, else in the group of its class activated last, else in a new one, else anywhere."""
+        """With an L request, else in the newest group of its class, else in a new group, else anywhere."""
         target = self._by_class(item)
         if target is not None:
             self._put(item, target)
@@ -62,7 +62,7 @@ class ClassMell(Packer):
         return True
 
     def relieve(self, occupancy: Occupancy) -> None:
-        """T requests leave first, then the smallest that suffices."""
+        """T requests move first, then the smallest request that suffices."""
         while occupancy.overloaded:
             excess = -occupancy.idle
             movable = [item for item in occupancy.items.values() if not item.stays]
@@ -78,14 +78,14 @@ class ClassMell(Packer):
             self.move_away(item)
 
     def departed(self, occupancy: Occupancy) -> None:
-        """There is a hole, filled when all operations are carried out: an arrival may fill it."""
+        """Note a hole, to be filled after all operations: an arrival may fill it."""
         self._holes[occupancy.group.name] = None
 
     def updated(self, ids: list[str]) -> None:
-        """A request whose class changed goes where that class belongs."""
+        """Move requests whose class changed to groups of that class."""
         for id in ids:
             item = self.packing.items.get(id)
-            if item is None:  # preempted, because another one needed its place
+            if item is None:  # preempted
                 continue
             assert item.group is not None
             occupancy = self.packing.groups[item.group]
@@ -95,35 +95,35 @@ class ClassMell(Packer):
                 self._reclassify(item, occupancy)
 
     def rearrange(self) -> None:
-        """Fill the holes; filling one may leave another."""
+        """Fill the holes; filling one may open another."""
         filled: Counter[str] = Counter()
         while self._holes:
             name = next(iter(self._holes))
             del self._holes[name]
-            if self.packing.groups[name].items and filled[name] < _MOST_FILLS:
+            if self.packing.groups[name].items and filled[name] < _MAX_FILLS:
                 filled[name] += 1
                 self._fill(self.packing.groups[name])
         if len(self._classes) > 2 * len(self.packing.items) + 64:
             self._classes = {id: was for id, was in self._classes.items() if id in self.packing.items}
 
     def fullest_fitting(self, item: Item) -> Occupancy | None:
-        """Of all groups with room, the one with the least."""
+        """The fullest group with room."""
         fitting = [one for one in self.packing.active() if self.fits(one, item)]
         return min(fitting, key=lambda one: one.idle, default=None)
 
     def _by_class(self, item: Item) -> Occupancy | None:
         active = self.packing.active()
-        beside = [one for one in active if self._completes(one, item)]
-        if beside:
+        completable = [one for one in active if self._completes(one, item)]
+        if completable:
             host = self._host(item)
-            return max(beside, key=lambda one: self._priority.of(one, host))
+            return max(completable, key=lambda one: self._priority.of(one, host))
         return next((one for one in reversed(active) if self._joins(one, item)), None)
 
     def _host(self, item: Item) -> str | None:
         return None if item.home is None else self.packing.groups[item.home].group.host
 
     def _completes(self, occupancy: Occupancy, item: Item) -> bool:
-        """Whether it fills up a group of larger requests."""
+        """Whether a request completes a group of larger requests."""
         if not occupancy.group.hosts(item.service):
             return False
         own, kind = self.structure.class_in(occupancy, item), self.structure.of(occupancy)
@@ -134,7 +134,7 @@ class ClassMell(Packer):
         return not self.structure.members(occupancy, _COMPANIONS) and self._fits_without_tiny(occupancy, item)
 
     def _joins(self, occupancy: Occupancy, item: Item) -> bool:
-        """Whether it comes to others of its class."""
+        """Whether a request can join a group of its own class."""
         if not occupancy.group.hosts(item.service):
             return False
         own, kind = self.structure.class_in(occupancy, item), self.structure.of(occupancy)
@@ -142,8 +142,8 @@ class ClassMell(Packer):
             return False
         if own <= SizeClass.TINY:
             return self.fits(occupancy, item)
-        alike = self.structure.members(occupancy, (own,))
-        return len(alike) < QUOTAS[own] and self._fits_without_tiny(occupancy, item)
+        same_class = self.structure.members(occupancy, (own,))
+        return len(same_class) < QUOTAS[own] and self._fits_without_tiny(occupancy, item)
 
     def _fits_without_tiny(self, occupancy: Occupancy, item: Item) -> bool:
         tiny = {each.id for each in self.structure.tiny(occupancy)}
@@ -151,7 +151,7 @@ class ClassMell(Packer):
         return self.need([*staying, item]) <= occupancy.group.capacity * (1 - self.headroom)
 
     def _put(self, item: Item, occupancy: Occupancy) -> None:
-        """Place it; T requests that are in its way go elsewhere."""
+        """Place a request; T requests make room for it."""
         leaving = sorted(self.structure.tiny(occupancy), key=lambda each: (each.size, each.id))
         evicted = []
         while leaving and not self.fits(occupancy, item):
@@ -165,7 +165,7 @@ class ClassMell(Packer):
             self._place_or_give_up(each)
 
     def _move(self, items: Iterable[Item], target: Occupancy) -> None:
-        """Requests go to another group, and leave holes."""
+        """Move requests to another group, which leaves holes."""
         for item in list(items):
             assert item.group is not None
             self._holes[item.group] = None
@@ -174,7 +174,7 @@ class ClassMell(Packer):
             self._classes[item.id] = self.structure.class_in(target, item)
 
     def move_away(self, item: Item) -> None:
-        """Place it somewhere else, or give it up."""
+        """Move a request to any other group, or give it up."""
         assert item.group is not None
         self._holes[item.group] = None
         self.packing.take_out([item])
@@ -185,7 +185,7 @@ class ClassMell(Packer):
             self.packing.give_up(item)
 
     def _reclassify(self, item: Item, occupancy: Occupancy) -> None:
-        """It stays where its new class would be placed, and where it is the one L."""
+        """Move a request of a new class, unless it is in the right group, or the one L there."""
         self._holes[occupancy.group.name] = None
         others = [each for each in occupancy.items.values() if each is not item]
         largest = self._classes[item.id] is SizeClass.LARGE
@@ -198,23 +198,23 @@ class ClassMell(Packer):
             self._place_or_give_up(item)
 
     def _fill(self, occupancy: Occupancy) -> None:
-        """Restore the properties of one group, at the cost of those activated later."""
+        """Restore the properties of one group, from groups activated later."""
         if self.structure.of(occupancy) is not SizeClass.LARGE:
-            self._send_up(occupancy)
+            self._promote(occupancy)
             if not occupancy.items:
                 return
         kind = self.structure.of(occupancy)
         if kind is SizeClass.LARGE:
             self._fetch_companion(occupancy)
         elif kind in QUOTAS:
-            self._fetch_alike(occupancy, kind)
+            self._fetch_same_class(occupancy, kind)
         if kind in self._takes_tiny:
             self._fetch_tiny(occupancy, 1.0)
         elif kind is SizeClass.TINY:
             self._fetch_tiny(occupancy, _FULL_ENOUGH)
 
     def _fetch_companion(self, occupancy: Occupancy) -> None:
-        """An S or M from its own group goes to an L that has none."""
+        """Move an S or M request to an L group without one."""
         if self.structure.members(occupancy, _COMPANIONS):
             return
         sources = [one for one in self.packing.active() if self.structure.of(one) in QUOTAS]
@@ -229,8 +229,8 @@ class ClassMell(Packer):
                 self._move([max(fitting, key=lambda item: item.size)], occupancy)
                 return
 
-    def _fetch_alike(self, occupancy: Occupancy, kind: SizeClass) -> None:
-        """S or M requests come from the latest group of the class until it is full."""
+    def _fetch_same_class(self, occupancy: Occupancy, kind: SizeClass) -> None:
+        """Move S or M requests from the newest group of the class until this one is full."""
         while True:
             donor = self.structure.latest(self.packing.active(), kind)
             if donor is None or donor is occupancy:
@@ -242,8 +242,8 @@ class ClassMell(Packer):
                 return
             self._move([max(fitting, key=lambda item: item.size)], occupancy)
 
-    def _send_up(self, occupancy: Occupancy) -> None:
-        """Requests go where they complete larger ones, as those do that a larger one left behind."""
+    def _promote(self, occupancy: Occupancy) -> None:
+        """Move requests to groups of larger ones that they complete."""
         own = self.structure.of(occupancy)
         movable = self.structure.tiny(occupancy)
         if own is not SizeClass.TINY:
@@ -255,7 +255,7 @@ class ClassMell(Packer):
                 self._move([item], max(completed, key=lambda one: self._priority.of(one, host)))
 
     def _fetch_tiny(self, occupancy: Occupancy, until: float) -> None:
-        """T requests come from the latest T group while they fit, and less than ``until`` is used."""
+        """Move T requests from the newest T group while they fit, and less than ``until`` is used."""
         capacity = occupancy.group.capacity
         while occupancy.used < until * capacity:
             donor = self.structure.latest(self.packing.active(), SizeClass.TINY)

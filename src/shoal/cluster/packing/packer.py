@@ -1,4 +1,4 @@
-"""What all packers have in common: the order of operations, overloads, arrivals that fit nowhere."""
+"""Base class of packers: order of operations, handling of overloads and of arrivals that fit nowhere."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -10,25 +10,22 @@ from shoal.cluster.packing.packing import Occupancy, Packing
 
 
 class Packer(ABC):
-    """Decides in which group each request is. The same operations give the same changes.
+    """Decides on the group of each request; the same operations give the same changes.
 
-    need: what requests take up where they are placed. headroom: share of a group's capacity that stays free
-    when something is placed beside others; growth may use it.
+    need: memory of requests for placement. headroom: share of a group's capacity that placements leave free
+    for growth, except for the first request in a group.
     """
 
     def __init__(self, packing: Packing, *, need: Need = present, headroom: float = 0.0) -> None:
         self.packing = packing
-        """What it decides about."""
         self.need = need
-        """What requests take up."""
         self.headroom = headroom
-        """Share of the capacity."""
 
     def apply(self, operations: Operations) -> Changes:
-        """Carry the operations out; departures, then updates, then arrivals.
+        """Apply departures, then updates, then arrivals.
 
-        After updates no group is over its memory, unless all that it has must stay. Requests that are refused
-        or preempted are no longer known.
+        After updates no group is over its memory, unless none of its requests may move. Refused and preempted
+        requests are forgotten.
         """
         packing = self.packing
         packing.begin()
@@ -37,7 +34,7 @@ class Packer(ABC):
         for id, growth in operations.updates.items():
             packing.resize(id, growth)
         self.updated(list(operations.updates))
-        # Only what grows or was admitted overloads a group; arrivals need not wait for what comes of that.
+        # Only growth and admitted requests overload a group.
         for occupancy in packing.active() if operations.updates else ():
             if occupancy.overloaded:
                 packing.relieved.append(occupancy.group.name)
@@ -50,39 +47,40 @@ class Packer(ABC):
         return packing.finish()
 
     def admit(self, arrival: Arrival, group: str) -> None:
-        """Take notice of a request that is in a group already, which may be over its memory until updates."""
+        """Record a request that is in a group already; the group may be over its memory until the next
+        updates."""
         self.packing.put(self.packing.enter(arrival), self.packing.groups[group])
 
     @abstractmethod
     def place(self, item: Item) -> bool:
-        """Put a request that is nowhere into a group; False where it fits in none."""
+        """Put a request into a group; False if it fits in none."""
 
     @abstractmethod
     def relieve(self, occupancy: Occupancy) -> None:
-        """Take requests out of a group until it is no longer overloaded."""
+        """Take requests out of a group until it is not overloaded."""
 
     def departed(self, occupancy: Occupancy) -> None:  # noqa: B027
-        """A request has left this group."""
+        """Hook: a request has left this group."""
 
     def updated(self, ids: list[str]) -> None:  # noqa: B027
-        """These requests have new sizes."""
+        """Hook: these requests have new sizes."""
 
     def rearrange(self) -> None:  # noqa: B027
-        """All operations are carried out."""
+        """Hook: all operations are applied."""
 
-    def fits(self, occupancy: Occupancy, item: Item, beside: Sequence[Item] = ()) -> bool:
-        """Whether a request may be placed in an active group, when those ``beside`` have come into it."""
+    def fits(self, occupancy: Occupancy, item: Item, incoming: Sequence[Item] = ()) -> bool:
+        """Whether a request may be placed in an active group in addition to ``incoming`` ones."""
         group = occupancy.group
-        free = occupancy.idle - sum(other.size for other in beside)
+        free = occupancy.idle - sum(other.size for other in incoming)
         if item.size > free or not group.hosts(item.service):
             return False
         spare = group.capacity * self.headroom
         if self.need is present:
             return item.size <= free - spare
-        return self.need([*occupancy.items.values(), *beside, item]) <= group.capacity - spare
+        return self.need([*occupancy.items.values(), *incoming, item]) <= group.capacity - spare
 
     def activate_for(self, item: Item) -> bool:
-        """Put a request into an idle group; False where there is none for it."""
+        """Put a request into an idle group; False if there is none for it."""
         occupancy = self.packing.to_activate(item.service, item.size)
         if occupancy is None:
             return False
@@ -91,7 +89,7 @@ class Packer(ABC):
 
 
 def shed_newest(packing: Packing, occupancy: Occupancy) -> None:
-    """Preempt the requests that came last until the others have room."""
+    """Preempt the newest requests until the others have room."""
     while occupancy.overloaded:
         item = next(reversed(occupancy.items.values()))
         packing.take_out([item])

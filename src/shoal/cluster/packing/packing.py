@@ -1,4 +1,4 @@
-"""Where every request is: the one owner of that, and the journal of what a batch of operations changed."""
+"""Packing state: the group of every request, and a journal of the changes of one batch."""
 
 from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,28 +9,26 @@ from shoal.core import ConfigError
 
 
 class Occupancy:
-    """A device group and what is in it. Only ``Packing`` changes it."""
+    """A device group and its requests. Only ``Packing`` changes it."""
 
     __slots__ = ("activation", "group", "items", "used")
 
     def __init__(self, group: DeviceGroup) -> None:
         self.group = group
-        """The group itself."""
         self.items: dict[str, Item] = {}
-        """By id, in the order in which they came."""
+        """By id, in order of arrival."""
         self.used = 0
-        """Sum of their sizes."""
+        """Sum of the sizes."""
         self.activation = 0
-        """Larger if activated later; 0 while idle. A group is idle while it holds nothing."""
+        """Order of activation; 0 while idle, that is, empty."""
 
     @property
     def idle(self) -> int:
-        """Free memory, negative in an overload."""
+        """Free memory; negative in an overload."""
         return self.group.capacity - self.used
 
     @property
     def overloaded(self) -> bool:
-        """Whether its requests have outgrown it."""
         return self.used > self.group.capacity
 
 
@@ -38,13 +36,11 @@ class Packing:
     """Requests in device groups, between ``begin`` and ``finish`` of a batch of operations."""
 
     def __init__(self, groups: Sequence[DeviceGroup]) -> None:
-        """Raises ConfigError where two groups have one name."""
+        """Raises ConfigError for duplicate names."""
         self.groups: dict[str, Occupancy] = {}
-        """All groups by name."""
         self.items: dict[str, Item] = {}
-        """All running requests by id."""
         self.used = 0
-        """Sum of their sizes."""
+        """Sum of the sizes."""
         self._active: dict[str, Occupancy] = {}
         self._activations = 0
         self._were_active: set[str] = set()
@@ -52,20 +48,20 @@ class Packing:
         self._preempted: list[str] = []
         self._refused: list[str] = []
         self.relieved: list[str] = []
-        """Groups that the batch left over their memory, until they were relieved."""
+        """Groups that were over their memory in this batch."""
         self._largest_first: list[Occupancy] = []
         for group in groups:
             self.open(group)
 
     def open(self, group: DeviceGroup) -> None:
-        """Another group, which holds nothing; raises ConfigError where there is one of its name."""
+        """Add an empty group; raises ConfigError for a duplicate name."""
         if group.name in self.groups:
             raise ConfigError("device groups must have different names")
         occupancy = self.groups[group.name] = Occupancy(group)
         insort(self._largest_first, occupancy, key=lambda one: -one.group.capacity)
 
     def close(self, name: str) -> None:
-        """A group is gone; its requests are not known any more."""
+        """Remove a group with its requests."""
         occupancy = self.groups.pop(name)
         self._largest_first.remove(occupancy)
         self._active.pop(name, None)
@@ -73,15 +69,15 @@ class Packing:
             self._forget(item)
 
     def active(self) -> list[Occupancy]:
-        """Groups that hold something, by activation."""
+        """Non-empty groups, by activation."""
         return list(self._active.values())
 
     def recent(self) -> Iterator[Occupancy]:
-        """Groups that hold something, the most recently activated first."""
+        """Non-empty groups, the last activated first."""
         return reversed(self._active.values())
 
     def to_activate(self, service: str, size: int) -> Occupancy | None:
-        """The idle group that would be activated for a request: the largest that hosts it, or None."""
+        """The idle group to activate for a request: the largest that hosts it, or None."""
         for occupancy in self._largest_first:
             if occupancy.group.capacity < size:
                 return None
@@ -90,7 +86,7 @@ class Packing:
         return None
 
     def fewest_groups(self) -> int:
-        """No packing of these requests has fewer groups: the largest ones, filled to the brim."""
+        """Lower bound of groups for these requests: the largest ones, completely filled."""
         left, count = self.used, 0
         for occupancy in self._largest_first:
             if left <= 0:
@@ -108,7 +104,7 @@ class Packing:
         self.relieved.clear()
 
     def finish(self) -> Changes:
-        """What the batch changed: each request's way from where it was to where it is, without detours."""
+        """The changes of the batch: of each request only its first and last group."""
         placed, migrations = {}, []
         for id, origin in self._origins.items():
             group = self.items[id].group
@@ -128,7 +124,7 @@ class Packing:
         )
 
     def enter(self, arrival: Arrival) -> Item:
-        """A new request, which is not yet anywhere; it must be put somewhere, or given up."""
+        """Add a request, which must then be put into a group or given up."""
         if arrival.id in self.items:
             raise ValueError(f"request {arrival.id} is already running")
         item = Item(
@@ -142,7 +138,7 @@ class Packing:
         return item
 
     def leave(self, id: str) -> Occupancy:
-        """A request ends; the group that it was in."""
+        """Remove a request; returns its group."""
         item = self.items[id]
         assert item.group is not None
         occupancy = self.groups[item.group]
@@ -151,7 +147,7 @@ class Packing:
         return occupancy
 
     def resize(self, id: str, growth: Growth) -> Occupancy:
-        """A request has another size; the group that it is in."""
+        """Set the size of a request; returns its group."""
         item = self.items[id]
         assert item.group is not None
         occupancy = self.groups[item.group]
@@ -163,7 +159,7 @@ class Packing:
         return occupancy
 
     def take_out(self, items: Iterable[Item]) -> None:
-        """Requests leave their groups, to be put somewhere else, or given up."""
+        """Take requests out of their groups; they must then be put into a group or given up."""
         for item in items:
             assert item.group is not None
             occupancy = self.groups[item.group]
@@ -176,7 +172,7 @@ class Packing:
                 del self._active[occupancy.group.name]
 
     def put(self, item: Item, occupancy: Occupancy) -> None:
-        """A request that is nowhere comes into a group that hosts its service."""
+        """Put a request without a group into one that hosts its service."""
         assert item.group is None
         assert occupancy.group.hosts(item.service)
         if not occupancy.items:
@@ -189,13 +185,13 @@ class Packing:
         item.group = item.home = occupancy.group.name
 
     def give_up(self, item: Item) -> None:
-        """A request that is nowhere loses its KV; an arrival is refused."""
+        """Give up a request without a group: an arrival is refused, another preempted."""
         new = item.home is None or self._origins.get(item.id, item.home) is None
         (self._refused if new else self._preempted).append(item.id)
         self._forget(item)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if the books do not agree, or a group is over its memory."""
+        """Raise AssertionError if the state is inconsistent, or a group is over its memory."""
         held = {id: name for name, occupancy in self.groups.items() for id in occupancy.items}
         assert held == {id: item.group for id, item in self.items.items()}
         assert sum(len(occupancy.items) for occupancy in self.groups.values()) == len(self.items)

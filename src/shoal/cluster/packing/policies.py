@@ -1,4 +1,4 @@
-"""Every packing policy by name."""
+"""All packing policies by name."""
 
 from collections.abc import Callable, Mapping
 
@@ -18,4 +18,4 @@ PACKERS: Mapping[str, Callable[[Packing], Packer]] = {
     "mell-literal": lambda packing: ClassMell(packing, takes_tiny=PRINTED),
     "mell-forecast": lambda packing: LazyMell(packing, by_forecast=True),
 }
-"""Packers by name, each with its defaults; ``mell-eager`` is the paper's with its contradiction mended."""
+"""Packers by name, with their defaults; ``mell-eager`` is the paper's, with its contradiction corrected."""

@@ -1,4 +1,4 @@
-"""The classes of what is in a group, and of the group itself."""
+"""Size classes of a group's requests, and of the group itself (Mell)."""
 
 from collections.abc import Collection, Iterable, Sequence
 
@@ -7,48 +7,45 @@ from shoal.cluster.packing.items import Item
 from shoal.cluster.packing.packing import Occupancy
 
 QUOTAS = {SizeClass.SMALL: 3, SizeClass.MEDIUM: 2}
-"""How many of a class make a group of that class full."""
+"""Number of requests that fill a group of their class."""
 
 
 def planned_size(item: Item, *, by_forecast: bool) -> int:
-    """The size that its class is of."""
+    """The size that determines the class."""
     return item.expected if by_forecast else item.size
 
 
 class Structure:
-    """Classes by present size, or by the size that is expected."""
+    """Classes by present or by expected size."""
 
     def __init__(self, *, by_forecast: bool) -> None:
         self._by_forecast = by_forecast
 
     def class_in(self, occupancy: Occupancy, item: Item) -> SizeClass:
-        """The class that a request has or would have in this group."""
+        """Class of a request in this group."""
         return size_class(planned_size(item, by_forecast=self._by_forecast), occupancy.group.capacity)
 
     def of(self, occupancy: Occupancy) -> SizeClass:
-        """The class of an active group: that of its largest request, at least TINY."""
+        """Class of an active group: that of its largest request, at least TINY."""
         most = max(planned_size(item, by_forecast=self._by_forecast) for item in occupancy.items.values())
         return max(SizeClass.TINY, size_class(most, occupancy.group.capacity))
 
     def members(self, occupancy: Occupancy, classes: Collection[SizeClass]) -> list[Item]:
-        """Requests of these classes in a group, in its order."""
         return [item for item in occupancy.items.values() if self.class_in(occupancy, item) in classes]
 
     def tiny(self, occupancy: Occupancy) -> list[Item]:
-        """Requests that give way to larger ones."""
+        """T and bundled requests, which make room for larger ones."""
         return self.members(occupancy, (SizeClass.TINY, SizeClass.BUNDLED))
 
     def latest(self, active: Sequence[Occupancy], wanted: SizeClass) -> Occupancy | None:
-        """The group of this class that was activated last."""
         return next((one for one in reversed(active) if self.of(one) is wanted), None)
 
 
 def bundle_of(items: Iterable[Item], capacity: int, room: int) -> list[Item]:
-    """What moves as one T item: a request over C/8, or smaller ones bundled to at least that.
+    """Requests that move as one T item: one over C/8, or a bundle of smaller ones of at least that size.
 
-    items: requests of at most C/4. Bundles are formed when something is to be moved, with the largest
-    requests first, so that they have few. One of all the small requests there are may be smaller. Empty
-    where nothing fits in ``room``.
+    items: requests of at most C/4. A bundle takes the largest first, so that it has few. A bundle of all
+    small requests may be smaller than C/8. Empty if nothing fits in ``room``.
     """
     largest_first = sorted(items, key=lambda item: (-item.size, item.id))
     for item in largest_first:

@@ -1,4 +1,4 @@
-"""Tells a manager what happens, and carries out what it decides."""
+"""Passes events to the manager and executes its actions."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,31 +17,28 @@ from shoal.cluster.manager.actions import (
 from shoal.cluster.manager.events import ClusterEvent
 from shoal.cluster.manager.manager import Manager
 from shoal.cluster.router.call import Call
-from shoal.cluster.router.call_table import Calls
+from shoal.cluster.router.call_table import CallTable
 from shoal.cluster.router.fleet import Fleet
-from shoal.cluster.router.migration_runner import Mover
+from shoal.cluster.router.migration_runner import MigrationRunner
 from shoal.core import EngineDied, ServiceUnavailable
 from shoal.engine import wire
 
 OnDecision = Callable[[int, ClusterEvent, Sequence[ClusterAction]], None]
-"""Told of every event, its time, and what was decided."""
+"""Called with the time, the event and the actions."""
 
-# When to ask again for a service that no engine runs: loading takes longer.
+# Retry-After for a service without engines: shorter than loading.
 _NO_ENGINE_RETRY_S = 5.0
 
 
 class ActionRunner:
-    """The manager's ears and hands.
-
-    clock: nanoseconds.
-    """
+    """Passes events to the manager and executes its actions; clock: nanoseconds."""
 
     def __init__(
         self,
         manager: Manager,
         fleet: Fleet,
-        calls: Calls,
-        mover: Mover,
+        calls: CallTable,
+        migration_runner: MigrationRunner,
         *,
         clock: Callable[[], int],
         on_decision: OnDecision | None,
@@ -49,30 +46,30 @@ class ActionRunner:
         self._manager = manager
         self._fleet = fleet
         self._calls = calls
-        self._mover = mover
+        self._migration_runner = migration_runner
         self._clock = clock
         self._on_decision = on_decision
-        self._untold: deque[ClusterEvent] = deque()
-        self._telling = False
+        self._queued_events: deque[ClusterEvent] = deque()
+        self._processing = False
 
-    def tell(self, event: ClusterEvent) -> None:
-        """Tell the manager what happened, and carry out what it decides, one event after the other."""
-        self._untold.append(event)
-        if self._telling:
+    def process(self, event: ClusterEvent) -> None:
+        """Handle an event. Events that arise from its actions are queued and handled after it."""
+        self._queued_events.append(event)
+        if self._processing:
             return
-        self._telling = True
+        self._processing = True
         try:
-            while self._untold:
-                event, now_ns = self._untold.popleft(), self._clock()
-                decided = self._manager.handle(event, now_ns)
+            while self._queued_events:
+                event, now_ns = self._queued_events.popleft(), self._clock()
+                actions = self._manager.handle(event, now_ns)
                 if self._on_decision is not None:
-                    self._on_decision(now_ns, event, decided)
-                for action in decided:
-                    self._carry_out(action)
+                    self._on_decision(now_ns, event, actions)
+                for action in actions:
+                    self._execute(action)
         finally:
-            self._telling = False
+            self._processing = False
 
-    def _carry_out(self, action: ClusterAction) -> None:
+    def _execute(self, action: ClusterAction) -> None:
         match action:
             case Dispatch():
                 self._dispatch_call(action)
@@ -89,16 +86,16 @@ class ActionRunner:
             case KillEngine():
                 self._fleet.kill_engine(action.engine, action.incarnation, action.why)
             case _:
-                self._mover.carry_out(action)
+                self._migration_runner.execute(action)
 
     def _dispatch_call(self, action: Dispatch) -> None:
-        """Send the rest of a call to an engine."""
+        """Send the remaining work of a call to an engine."""
         call = self._calls.get(action.request)
         if call is None:
             return
         engine = self._fleet.engines[action.engine]
         self._calls.assign(call, action.engine, action.attempt)
-        engine.send(wire.Submit.from_requests(call.rest(self._clock())))
+        engine.send(wire.Submit.from_requests(call.remaining_requests(self._clock())))
 
     def _refuse(self, call: Call, action: Refuse) -> None:
         if action.kind is RefusalKind.NO_ENGINE:

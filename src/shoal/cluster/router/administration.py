@@ -1,4 +1,4 @@
-"""Engines and services that come and go while a server runs."""
+"""Administration at run time: add, load, unload, drain and remove engines and services."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -10,8 +10,8 @@ from shoal.cluster.manager.events import (
     EngineDraining,
     EngineRemoved,
     EngineUndrained,
-    MoveMethod,
-    MoveWanted,
+    MigrationMethod,
+    MigrationWanted,
     ServiceKept,
     ServicePlaced,
     ServiceRemoved,
@@ -29,9 +29,9 @@ _POLL_S = 0.02
 
 
 class Administration:
-    """What operators change; each method returns when the change is made.
+    """Operations of administrators; each method returns when the change is made.
 
-    decoders: the router's, by service name. tell: takes events for the manager.
+    decoders: the router's, by service name. emit: takes events for the manager.
     """
 
     def __init__(
@@ -39,24 +39,24 @@ class Administration:
         manager: Manager,
         fleet: Fleet,
         decoders: dict[str, Decoder],
-        tell: Callable[[ClusterEvent], None],
+        emit: Callable[[ClusterEvent], None],
     ) -> None:
         self._manager = manager
         self._fleet, self._catalog = fleet, fleet.catalog
         self._decoders = decoders
-        self._tell = tell
+        self._emit = emit
 
     def watch_idle_services(self) -> None:
-        """From now on unload services of the configuration that are idle for too long."""
+        """Unload services of the configuration that are idle for too long."""
         for name, service in self._catalog.services.items():
             if service.idle_after_s is not None:
                 engines = [engine.name for engine in self._manager.engines if name in engine.services]
-                self._tell(ServicePlaced(name, tuple(engines), service.idle_after_s))
+                self._emit(ServicePlaced(name, tuple(engines), service.idle_after_s))
 
     async def add_service(
         self, service: Service, folder: Path, tokenizer: Decoder, engines: Sequence[str] | None = None
     ) -> None:
-        """Load a service, whose model lies in ``folder``, on ``engines`` (None: all).
+        """Load a service, whose model is in ``folder``, on ``engines`` (None: all).
 
         Raises ConfigError if its name is taken, an engine is unknown, or no engine can load it.
         """
@@ -69,56 +69,55 @@ class Administration:
             self._require_engine(engine)
         self._catalog.add(service, folder)
         self._decoders[name] = tokenizer
-        self._tell(ServicePlaced(name, tuple(chosen), service.idle_after_s))
-        await self._settled(name, ServiceState.LOADING)
+        self._emit(ServicePlaced(name, tuple(chosen), service.idle_after_s))
+        await self._wait_while(name, ServiceState.LOADING)
         if name not in self._catalog.info.services:
             error = self._manager.service(name).error or "its engine ended"
             await self.remove_service(name)
             raise ConfigError(f"service {name!r} cannot be loaded: {error}")
 
     async def remove_service(self, name: str) -> None:
-        """Forget a service; raises ConfigError if there is none of that name, or no other.
+        """Remove a service; raises ConfigError if it is unknown, or the last one.
 
-        It takes no new requests from now on, and leaves when those that it has are over.
+        It accepts no new requests, and is unloaded when its requests have ended.
         """
         self._require_service(name)
         if len(self._catalog.services) == 1:
             raise ConfigError(f"service {name!r} is the last one; add another before, or unload it")
         self._catalog.remove(name)
-        self._tell(ServiceRemoved(name))
+        self._emit(ServiceRemoved(name))
         while name in self._manager.services:
             await asyncio.sleep(_POLL_S)
         del self._decoders[name]
         self._catalog.forget(name)
 
     async def load_service(self, name: str) -> None:
-        """Load a service where it is placed; raises ConfigError if there is none, or it cannot be loaded."""
+        """Load a service where it is placed; raises ConfigError if it is unknown, or fails to load."""
         self._require_service(name)
-        self._tell(ServiceWanted(name, True))
-        if await self._settled(name, ServiceState.LOADING) is ServiceState.FAILED:
+        self._emit(ServiceWanted(name, True))
+        if await self._wait_while(name, ServiceState.LOADING) is ServiceState.FAILED:
             raise ConfigError(f"service {name!r} cannot be loaded: {self._manager.service(name).error}")
 
     async def unload_service(self, name: str) -> None:
         """Unload a service once its requests have ended, until a request comes.
 
-        Raises ConfigError if there is none of that name, or a request comes before those have ended, which
-        keeps it loaded.
+        Raises ConfigError if it is unknown, or if a new request before that keeps it loaded.
         """
         self._require_service(name)
-        self._tell(ServiceWanted(name, False))
-        if await self._settled(name, ServiceState.DRAINING) in (ServiceState.LOADING, ServiceState.READY):
+        self._emit(ServiceWanted(name, False))
+        if await self._wait_while(name, ServiceState.DRAINING) in (ServiceState.LOADING, ServiceState.READY):
             raise ConfigError(f"service {name!r} stays loaded: somebody asked for it meanwhile")
 
     async def keep_service(self, name: str, idle_after_s: float | None) -> None:
-        """Unload a service when it had no request for some time, until it is loaded the next time.
+        """Set the idle time of a loaded service, until its next unload; raises ConfigError if it is unknown.
 
-        idle_after_s: the time; None: it stays loaded. With 0 it is unloaded when this returns, unless it has
-        requests: then it is when they have ended. Raises ConfigError if there is none of that name.
+        idle_after_s: None: it stays loaded. 0: it is unloaded when this returns, or once its requests have
+        ended.
         """
         self._require_service(name)
-        self._tell(ServiceKept(name, idle_after_s))
+        self._emit(ServiceKept(name, idle_after_s))
         if idle_after_s == 0:
-            await self._settled(name, ServiceState.DRAINING)
+            await self._wait_while(name, ServiceState.DRAINING)
 
     async def add_engine(self, plan: EnginePlan) -> None:
         """Start another engine; raises ConfigError if its name is taken, EngineDied if it does not start."""
@@ -127,27 +126,27 @@ class Administration:
         for service in plan.options.services:
             self._require_service(service.name)
         self._fleet.add(plan)
-        self._tell(EngineAdded(plan.name, tuple(service.name for service in plan.options.services)))
+        self._emit(EngineAdded(plan.name, tuple(service.name for service in plan.options.services)))
         while (engine := self._engine(plan.name)) is not None and engine.state is EngineState.LOADING:
             await asyncio.sleep(_POLL_S)
         if engine is not None and engine.state is EngineState.WAITING:
             await self._remove(plan.name)
             raise EngineDied(f"engine {plan.name!r} does not start: {engine.last_error}")
 
-    def move_request(self, request: str, engine: str | None, method: MoveMethod) -> None:
-        """Move a running request to an engine (None: whichever the dispatch chooses), if it can go there.
+    def migrate_request(self, request: str, engine: str | None, method: MigrationMethod) -> None:
+        """Migrate a running request to an engine (None: the dispatch policy chooses), if that is possible.
 
         Raises ConfigError if there is no such engine.
         """
         if engine is not None:
             self._require_engine(engine)
-        self._tell(MoveWanted(request, engine, method))
+        self._emit(MigrationWanted(request, engine, method))
 
     def check_leaving(self, name: str) -> None:
         """Check that an engine may be drained or removed.
 
-        Raises ConfigError if it is unknown, the last one, or the only one of a service. Those that are
-        drained do not count.
+        Raises ConfigError if it is unknown, the last one, or the only one of a service, not counting draining
+        engines.
         """
         leaving = self._require_engine(name)
         others = [
@@ -165,31 +164,31 @@ class Administration:
             )
 
     def drain_engine(self, name: str) -> None:
-        """Send no new requests to an engine, and move those that it has to others of their services.
+        """Send no new requests to an engine, and migrate its requests to other engines of their services.
 
         Raises ConfigError as ``check_leaving``.
         """
         self.check_leaving(name)
-        self._tell(EngineDraining(name))
+        self._emit(EngineDraining(name))
 
     def undrain_engine(self, name: str) -> None:
-        """Let a drained engine take requests again; raises ConfigError if there is none of that name."""
+        """Let a drained engine accept requests again; raises ConfigError if it is unknown."""
         self._require_engine(name)
-        self._tell(EngineUndrained(name))
+        self._emit(EngineUndrained(name))
 
     async def remove_engine(self, name: str) -> None:
-        """End an engine, whose requests go on elsewhere; raises ConfigError as ``check_leaving``."""
+        """End an engine; its requests resume on other engines. Raises ConfigError as ``check_leaving``."""
         self.check_leaving(name)
         await self._remove(name)
 
     async def _remove(self, name: str) -> None:
         self._fleet.forget(name)
-        self._tell(EngineRemoved(name))
+        self._emit(EngineRemoved(name))
         while name in self._fleet.engines:
             await asyncio.sleep(_POLL_S)
 
-    async def _settled(self, service: str, passing: ServiceState) -> ServiceState:
-        """The state of a service once it is not ``passing`` any more."""
+    async def _wait_while(self, service: str, passing: ServiceState) -> ServiceState:
+        """Wait until the state of a service is no longer ``passing``, and return it."""
         while (state := self._manager.service(service).state) is passing:
             await asyncio.sleep(_POLL_S)
         return state

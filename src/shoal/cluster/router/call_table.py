@@ -1,4 +1,4 @@
-"""All calls under way: who has which, what came of them, and what is still to come."""
+"""The table of unfinished calls: routes engines' tokens to streams, and reports progress and ends."""
 
 import asyncio
 import logging
@@ -8,45 +8,42 @@ from typing import Protocol
 
 from shoal.cluster.manager.events import ClusterEvent, Ended, Progressed
 from shoal.cluster.router.call import Call
-from shoal.cluster.router.recovery_log import Recoveries
-from shoal.core import FinishReason, InvalidRequest, QueueFull, SLOExpired, TokenEvent
+from shoal.cluster.router.recovery_log import RecoveryLog
+from shoal.core import FinishReason, GoalsOutOfReach, InvalidRequest, QueueFull, TokenEvent
 from shoal.engine import wire
 from shoal.frontend.reader import ChoiceReader
 
 _log = logging.getLogger(__name__)
-# How many first tokens are remembered, to estimate how fast the queue moves.
+# First tokens that are remembered, to estimate the rate of the queue.
 _RATE_WINDOW = 64
 _LONGEST_RETRY_S = 60.0
 
 
 class EngineSender(Protocol):
-    """How a table of calls reaches the engines."""
-
     def send(self, engine: str, message: wire.ToEngine) -> None:
         """Send to an engine; lost if it is gone."""
 
     def kill_inconsistent(self, engine: str, why: str) -> None:
-        """An engine said what cannot be: it is of no use any more."""
+        """Kill an engine that sent an inconsistent message."""
 
 
-class Calls:
-    """The calls that have not ended, by id, and their choices by what engines call them.
+class CallTable:
+    """Unfinished calls by id, and their choices by wire id.
 
-    tell: takes what happens to calls, for the manager. clock: nanoseconds.
+    emit: takes events for the manager. clock: nanoseconds.
     """
 
     def __init__(
-        self, sender: EngineSender, tell: Callable[[ClusterEvent], None], clock: Callable[[], int]
+        self, sender: EngineSender, emit: Callable[[ClusterEvent], None], clock: Callable[[], int]
     ) -> None:
         self._sender = sender
-        self._tell = tell
+        self._emit = emit
         self._clock = clock
         self._calls: dict[str, Call] = {}
         self._readers: dict[str, tuple[Call, ChoiceReader]] = {}  # of choices that an engine has
         self._waiting = 0
         self._first_tokens_ns: deque[int] = deque(maxlen=_RATE_WINDOW)
-        self.recoveries = Recoveries()
-        """What became of calls whose engine ended."""
+        self.recovery_log = RecoveryLog()
         self.emptied = asyncio.Event()
         """Set when the last call ends."""
 
@@ -54,26 +51,24 @@ class Calls:
         return len(self._calls)
 
     def get(self, call_id: str) -> Call | None:
-        """An unfinished call."""
+        """An unfinished call, or None."""
         return self._calls.get(call_id)
 
     def all(self) -> Sequence[Call]:
-        """All unfinished calls."""
         return list(self._calls.values())
 
     @property
     def waiting(self) -> int:
-        """Choices that have no token yet."""
+        """Number of choices without a first token."""
         return self._waiting
 
     def add(self, call: Call) -> None:
-        """Take a new call."""
         self._calls[call.id] = call
         self._waiting += call.waiting
         self.emptied.clear()
 
-    def assign(self, call: Call, engine: str, attempt: int, *, moves: bool = False) -> None:
-        """A call is with an engine from now on. moves: it goes there with its KV."""
+    def assign(self, call: Call, engine: str, attempt: int, *, with_kv: bool = False) -> None:
+        """Assign a call to an engine. with_kv: it migrates there with its KV."""
         self._forget(call)
         call.engine, call.attempt = engine, attempt
         if call.waits_for_load_ns is not None:
@@ -82,32 +77,31 @@ class Calls:
         for choice, reader in call.unfinished.items():
             self._readers[call.wire_id(choice)] = call, reader
         call.progressed = attempt == 1
-        begin = "with its KV" if moves else f"from token {call.output_tokens}"
+        begin = "with its KV" if with_kv else f"from token {call.output_tokens}"
         _log.debug("%s: attempt %d on engine %s, %s", call.log_name, attempt, engine, begin)
 
     def withdraw(self, call: Call) -> None:
-        """Take a call away from its engine, if it has one."""
+        """Cancel a call at its engine, if it has one."""
         if call.engine is not None:
             self._sender.send(call.engine, wire.Cancel(call.wire_ids()))
             self._forget(call)
             call.engine = None
 
     def engine_ended(self, engine: str, reason: str) -> None:
-        """Nothing more comes from an engine; its calls wait for another."""
+        """An engine ended; its calls wait."""
         calls = [call for call in self._calls.values() if call.engine == engine]
-        self.recoveries.engine_ended(engine, reason, [call.id for call in calls], self._clock())
+        self.recovery_log.engine_ended(engine, reason, [call.id for call in calls], self._clock())
         for call in calls:
             self._forget(call)
             call.engine, call.lost_engine = None, True
 
     def stepped(self, events: Sequence[TokenEvent]) -> None:
-        """An engine made a step."""
         now_ns = self._clock()
         for event in events:
             self._take(event, now_ns)
 
     def refused(self, message: wire.Refused) -> None:
-        """An engine cannot serve a call."""
+        """An engine has refused a call."""
         if (found := self._readers.get(message.request_id)) is None:
             return
         error: Exception = InvalidRequest(message.message, message.param, message.code)
@@ -116,13 +110,13 @@ class Calls:
         self.end(found[0], error)
 
     def accepted(self, message: wire.Accepted) -> None:
-        """An engine can follow the grammar of a call."""
+        """An engine has accepted the grammar of a call."""
         if (found := self._readers.get(message.request_id)) is not None:
             found[0].accept()
 
     def end(self, call: Call, error: Exception) -> None:
-        """End a call with an error, after what came before."""
-        self.recoveries.failed(call.id)
+        """End a call with an error."""
+        self.recovery_log.failed(call.id)
         self.cancel(call)
         call.accept(error)
         call.stream.end(error)
@@ -134,11 +128,11 @@ class Calls:
         self._waiting -= call.waiting
         self.withdraw(call)
         call.unfinished.clear()
-        self.recoveries.cancelled(call.id)
+        self.recovery_log.cancelled(call.id)
         self._remove(call)
 
     def retry_after_s(self, excess: int) -> float:
-        """Seconds until ``excess`` choices will have left the queue, at its recent rate."""
+        """Estimated seconds until ``excess`` choices have left the queue."""
         times = self._first_tokens_ns
         if len(times) < 2:
             return 1.0
@@ -148,7 +142,7 @@ class Calls:
     def _take(self, event: TokenEvent, now_ns: int) -> None:
         found = self._readers.get(event.request_id)
         if found is None:
-            # It ended, or it is with another engine now.
+            # It has ended, or is on another engine.
             return
         call, reader = found
         assert call.engine is not None
@@ -169,40 +163,41 @@ class Calls:
             call.progressed = True
             if call.lost_engine:
                 call.lost_engine = False
-                self.recoveries.progressed(call.id, call.service, call.engine, now_ns)
+                self.recovery_log.progressed(call.id, call.service, call.engine, now_ns)
         call.stream.push(delta)
         if delta.finish is not None:
-            self._finish(call, reader, delta.finish, told=event.finish is not None)
-        # What the manager decides may be about this very call, so all else is done before it is told.
+            self._finish(call, reader, delta.finish, ended_by_engine=event.finish is not None)
+        # Last, since the manager may decide about this call.
         if progressed and call.id in self._calls:
-            self._tell(Progressed(call.id))
+            self._emit(Progressed(call.id))
 
-    def _finish(self, call: Call, reader: ChoiceReader, reason: FinishReason, *, told: bool) -> None:
-        """A choice has ended. told: its engine knows that."""
+    def _finish(
+        self, call: Call, reader: ChoiceReader, reason: FinishReason, *, ended_by_engine: bool
+    ) -> None:
+        """Finish a choice. ended_by_engine: the engine sent the finish."""
         wire_id = call.wire_id(reader.choice)
         del call.unfinished[reader.choice], self._readers[wire_id]
         self._waiting -= not reader.started
-        if not told and call.engine is not None:
+        if not ended_by_engine and call.engine is not None:
             self._sender.send(call.engine, wire.Cancel([wire_id], complete=True))
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             call.finished_tokens.append(reader.output_tokens)
         if not call.unfinished:
             if reason in (FinishReason.ERROR, FinishReason.INVALID):
-                self.recoveries.failed(call.id)
+                self.recovery_log.failed(call.id)
             elif call.engine is not None:
-                self.recoveries.went_on(call.id, call.engine, self._clock())
+                self.recovery_log.recovered(call.id, call.engine, self._clock())
             self._remove(call)
             call.stream.end()
 
     def _forget(self, call: Call) -> None:
-        """Whatever an engine still says about a call counts no more."""
+        """Ignore further messages about a call in its present attempt."""
         for wire_id in call.wire_ids():
             self._readers.pop(wire_id, None)
 
     def _remove(self, call: Call) -> None:
-        """A call is over."""
         del self._calls[call.id]
         finished = call.finished_tokens
-        self._tell(Ended(call.id, sum(finished) // len(finished) if finished else None))
+        self._emit(Ended(call.id, sum(finished) // len(finished) if finished else None))
         if not self._calls:
             self.emptied.set()

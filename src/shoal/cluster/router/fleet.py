@@ -1,4 +1,4 @@
-"""The engines of a router: started, connected, watched and described."""
+"""The engines of a router: starts them through a backend, connects to them, reports their events."""
 
 import asyncio
 import logging
@@ -7,23 +7,23 @@ from pathlib import Path
 
 from shoal.cluster.backends.interface import (
     BackendEvent,
-    Beat,
     EngineBackend,
     Exited,
+    Heartbeat,
     Loaded,
     Loading,
-    Worked,
+    ProcessUsage,
 )
 from shoal.cluster.manager.actions import LoadService, UnloadService
 from shoal.cluster.manager.events import (
     ClusterEvent,
     EngineAdded,
-    EngineBeat,
     EngineEnded,
     EngineFound,
+    EngineHeartbeat,
     EngineLoading,
+    EngineProcessUsage,
     EngineReady,
-    EngineWorked,
     ServiceFailed,
     ServiceLoaded,
     ServiceUnloaded,
@@ -43,8 +43,8 @@ _log = logging.getLogger(__name__)
 class Fleet:
     """All engines of a cluster by name, and the backend that runs their processes.
 
-    tell: takes what happens to engines, for the manager. on_message: takes an engine's name and what it sent.
-    on_end: called with an engine's name and the reason, before ``tell``, when one that was ready has ended.
+    emit: takes events for the manager. on_message: takes an engine's name and its message. on_end: called
+    with the name and the reason, before ``emit``, when an engine that was ready has ended.
     """
 
     def __init__(
@@ -58,67 +58,64 @@ class Fleet:
         session: str,
         open_channel: OpenChannel,
         clock: Callable[[], int],
-        tell: Callable[[ClusterEvent], None],
+        emit: Callable[[ClusterEvent], None],
         on_message: Callable[[str, wire.FromEngine], None],
         on_end: Callable[[str, str], None],
     ) -> None:
         self._backend = engine_backend
         self._session = session
         self._open_channel = open_channel
-        self._tell = tell
+        self._emit = emit
         self._on_message = on_message
         self._on_end = on_end
         self._engines = {plan.name: RemoteEngine(plan, clock) for plan in plans}
         self._clock = clock
         self.catalog = Catalog(self._engines, folders, builder, options)
-        """The services, and what clients can check requests against."""
         self.found: dict[str, int] = {}
-        """Processes of the engines that an earlier server left running, by name."""
+        """Process ids of the engines that an earlier server left running, by name."""
         self._inherited: dict[str, int] = {}
-        """Which starts of engines an earlier server left running, until all engines have answered."""
+        """Incarnations of engines that an earlier server left running, until all engines have answered."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._progress: Callable[[str], None] | None = None
         self._closing = False
         self._leaving: set[str] = set()
         self._killed: dict[str, tuple[int, str]] = {}
-        """Which start of an engine was killed last, and why."""
+        """Incarnation of an engine that was killed last, and why."""
         self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
     def engines(self) -> Mapping[str, RemoteEngine]:
-        """By name."""
         return self._engines
 
     async def start(self, progress: Callable[[str], None] | None) -> None:
-        """Start all engines, or find those that run, and wait until they answer and have all services.
+        """Start all engines, or attach to running ones, and wait until they answer and have all services.
 
-        progress: called with what is loaded now. An engine that was found, and ends now or is killed because
-        it hangs, is replaced. Raises the error that another ended with, and ConfigError if engines were found
-        that were started with other settings, or that cannot load a service again which an earlier server
-        unloaded.
+        progress: called with what is being loaded. A found engine that ends, or is killed because it hangs,
+        is replaced. Raises the error of another engine that ends, and ConfigError if found engines have other
+        settings or cannot load a service again that an earlier server unloaded.
         """
         self._progress = progress
         settings: dict[str, str] = {}
         for name, engine in self._engines.items():
-            config = self.catalog.config(engine.plan, _names(engine.plan))
+            config = self.catalog.config(engine.plan, _service_names(engine.plan))
             settings |= config.settings(f"engine {name}")
         found = {engine.engine: engine for engine in await self._backend.attach(self._on_event, settings)}
         for name, engine in self._engines.items():
-            services = _names(engine.plan)
+            services = _service_names(engine.plan)
             if name not in found:
-                self._tell(EngineAdded(name, services))
+                self._emit(EngineAdded(name, services))
                 continue
             engine.started(found[name].incarnation)
-            engine.beat(found[name].pid)
-            self._tell(EngineFound(name, found[name].incarnation, services))
+            engine.heartbeat(found[name].pid)
+            self._emit(EngineFound(name, found[name].incarnation, services))
             self.found[name] = found[name].pid
             self._inherited[name] = found[name].incarnation
             if (loaded := found[name].loaded) is not None:
                 self._on_event(loaded)
-        await self._all_answer()
+        await self._wait_for_answers()
 
-    async def _all_answer(self) -> None:
-        """Wait until all engines are ready, and have answered; those that were found may hang."""
+    async def _wait_for_answers(self) -> None:
+        """Wait until all engines are ready and have answered; found ones may hang."""
         while True:
             await self._started
             try:
@@ -132,32 +129,30 @@ class Fleet:
                 return
 
     def add(self, plan: EnginePlan) -> None:
-        """Know another engine, which is not started yet."""
+        """Add an engine, without starting it."""
         self._engines[plan.name] = RemoteEngine(plan, self._clock)
 
     def forget(self, name: str) -> None:
-        """Forget an engine once its process has ended."""
+        """Delete an engine once its process has ended."""
         if self._engines[name].runs:
             self._leaving.add(name)
         else:
             del self._engines[name]
-            self._describe()
+            self._services_changed()
 
     def start_engine(self, name: str, incarnation: int, services: Sequence[str]) -> None:
-        """Start the process of an engine with some of its services."""
         config = self.catalog.config(self._engines[name].plan, services)
         self._engines[name].started(incarnation)
         self._backend.start_engine(name, incarnation, config)
 
     def kill_engine(self, name: str, incarnation: int, why: str) -> None:
-        """Kill the process of an engine."""
         level = logging.INFO if name in self._leaving else logging.WARNING
         _log.log(level, "engine %s is killed: %s", name, why)
         self._killed[name] = (incarnation, why)
         self._backend.kill_engine(name, incarnation)
 
     def change_services(self, action: LoadService | UnloadService) -> None:
-        """Let a running engine load or unload a service, and tell what came of it."""
+        """Let a running engine load or unload a service, and emit the result."""
         engine = self._engines[action.engine]
         if isinstance(action, LoadService):
             work = self._load(engine, action, self.catalog.services[action.service])
@@ -179,17 +174,17 @@ class Fleet:
             answer = await engine.ask(lambda key: wire.AddService(key, service, folder), wire.ServiceChanged)
         except EngineDied:
             return
-        engine.serve(answer)
-        self._describe()
+        engine.services_changed(answer)
+        self._services_changed()
         if service.name not in answer.services:
             error = answer.error or "it cannot be loaded"
-            if self._serves:
+            if self._start_completed:
                 _log.warning("engine %s: service %s is not loaded: %s", name, service.name, error)
             elif not self._started.done():
                 self._started.set_exception(
                     ConfigError(f"service {service.name!r} cannot be loaded: {error}")
                 )
-            self._tell(ServiceFailed(name, action.incarnation, service.name, error))
+            self._emit(ServiceFailed(name, action.incarnation, service.name, error))
             return
         took_s = (self._clock() - began_ns) / 1e9
         why = ", asked for by a request" if action.woken else ""
@@ -197,8 +192,8 @@ class Fleet:
         assert engine.info is not None
         info = answer.services[service.name]
         speed = self.catalog.speed(engine.info, service.name, info)
-        told = (name, action.incarnation, service.name, speed, info.kv_format, _kv_tokens(answer.services))
-        self._tell(ServiceLoaded(*told))
+        event = (name, action.incarnation, service.name, speed, info.kv_format, _kv_tokens(answer.services))
+        self._emit(ServiceLoaded(*event))
 
     async def _unload(self, engine: RemoteEngine, action: UnloadService) -> None:
         try:
@@ -209,10 +204,10 @@ class Fleet:
             return
         why = "" if answer.error is None else f" ({answer.error})"
         _log.info("engine %s: service %s is unloaded%s", action.engine, action.service, why)
-        engine.serve(answer)
-        self._describe()
-        told = (action.engine, action.incarnation, action.service, _kv_tokens(answer.services))
-        self._tell(ServiceUnloaded(*told))
+        engine.services_changed(answer)
+        self._services_changed()
+        event = (action.engine, action.incarnation, action.service, _kv_tokens(answer.services))
+        self._emit(ServiceUnloaded(*event))
 
     def kill_inconsistent(self, engine: str, why: str) -> None:
         """As in ``calls.EngineSender``."""
@@ -224,7 +219,7 @@ class Fleet:
         self._engines[engine].send(message)
 
     def ask_stats(self) -> None:
-        """Ask every engine that answered the last time for its stats."""
+        """Request stats from every engine that has answered the last request."""
         for engine in self._engines.values():
             engine.ask_stats()
 
@@ -233,21 +228,20 @@ class Fleet:
         """Tokens in a KV block of the first engine."""
         return next(engine.info.block_size for engine in self._engines.values() if engine.info is not None)
 
-    def _describe(self) -> None:
-        """What engines say of their services has changed."""
+    def _services_changed(self) -> None:
+        """Engines' services have changed: refresh the catalog, and finish the start if it is complete."""
         self.catalog.refresh()
         connected = all(engine.connected for engine in self._engines.values())
         if connected and self.catalog.complete and not self._started.done():
             self._started.set_result(None)
 
     async def close(self) -> None:
-        """End all engines."""
         self._closing = True
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._started.done() and not self._started.cancelled():
-            self._started.exception()  # somebody else has seen it, or wants it no more
+            self._started.exception()  # mark it as retrieved
         for engine in self._engines.values():
             engine.disconnect("the engine was shut down")
         await self._backend.close()
@@ -264,21 +258,21 @@ class Fleet:
                     alone = len(self._engines) == 1
                     self._progress(event.what if alone else f"engine {event.engine}: {event.what}")
                 if not event.waits:
-                    self._tell(EngineLoading(event.engine, event.incarnation, event.what))
+                    self._emit(EngineLoading(event.engine, event.incarnation, event.what))
             case Loaded():
                 self._connect(engine, event)
-            case Beat():
-                engine.beat(event.pid)
-                self._tell(EngineBeat(event.engine, event.incarnation, event.hung))
-            case Worked():
-                self._tell(EngineWorked(event.engine, event.incarnation, event.cpu_s, event.read_bytes))
+            case Heartbeat():
+                engine.heartbeat(event.pid)
+                self._emit(EngineHeartbeat(event.engine, event.incarnation, event.hung))
+            case ProcessUsage():
+                self._emit(EngineProcessUsage(event.engine, event.incarnation, event.cpu_s, event.read_bytes))
             case Exited():
                 self._ended(engine, event)
 
     def _connect(self, engine: RemoteEngine, event: Loaded) -> None:
         name = event.engine
         if engine.connected and event.incarnation == engine.incarnation:
-            return  # it tells of services that were changed from here
+            return  # a repeated message after a change of services
         engine.connect(
             event, self._session, self._open_channel, lambda message: self._on_message(name, message)
         )
@@ -292,12 +286,12 @@ class Fleet:
         formats = {service: info.kv_format for service, info in event.info.services.items() if info.kv_format}
         kv_tokens = _kv_tokens(event.info.services)
         pool = (event.info.kv_bytes, kv_tokens, event.info.block_size, event.info.host)
-        self._tell(EngineReady(name, event.incarnation, speeds, formats, *pool))
-        self._describe()
+        self._emit(EngineReady(name, event.incarnation, speeds, formats, *pool))
+        self._services_changed()
 
     @property
-    def _serves(self) -> bool:
-        """Whether all engines have been ready; before that, the end of any ends the start with its reason."""
+    def _start_completed(self) -> bool:
+        """Whether all engines have been ready. Before that, the end of any fails the start."""
         started = self._started
         return started.done() and not started.cancelled() and started.exception() is None
 
@@ -313,21 +307,21 @@ class Fleet:
             loaded = engine.connected
             engine.disconnect(reason)
             engine.runs = False
-            if self._serves and event.engine not in self._leaving:
+            if self._start_completed and event.engine not in self._leaving:
                 if loaded:
                     self._on_end(event.engine, reason)
                 else:
                     _log.warning("engine %s does not start: %s", event.engine, reason)
         suspects = tuple(dict.fromkeys(map(call_of, event.suspects)))
-        self._tell(EngineEnded(event.engine, event.incarnation, reason, suspects))
+        self._emit(EngineEnded(event.engine, event.incarnation, reason, suspects))
         if event.engine in self._leaving and not engine.runs:
             self._leaving.discard(event.engine)
             self._killed.pop(event.engine, None)
             del self._engines[event.engine]
-            self._describe()
+            self._services_changed()
 
     def _replace_inherited(self, engine: RemoteEngine, reason: str) -> None:
-        """An engine that was found has ended before all answered: the start waits for its next start."""
+        """A found engine ended before all have answered: wait for its next incarnation."""
         name = engine.plan.name
         self.found.pop(name, None)
         _log.warning("engine %s: found running (process %s), and is replaced: %s", name, engine.pid, reason)
@@ -335,7 +329,7 @@ class Fleet:
             self._started = asyncio.get_running_loop().create_future()
 
 
-def _names(plan: EnginePlan) -> tuple[str, ...]:
+def _service_names(plan: EnginePlan) -> tuple[str, ...]:
     return tuple(service.name for service in plan.options.services)
 
 
@@ -344,7 +338,7 @@ def _kv_tokens(services: Mapping[str, ServiceInfo]) -> dict[str, int]:
 
 
 def _error(failure: str | None, reason: str) -> Exception:
-    """What a start ends with. failure: the class of the error that the engine told of, if it did."""
+    """The error of a failed start. failure: class name of the engine's own error, if it sent one."""
     if failure is not None:
         return failure_to_error(Failed(failure, reason), "loading")
     return EngineDied(f"the engine process ended while loading ({reason})")

@@ -1,4 +1,4 @@
-"""What became of requests after their engine died, for the log."""
+"""Log lines about requests after the death of their engine: resumed, failed or cancelled."""
 
 import logging
 from collections import Counter
@@ -10,40 +10,38 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Recovery:
-    """One death, and what became of the requests that the engine had."""
+    """One engine death and its requests."""
 
     engine: str
     began_ns: int
     pending: set[str]
-    """Those that have neither gone on nor ended since."""
-    went_on: Counter[str] = field(default_factory=Counter)
-    """How many went on, by the engine that has them now."""
+    """Requests that have neither resumed nor ended since."""
+    resumed: Counter[str] = field(default_factory=Counter)
+    """Resumed requests, by their new engine."""
     went_on_ns: int = 0
-    """When the last of these did."""
+    """When the last of them resumed."""
     failed: int = 0
-    """How many ended with an error."""
     cancelled: int = 0
 
     def log(self) -> None:
-        """Tell it, once nothing is pending."""
-        told = []
-        if self.went_on:
-            total, took_ms = self.went_on.total(), (self.went_on_ns - self.began_ns) / 1e6
-            where = ", ".join(f"{count} on engine {engine}" for engine, count in self.went_on.items())
-            told.append(f"{_requests(total)} went on within {took_ms:.0f} ms ({where})")
+        parts = []
+        if self.resumed:
+            total, took_ms = self.resumed.total(), (self.went_on_ns - self.began_ns) / 1e6
+            where = ", ".join(f"{count} on engine {engine}" for engine, count in self.resumed.items())
+            parts.append(f"{_requests(total)} went on within {took_ms:.0f} ms ({where})")
         if self.failed:
-            told.append(f"{_requests(self.failed)} ended with an error")
+            parts.append(f"{_requests(self.failed)} ended with an error")
         if self.cancelled:
-            told.append(f"{_requests(self.cancelled)} cancelled meanwhile")
-        if told:
+            parts.append(f"{_requests(self.cancelled)} cancelled meanwhile")
+        if parts:
             level = logging.WARNING if self.failed else logging.INFO
-            _log.log(level, "engine %s: %s", self.engine, "; ".join(told))
+            _log.log(level, "engine %s: %s", self.engine, "; ".join(parts))
 
 
-class Recoveries:
-    """Counts requests that are resumed, and logs what became of an engine's requests once that is known.
+class RecoveryLog:
+    """Counts resumed requests, and logs the outcome of a death once all its requests have resumed or ended.
 
-    A request that loses several engines one after the other counts for the last of these deaths.
+    A request that loses several engines counts for the last of these deaths.
     """
 
     def __init__(self) -> None:
@@ -52,7 +50,7 @@ class Recoveries:
 
     @property
     def resumed(self) -> Mapping[str, int]:
-        """Requests that went on after the end of an engine, by service."""
+        """Number of requests resumed after the end of an engine, by service."""
         return self._resumed
 
     def engine_ended(self, engine: str, reason: str, requests: Iterable[str], now_ns: int) -> None:
@@ -67,34 +65,32 @@ class Recoveries:
             self._pending.append(_Recovery(engine, now_ns, pending))
 
     def progressed(self, request: str, service: str, engine: str, now_ns: int) -> None:
-        """A request got its first token after it was resumed, from ``engine``."""
+        """A resumed request got its first token, from ``engine``."""
         self._resumed[service] += 1
-        self.went_on(request, engine, now_ns)
+        self.recovered(request, engine, now_ns)
 
-    def went_on(self, request: str, engine: str, now_ns: int) -> None:
-        """A request is computed again, or complete."""
+    def recovered(self, request: str, engine: str, now_ns: int) -> None:
+        """A request has resumed, or is complete."""
         recovery = self._take(request)
         if recovery is not None:
-            recovery.went_on[engine] += 1
+            recovery.resumed[engine] += 1
             recovery.went_on_ns = now_ns
             self._log_complete()
 
     def failed(self, request: str) -> None:
-        """A request ended with an error."""
         recovery = self._take(request)
         if recovery is not None:
             recovery.failed += 1
             self._log_complete()
 
     def cancelled(self, request: str) -> None:
-        """Nobody wants a request any more."""
         recovery = self._take(request)
         if recovery is not None:
             recovery.cancelled += 1
             self._log_complete()
 
     def _take(self, request: str) -> _Recovery | None:
-        """The death after which a request has not gone on, which it is not pending for any more."""
+        """Remove a request from the death for which it is pending, and return that."""
         for recovery in self._pending:
             if request in recovery.pending:
                 recovery.pending.discard(request)

@@ -1,4 +1,4 @@
-"""One engine of a cluster, as the router knows it: its channel, and what it has said of itself."""
+"""One engine as seen by the router: its channel, info, stats and heartbeat age."""
 
 import asyncio
 import itertools
@@ -16,13 +16,11 @@ from shoal.engine.info import EngineInfo
 from shoal.engine.stats import EngineStats
 
 _UNAWAITED = 0
-"""The key of a question whose answer nobody waits for."""
+"""Key of a question whose answer is not awaited."""
 Answer = TypeVar("Answer", wire.Stats, wire.ServiceChanged)
 
 
 class Channel(Protocol):
-    """A connection to an engine."""
-
     def send(self, message: wire.ToEngine) -> None:
         """Send without waiting; lost if the engine is gone."""
 
@@ -31,7 +29,7 @@ class Channel(Protocol):
 
 
 OpenChannel = Callable[[str, str, Callable[[wire.FromEngine], None]], Channel]
-"""Connects to an endpoint, for a session, and hands on what comes from there."""
+"""Connects to (endpoint, session); messages go to the callback."""
 
 
 class RemoteEngine:
@@ -39,19 +37,15 @@ class RemoteEngine:
 
     def __init__(self, plan: EnginePlan, clock: Callable[[], int]) -> None:
         self.plan = plan
-        """As it is wanted."""
         self.runs = False
-        """Whether its process was started, and is not known to have ended."""
+        """Whether its process was started and has not been reported as ended."""
         self.incarnation = 0
-        """How often its process was started."""
         self.pid: int | None = None
-        """Of its process, if one runs."""
         self.info: EngineInfo | None = None
-        """What it said of itself when it was ready last."""
+        """As of the last time that it became ready."""
         self.transfer = ""
-        """Where it takes KV of requests that move to it, if it can."""
+        """Address that receives KV of migrating requests; empty: none."""
         self.stats: EngineStats | None = None
-        """Its latest stats."""
         self._clock = clock
         self._stats_ns = 0
         self._heartbeat_ns: int | None = None
@@ -62,21 +56,20 @@ class RemoteEngine:
 
     @property
     def connected(self) -> bool:
-        """Whether messages reach it."""
         return self._channel is not None
 
     @property
     def stats_age_s(self) -> float:
-        """How old ``stats`` are."""
+        """Age of ``stats``."""
         return (self._clock() - self._stats_ns) / 1e9 if self.stats is not None else 0.0
 
     @property
     def heartbeat_age_s(self) -> float | None:
-        """How long ago its last heartbeat came."""
+        """None: no heartbeat has come."""
         return None if self._heartbeat_ns is None else (self._clock() - self._heartbeat_ns) / 1e9
 
     def status(self, view: ManagedEngine) -> EngineStatus:
-        """All that is known of it; ``view``: by the manager."""
+        """Its status for health, metrics and administration; view: the manager's part."""
         return EngineStatus(
             name=view.name,
             state=view.state,
@@ -86,7 +79,7 @@ class RemoteEngine:
             restarts=view.restarts,
             requests=view.requests,
             leases=view.leases,
-            moves=view.moves,
+            migrations=view.migrations,
             withdrawn=view.withdrawn,
             heartbeat_age_s=self.heartbeat_age_s,
             last_error=view.last_error,
@@ -96,11 +89,11 @@ class RemoteEngine:
         )
 
     def started(self, incarnation: int) -> None:
-        """Its process was started; nothing that is told of earlier ones counts any more."""
+        """Its process was started."""
         self.incarnation, self.runs = incarnation, True
 
-    def beat(self, pid: int) -> None:
-        """Its process gave a sign of life."""
+    def heartbeat(self, pid: int) -> None:
+        """A heartbeat came."""
         self.pid = pid
         self._heartbeat_ns = self._clock()
 
@@ -111,15 +104,14 @@ class RemoteEngine:
         open_channel: OpenChannel,
         on_message: Callable[[wire.FromEngine], None],
     ) -> None:
-        """It is ready: open the channel to it."""
         self.disconnect("another process took its place")
         self.info, self.transfer = loaded.info, loaded.transfer
-        self.beat(loaded.pid)
+        self.heartbeat(loaded.pid)
         self._stats_asked = False
         self._channel = open_channel(loaded.endpoint, session, on_message)
 
     def disconnect(self, reason: str) -> None:
-        """Nothing more is sent or read; whoever waits for an answer gets EngineDied."""
+        """Close the channel; pending questions raise EngineDied."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -128,8 +120,8 @@ class RemoteEngine:
             if not future.done():
                 future.set_exception(EngineDied(reason))
 
-    def serve(self, changed: wire.ServiceChanged) -> None:
-        """It has other services now, or other limits of them."""
+    def services_changed(self, changed: wire.ServiceChanged) -> None:
+        """Its services, or their limits, changed."""
         assert self.info is not None
         self.info = replace(self.info, services=changed.services, weight_bytes=changed.weight_bytes)
 
@@ -139,13 +131,13 @@ class RemoteEngine:
             self._channel.send(message)
 
     def ask_stats(self) -> None:
-        """Ask for new stats, unless those asked for before have not come."""
+        """Request new stats, unless a request is pending."""
         if self._channel is not None and not self._stats_asked:
             self._stats_asked = True
             self._channel.send(wire.AskStats(_UNAWAITED))
 
     async def ask(self, question: Callable[[int], wire.ToEngine], kind: type[Answer]) -> Answer:
-        """Send the question made of a key, and return the answer with that key; raises EngineDied."""
+        """Send the question made from a key, and return the answer with that key; raises EngineDied."""
         if self._channel is None:
             raise EngineDied(f"engine {self.plan.name} does not run")
         key = next(self._keys)
@@ -157,8 +149,7 @@ class RemoteEngine:
         finally:
             self._answers.pop(key, None)
 
-    def answered(self, message: wire.Stats | wire.ServiceChanged) -> None:
-        """An answer has come."""
+    def handle_answer(self, message: wire.Stats | wire.ServiceChanged) -> None:
         if isinstance(message, wire.Stats):
             self._stats_asked = False
             self.stats, self._stats_ns = message.stats, self._clock()

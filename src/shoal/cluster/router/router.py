@@ -1,7 +1,7 @@
-"""The router: takes requests for many engines, owns their streams and all of their tokens.
+"""The router: accepts calls for all engines, and owns their streams and tokens.
 
-What goes where is decided by the pure ``Manager``. The router tells it what happens and carries out what it
-decides. It holds the prompt and the output of every unfinished request, so that any engine can go on with it.
+It sends events to the pure ``Manager`` and executes its actions. It holds the prompt and the output of every
+unfinished request, so that any engine can resume it.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ from shoal.cluster.options import ClusterOptions, EnginePlan
 from shoal.cluster.router.action_runner import ActionRunner, OnDecision
 from shoal.cluster.router.administration import Administration
 from shoal.cluster.router.call import Call
-from shoal.cluster.router.call_table import Calls
+from shoal.cluster.router.call_table import CallTable
 from shoal.cluster.router.fleet import Fleet
-from shoal.cluster.router.migration_runner import Mover
+from shoal.cluster.router.migration_runner import MigrationRunner
 from shoal.cluster.router.remote_engine import OpenChannel
 from shoal.cluster.status import ClusterInfo, EngineStatus, ServiceStatus
 from shoal.core import SLO, EngineDied, QueueFull, Request, SamplingParams
@@ -47,8 +47,8 @@ _STATS_INTERVAL_S = 1.0
 class Router:
     """Submits calls to engines and streams their output back; needs a running event loop.
 
-    Text is made here: detokenising, stop strings and times as a client sees them. A call whose engine ends
-    goes on with another one, or with the next start of the same, from the tokens that were delivered.
+    Detokenization, stop strings and client-side latencies are computed here. A call whose engine ends is
+    resumed on another engine, or on the same after its restart, from the delivered tokens.
     """
 
     def __init__(
@@ -81,22 +81,21 @@ class Router:
             session=self._session,
             open_channel=open_channel,
             clock=clock,
-            tell=self._tell,
+            emit=self._emit,
             on_message=self._handle_message,
             on_end=lambda engine, reason: self._calls.engine_ended(engine, reason),
         )
-        self._calls = Calls(self._fleet, self._tell, clock)
-        self._mover = Mover(self._fleet, self._calls, self._tell, clock)
+        self._calls = CallTable(self._fleet, self._emit, clock)
+        self._migration_runner = MigrationRunner(self._fleet, self._calls, self._emit, clock)
         self._runner = ActionRunner(
             self._manager,
             self._fleet,
             self._calls,
-            self._mover,
+            self._migration_runner,
             clock=clock,
             on_decision=on_decision,
         )
-        self.administration = Administration(self._manager, self._fleet, self._decoders, self._tell)
-        """Changes of engines and services."""
+        self.administration = Administration(self._manager, self._fleet, self._decoders, self._emit)
         self._numbers = itertools.count(1)
         self._closed_reason: str | None = None  # why no new calls are accepted
         self._closed = False
@@ -115,7 +114,7 @@ class Router:
         builder: str = BUILDER,
         on_decision: OnDecision | None = None,
     ) -> Self:
-        """Start all engines and wait until their models are loaded, or find those that run already.
+        """Start all engines, or attach to running ones, and wait until their models are loaded.
 
         folders, tokenizers: by service name. builder: "module:function" that builds the engine in its
         process.
@@ -137,7 +136,7 @@ class Router:
         return router
 
     async def run(self, progress: Callable[[str], None] | None = None) -> None:
-        """The rest of ``start``."""
+        """Start the engines and the periodic tasks; called once, by ``start``."""
         self._spawn(self._tick())
         self._spawn(self._watch())
         if isinstance(self._dispatch, PackerDispatch):
@@ -156,39 +155,38 @@ class Router:
 
     @property
     def engines(self) -> Sequence[EngineStatus]:
-        """The engines, as they are now."""
         return [self._fleet.engines[view.name].status(view) for view in self._manager.engines]
 
     @property
     def found_engines(self) -> Mapping[str, int]:
-        """Processes of the engines that ran when this began, by name; they have cancelled what they had."""
+        """Process ids by name of the engines that ran already at the start; they have cancelled their old
+        requests."""
         return self._fleet.found
 
     @property
     def services(self) -> Mapping[str, ServiceStatus]:
-        """The services, as they are now."""
-        resumed = self._calls.recoveries.resumed
+        resumed = self._calls.recovery_log.resumed
         return {
             name: replace(status, resumed=resumed.get(name, 0))
             for name, status in self._manager.services.items()
         }
 
-    def wakes(self, service: str) -> bool:
-        """Whether requests of a service wait until engines that run have loaded it."""
-        return self._manager.wakes(service)
+    def waits_for_load(self, service: str) -> bool:
+        """Whether requests of a service wait until running engines have loaded it."""
+        return self._manager.waits_for_load(service)
 
     @property
     def unfinished(self) -> int:
-        """Choices that have not ended."""
+        """Number of unfinished choices."""
         return sum(len(call.unfinished) for call in self._calls.all())
 
     @property
     def waiting(self) -> int:
-        """Choices that wait for their first token."""
+        """Number of choices without a first token."""
         return self._calls.waiting
 
     async def stats(self, engine: str) -> EngineStats:
-        """An engine's stats after its present step; raises EngineDied if it does not run."""
+        """An engine's stats after its present step; raises EngineDied if it is not running."""
         return (await self._fleet.engines[engine].ask(wire.AskStats, wire.Stats)).stats
 
     async def submit(
@@ -204,8 +202,8 @@ class Router:
     ) -> Stream:
         """Accept a call and return its stream.
 
-        slo: goals, which replace the service's. arrival_ns: when the call came, on the monotonic clock; None:
-        now. priority, cache_salt: as in ``Request``. log_name: what log lines call it beside its own id.
+        slo: goals, which replace the service's. arrival_ns: arrival on the monotonic clock; None: now.
+        priority, cache_salt: as in ``Request``. log_name: added to its id in log lines.
 
         Raises InvalidRequest, QueueFull or EngineDied before anything is sent.
         """
@@ -222,9 +220,9 @@ class Router:
                 self._calls.retry_after_s(waiting + sampling.n - self._max_queue),
             )
         if sampling.max_tokens is None:
-            # Decided once, so that it is the same on every engine.
-            room = self._fleet.catalog.room(service, len(prompt))
-            sampling = replace(sampling, max_tokens=room - len(prompt))
+            # Set here, so that it is the same on every engine.
+            total_tokens = self._fleet.catalog.default_total_tokens(service, len(prompt))
+            sampling = replace(sampling, max_tokens=total_tokens - len(prompt))
         call_id = f"{self._session}-{next(self._numbers)}"
         requests = expand_choices(
             call_id,
@@ -248,7 +246,7 @@ class Router:
     def _open(
         self, call_id: str, requests: Sequence[Request], sampling: SamplingParams, log_name: str | None
     ) -> Call:
-        """The call of new requests, which is dispatched."""
+        """Create and dispatch the call of new requests."""
         first = requests[0]
         stream = Stream(call_id, len(first.prompt), lambda: self._calls.cancel(call))
         eos = self.info.services[first.service].eos_token_ids
@@ -257,7 +255,7 @@ class Router:
         call = Call(call_id, dict(enumerate(requests)), sampling, decoder, eos, stream, named)
         self._calls.add(call)
         assert sampling.max_tokens is not None
-        self._tell(
+        self._emit(
             Submitted(
                 call_id,
                 first.service,
@@ -265,22 +263,22 @@ class Router:
                 sampling.max_tokens,
                 len(requests),
                 self._prefix(first),
-                _moves_kv(sampling),
+                _is_kv_transferable(sampling),
             )
         )
-        if call.engine is None and self.wakes(call.service):
+        if call.engine is None and self.waits_for_load(call.service):
             call.waits_for_load_ns = self._clock()
         return call
 
     def _prefix(self, request: Request) -> tuple[int, ...]:
-        """Hashes of the prompt's full blocks, if the dispatch reads them."""
+        """Hashes of the prompt's full blocks, if the dispatch policy reads them."""
         if not self._dispatch.reads_prefixes:
             return ()
         hashes = hash_prompt(request.prompt, self._fleet.block_size, request.cache_salt)
         return tuple(int.from_bytes(digest[:8]) for digest in hashes)
 
     async def close(self, drain_s: float = 0) -> None:
-        """Reject new calls, let unfinished streams go on for ``drain_s`` seconds, and end the engines.
+        """Reject new calls, wait up to ``drain_s`` seconds for unfinished ones, and end the engines.
 
         Streams unfinished by then raise EngineDied. Closing twice does nothing.
         """
@@ -299,19 +297,19 @@ class Router:
         await self._fleet.close()
 
     async def _tick(self) -> None:
-        """Tell the manager that time passes."""
+        """Send ticks to the manager."""
         while True:
             await asyncio.sleep(self._options.tick_s)
-            self._tell(Ticked())
+            self._emit(Ticked())
 
     async def _begin_epochs(self) -> None:
-        """Tell the manager how far requests are, for its packer."""
+        """Send output lengths to the manager's packer, once per epoch."""
         while True:
             await asyncio.sleep(self._options.packing.epoch_s)
-            self._tell(EpochBegan({call.id: call.output_tokens for call in self._calls.all()}))
+            self._emit(EpochBegan({call.id: call.output_tokens for call in self._calls.all()}))
 
     async def _watch(self) -> None:
-        """Keep the engines' stats up to date, so that their readers need not wait for a step to end."""
+        """Refresh the engines' stats, so that readers need not wait for the end of a step."""
         while True:
             await asyncio.sleep(_STATS_INTERVAL_S)
             self._fleet.ask_stats()
@@ -326,9 +324,8 @@ class Router:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("the router is broken: restart the server", exc_info=error)
 
-    def _tell(self, event: ClusterEvent) -> None:
-        """Tell the manager what happened."""
-        self._runner.tell(event)
+    def _emit(self, event: ClusterEvent) -> None:
+        self._runner.process(event)
 
     def _handle_message(self, name: str, message: wire.FromEngine) -> None:
         match message:
@@ -339,13 +336,13 @@ class Router:
             case wire.Accepted():
                 self._calls.accepted(message)
             case wire.Stats() | wire.ServiceChanged():
-                self._fleet.engines[name].answered(message)
+                self._fleet.engines[name].handle_answer(message)
             case wire.Forgotten():
                 self._fleet.kill_inconsistent(name, "it has forgotten its requests")
             case _:
-                self._mover.handle(name, message)
+                self._migration_runner.handle(name, message)
 
 
-def _moves_kv(sampling: SamplingParams) -> bool:
-    """Whether engines need nothing but KV and tokens to go on with a call."""
+def _is_kv_transferable(sampling: SamplingParams) -> bool:
+    """Whether KV and tokens are all that an engine needs to resume a call."""
     return sampling.n == 1 and sampling.grammar is None and sampling.prompt_logprobs is None

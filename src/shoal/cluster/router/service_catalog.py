@@ -1,4 +1,4 @@
-"""The services of a cluster: which there are, where their models lie, and what its engines say of them."""
+"""The catalog of services: their model folders, limits (context, total tokens) and measured speeds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,9 +16,9 @@ _UNMEASURED = ServiceSpeed(1e-3, 1e-2)
 
 
 class Catalog:
-    """All services that are known, also those that no engine has now.
+    """All services, including unloaded ones.
 
-    engines: of the cluster, by name. folders: of the services' models. builder: by which engines are built.
+    engines: by name. folders: of the services' models. builder: as in ``Router.start``.
     """
 
     def __init__(
@@ -32,39 +32,38 @@ class Catalog:
         self.services = {service.name: service for plan in plans for service in plan.options.services}
         """By name."""
         self.info = ClusterInfo(services={}, takes_priorities=False, kernels="", device="")
-        """What clients can check requests against."""
-        self._leaving: dict[str, Service] = {}  # an engine that dies with their requests loads them again
+        self._removed: dict[str, Service] = {}  # removed, but with requests: loaded again after a death
         self._engines = engines
         self._folders = dict(folders)
         self._builder = builder
         self._options = options
         self._limits: dict[str, ServiceInfo] = {}
-        """Of every service, as they were when an engine had it last."""
+        """Limits by service, kept when it is unloaded."""
         self._speeds: dict[tuple[str, int, str], ServiceSpeed] = {}
 
     def add(self, service: Service, folder: Path) -> None:
-        """Know another service, whose model lies in ``folder``."""
+        """Add a service, whose model is in ``folder``."""
         self.services[service.name] = service
         self._folders[service.name] = folder
 
     def remove(self, name: str) -> None:
-        """Take no further requests of a service, until it is forgotten."""
-        self._leaving[name] = self.services.pop(name)
+        """Accept no more requests of a service, until ``forget``."""
+        self._removed[name] = self.services.pop(name)
         self._limits.pop(name, None)
         self.refresh()
 
     def forget(self, name: str) -> None:
-        """Forget a service that was removed."""
-        del self._leaving[name]
+        """Delete a removed service."""
+        del self._removed[name]
         self._folders.pop(name, None)
 
     def folder(self, service: str) -> Path:
-        """Where its model lies."""
+        """The folder of a service's model."""
         return self._folders[service]
 
     def config(self, plan: EnginePlan, services: Sequence[str]) -> EngineConfig:
-        """What an engine's process is started with, to have some services."""
-        all_services = self.services | self._leaving
+        """The configuration of an engine's process with some services."""
+        all_services = self.services | self._removed
         known = tuple(all_services[name] for name in services if name in all_services)
         return EngineConfig(
             options=replace(plan.options, services=known),
@@ -80,34 +79,34 @@ class Catalog:
 
     @property
     def complete(self) -> bool:
-        """Whether engines have told of all services."""
+        """Whether the limits of all services are known."""
         return self._limits.keys() >= self.services.keys()
 
-    def room(self, service: str, prompt_tokens: int) -> int:
-        """Tokens, prompt and output, that a request may have that names no limit.
+    def default_total_tokens(self, service: str, prompt_tokens: int) -> int:
+        """Total tokens, prompt and output, of a request without ``max_tokens``.
 
-        Those of the smallest engine that its prompt leaves room on, so that it can go to most engines.
+        The limit of the smallest engine that holds its prompt, so that most engines can serve it.
         """
-        rooms = {limits.max_total_tokens for limits in self._limits_of(service)}
-        fitting = [room for room in rooms if room > prompt_tokens]
+        limits_tokens = {limits.max_total_tokens for limits in self._limits_of(service)}
+        fitting = [tokens for tokens in limits_tokens if tokens > prompt_tokens]
         return min(fitting, default=self._limits[service].max_total_tokens)
 
     def speed(self, engine: EngineInfo, service: str, info: ServiceInfo) -> ServiceSpeed:
-        """The best that was measured of a service on engines with the device and the threads of this one.
+        """The best measured speed of a service on engines with the same device and threads.
 
-        One that starts while others compute measures itself as too slow. Where nobody has measured, it is as
-        fast as a small model on a CPU.
+        An engine that starts while others compute measures itself as too slow. Without any measurement, the
+        speed of a small model on a CPU.
         """
         key = (engine.device, engine.threads, service)
         best = self._speeds.get(key)
         if info.prefill_s and info.decode_s:
             now = ServiceSpeed(info.prefill_s, info.decode_s)
-            best = now if best is None else ServiceSpeed(*map(min, _pair(best), _pair(now)))
+            best = now if best is None else ServiceSpeed(*map(min, _as_pair(best), _as_pair(now)))
             self._speeds[key] = best
         return _UNMEASURED if best is None else best
 
     def refresh(self) -> None:
-        """Make ``info`` anew, with limits as they were when a service was loaded last."""
+        """Update ``info``; unloaded services keep their last limits."""
         infos = self._infos()
         for name in self.services:
             if limits := self._limits_of(name):
@@ -120,13 +119,11 @@ class Catalog:
         )
 
     def _infos(self) -> list[EngineInfo]:
-        """What engines said of themselves."""
         return [engine.info for engine in self._engines.values() if engine.info is not None]
 
     def _limits_of(self, service: str) -> list[ServiceInfo]:
-        """The limits of a service on each of its engines."""
         return [info.services[service] for info in self._infos() if service in info.services]
 
 
-def _pair(speed: ServiceSpeed) -> tuple[float, float]:
+def _as_pair(speed: ServiceSpeed) -> tuple[float, float]:
     return speed.prefill_s, speed.decode_s

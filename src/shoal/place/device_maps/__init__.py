@@ -1,7 +1,6 @@
 """Device maps: layers of one model over unequal devices that compute one after another (UELLM, section 4.3).
 
-Here belong the problem, what a map costs, the objectives and the searches: exact ones, and those that give a
-bound beside the map they found. Carrying a map out is not here.
+``search`` picks an algorithm: exact ones for small or regular problems, else heuristics with a lower bound.
 """
 
 from shoal.place.device_maps.from_model import problem_of

@@ -1,4 +1,4 @@
-"""Devices that are alike: same room, same speed, same links to everybody."""
+"""Classes of interchangeable devices: same memory, same speed, same links to all others."""
 
 from dataclasses import dataclass
 
@@ -9,10 +9,9 @@ from shoal.place.device_maps.costs import Costs, Floats
 
 @dataclass(frozen=True)
 class Classes:
-    """A problem's devices in m classes."""
+    """The m classes of a problem's devices."""
 
     members: tuple[tuple[int, ...], ...]
-    """Devices of each class."""
     within_s: Floats
     """(m,): between two devices of a class; infinite where it has only one."""
     between_s: Floats
@@ -20,15 +19,16 @@ class Classes:
 
     @classmethod
     def of(cls, costs: Costs) -> "Classes":
-        """Of all devices with room."""
         found: list[list[int]] = []
         for device in range(len(costs.devices)):
-            alike = next((members for members in found if _alike(costs, members[0], device)), None)
-            if alike is None:
+            members_alike = next(
+                (members for members in found if _interchangeable(costs, members[0], device)), None
+            )
+            if members_alike is None:
                 found.append([device])
             else:
-                alike.append(device)
-        # Classes that may be visited often go last, where the search over layers is cheapest.
+                members_alike.append(device)
+        # Classes with many visits go last, where the search over layers is cheapest.
         found.sort(key=len)
         first = [members[0] for members in found]
         within = [costs.between_s[m[0], m[1]] if len(m) > 1 else np.inf for m in found]
@@ -36,12 +36,11 @@ class Classes:
         np.fill_diagonal(between, np.inf)
         return cls(tuple(map(tuple, found)), np.array(within), between)
 
-    def most_runs(self, layers: int) -> list[int]:
-        """How often a best path may come back to each class, at most.
+    def max_visits(self, layers: int) -> list[int]:
+        """Upper bound on the visits of an optimal path to each class.
 
-        A class that nobody gains by coming back to is visited once (two runs of it can be put together); one
-        of which two equal crossings can be exchanged for links within the classes, m times; else each of its
-        devices may be alone.
+        1 if returning gains nothing (two runs can be merged); m if two equal crossings can be exchanged for
+        links within the classes; else the number of its devices.
         """
         m = len(self.members)
         single = [len(members) == 1 for members in self.members]
@@ -54,13 +53,13 @@ class Classes:
             elif not all(single[other] or self._exchangeable(own, other) for other in others):
                 runs.append(size)
             else:
-                runs.append(1 if self._no_gain_by_coming_back(own, others) else min(size, m))
+                runs.append(1 if self._is_return_useless(own, others) else min(size, m))
         return runs
 
     def _exchangeable(self, own: int, other: int) -> bool:
         return bool(self.within_s[own] + self.within_s[other] <= 2 * self.between_s[own, other])
 
-    def _no_gain_by_coming_back(self, own: int, others: list[int]) -> bool:
+    def _is_return_useless(self, own: int, others: list[int]) -> bool:
         within, to = self.within_s[own], self.between_s[own]
         if any(within > to[other] for other in others):
             return False
@@ -71,7 +70,7 @@ class Classes:
         )
 
 
-def _alike(costs: Costs, first: int, second: int) -> bool:
+def _interchangeable(costs: Costs, first: int, second: int) -> bool:
     if costs.room_bytes[first] != costs.room_bytes[second] or costs.byte_s[first] != costs.byte_s[second]:
         return False
     same = costs.between_s[first] == costs.between_s[second]

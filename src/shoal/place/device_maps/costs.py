@@ -1,4 +1,4 @@
-"""A problem as arrays, over the devices that have room for a layer."""
+"""Costs of layers and links as arrays, over the devices with room for a layer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,27 +14,27 @@ from shoal.place.device_maps.problem import MapProblem
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 _NAMED = 8
-"""Devices that an error names."""
+"""Limit on devices named in an error."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What layers and links cost; n devices, L layers."""
+    """Costs of layers and links; n devices, L layers."""
 
     devices: tuple[Device, ...]
-    """Those that have room for the smallest layer, in the cluster's order."""
+    """Those with room for the smallest layer, in the cluster's order."""
     layer_bytes: Integers
     """(L,)"""
     room_bytes: Integers
-    """(n,): what weights may take."""
+    """(n,): memory for weights."""
     byte_s: Floats
-    """(n,): seconds for a byte of weights."""
+    """(n,): seconds per byte of weights."""
     between_s: Floats
-    """(n, n): from one device to another; 0 on the diagonal."""
+    """(n, n): seconds from one device to another; 0 on the diagonal."""
 
     @classmethod
     def of(cls, problem: MapProblem) -> "Costs":
-        """Of a problem; raises ConfigError if all memory together is too little."""
+        """Raises ConfigError if the total memory is too small."""
         smallest, needed = min(problem.layer_bytes), sum(problem.layer_bytes)
         devices = tuple(d for d in problem.cluster.devices if problem.room_bytes(d) >= smallest)
         rooms = [problem.room_bytes(device) for device in devices]
@@ -53,7 +53,7 @@ class Costs:
         )
 
     def among(self, devices: Integers) -> "Costs":
-        """The same for some of the devices."""
+        """Restricted to some devices."""
         return Costs(
             devices=tuple(self.devices[device] for device in devices),
             layer_bytes=self.layer_bytes,
@@ -63,11 +63,11 @@ class Costs:
         )
 
     def with_layers_of(self, size_bytes: int) -> "Costs":
-        """The same for as many layers that are all of one size."""
+        """With all layers of one size."""
         return replace(self, layer_bytes=np.full_like(self.layer_bytes, size_bytes))
 
     def pass_s(self, counts: Sequence[tuple[int, int]]) -> float:
-        """Seconds of a pass through a map: devices by number and how many layers each has, in order."""
+        """Seconds of a pass through a map; counts: (device, layers) in order."""
         devices = [device for device, _ in counts]
         until = np.concatenate([[0], np.cumsum(self.layer_bytes)])
         ends = np.cumsum([0, *(layers for _, layers in counts)])
@@ -76,44 +76,42 @@ class Costs:
 
     @property
     def layers(self) -> int:
-        """L."""
         return len(self.layer_bytes)
 
     @property
     def uniform(self) -> bool:
-        """Whether all layers are equally large."""
         return bool((self.layer_bytes == self.layer_bytes[0]).all())
 
     @cached_property
     def room_layers(self) -> Integers:
-        """(n,): layers that fit, of uniform ones; at most L."""
+        """(n,): uniform layers that fit, at most L."""
         return np.minimum(self.room_bytes // int(self.layer_bytes[0]), self.layers)
 
     @cached_property
     def layer_s(self) -> Floats:
-        """(n,): seconds for a layer, of uniform ones."""
+        """(n,): seconds per uniform layer."""
         return self.byte_s * float(self.layer_bytes[0])
 
     @property
     def ideal_s(self) -> float:
-        """All layers on the fastest device, did they fit."""
+        """Lower bound: all layers on the fastest device."""
         return float(self.byte_s.min() * self.layer_bytes.sum())
 
     @property
     def longest_s(self) -> float:
-        """No map takes longer."""
+        """Upper bound on the time of a map."""
         slowest = float(self.byte_s.max() * self.layer_bytes.sum())
         return slowest + float(self.between_s.max(axis=1).sum())
 
     @cached_property
     def fewest_devices(self) -> int:
-        """The number of devices whose memory could have all weights (the paper's Eq. 4)."""
+        """Lower bound on devices whose memory holds all weights (the paper's Eq. 4)."""
         most_bytes = np.cumsum(np.sort(self.room_bytes)[::-1])
         return int(np.searchsorted(most_bytes, self.layer_bytes.sum())) + 1
 
 
 def no_room(problem: MapProblem, certain: bool = True) -> ConfigError:
-    """The error for a model that does not fit; certain: or for which no map was found."""
+    """The error for a model that does not fit; certain: False if merely no map was found."""
     rooms = ", ".join(
         f"{d.name} {_size(max(0, problem.room_bytes(d)))}" for d in problem.cluster.devices[:_NAMED]
     )

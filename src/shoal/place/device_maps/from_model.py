@@ -1,4 +1,4 @@
-"""The problem of dividing a known model."""
+"""The device-map problem of a model spec: layer sizes with embedding and output head."""
 
 from collections.abc import Mapping
 
@@ -10,10 +10,10 @@ from shoal.place.device_maps.problem import MapProblem
 def problem_of(
     model: ModelSpec, cluster: ClusterSpec, bytes_per_s: Mapping[str, float], reserve_bytes: int
 ) -> MapProblem:
-    """The layers of a model, the first with the embedding, the last with the output head if it has its own.
+    """Layers of a model; the first includes the embedding, the last an untied output head.
 
-    bytes_per_s, reserve_bytes: as in ``MapProblem``. A pass is of one token, which goes through all weights:
-    of a mixture of experts too, whose time is therefore too long.
+    bytes_per_s, reserve_bytes: as in ``MapProblem``. A pass is of one token and reads all weights, which
+    overestimates mixtures of experts.
     """
     each = model.weight_bytes_each
     layer = round((model.attention_weights + model.mlp_weights) * each)

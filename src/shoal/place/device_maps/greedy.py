@@ -1,4 +1,4 @@
-"""The paper's baseline: fill the device with the largest memory, then the next."""
+"""Greedy device map (UELLM's BGS baseline): fill the device with the largest memory, then the next."""
 
 from collections.abc import Sequence
 
@@ -7,9 +7,9 @@ from shoal.place.device_maps.problem import DeviceMap, MapProblem, evaluate, sta
 
 
 def greedy_map(problem: MapProblem) -> DeviceMap:
-    """As many layers as fit on each device, largest memory first; raises ConfigError if some are left.
+    """As many layers as fit on each device, largest memory first, ties in the cluster's order.
 
-    The paper's BGS; where memory is equal, in the cluster's order.
+    Raises ConfigError if layers are left.
     """
     devices = problem.cluster.devices
     counts = filled_counts(problem.layer_bytes, [problem.room_bytes(device) for device in devices])
@@ -21,7 +21,7 @@ def greedy_map(problem: MapProblem) -> DeviceMap:
 def filled_counts(
     layer_bytes: Sequence[int] | Integers, room_bytes: Sequence[int] | Integers
 ) -> list[tuple[int, int]]:
-    """The (device, layers) where devices are filled, the roomiest first; empty if layers are left."""
+    """(device, layers) with devices filled, largest memory first; empty if layers are left."""
     counts, first = [], 0
     for device in sorted(range(len(room_bytes)), key=lambda device: -room_bytes[device]):
         room, layers = room_bytes[device], 0

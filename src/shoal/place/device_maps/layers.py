@@ -1,4 +1,4 @@
-"""Exact maps of any layers, by a dynamic program over devices used, the last of them, and layers done."""
+"""Exact maps of layers of any sizes: a dynamic program over used devices, the last one, and placed layers."""
 
 from dataclasses import dataclass
 
@@ -10,21 +10,21 @@ from shoal.place.device_maps.objectives import Weights
 
 
 def layers_work(costs: Costs, classes: Classes) -> float:
-    """About how many additions ``layers_counts`` takes."""
+    """Approximate number of additions of ``layers_counts``."""
     sizes = [min(len(members), costs.layers) + 1 for members in classes.members]
     m = len(sizes)
     return float(np.prod([float(size) for size in sizes])) * m * costs.layers * (m + costs.layers)
 
 
 def layers_counts(costs: Costs, classes: Classes, weights: Weights) -> list[tuple[int, int]]:
-    """The (device, layers) of a best map, in order; empty if the layers do not fit."""
+    """(device, layers) of an optimal map, in order; empty if the layers do not fit."""
     search = _Search(costs, classes, weights)
     search.fill()
     return search.best()
 
 
 def split_in_order(costs: Costs, order: list[int], weights: Weights) -> list[tuple[int, int]]:
-    """The best (device, layers) for devices in a given order, all of them in use; empty if there are none."""
+    """Optimal (device, layers) for devices in a given order, all in use; empty if there is none."""
     reached = np.full((len(order) + 1, costs.layers + 1), np.inf)
     reached[0, 0] = 0.0
     blocks = [_block_scores(costs, device, weights) for device in order]
@@ -41,7 +41,7 @@ def split_in_order(costs: Costs, order: list[int], weights: Weights) -> list[tup
 
 
 def _block_scores(costs: Costs, device: int, weights: Weights) -> Floats:
-    """(L + 1, L + 1): score of layers from the first index to before the second on a device."""
+    """(L + 1, L + 1): score of layers [i, j) on a device."""
     until = np.concatenate([[0], np.cumsum(costs.layer_bytes)])
     needed = until[None, :] - until[:, None]
     scores = weights.per_device + weights.per_s * costs.byte_s[device] * needed
@@ -50,7 +50,7 @@ def _block_scores(costs: Costs, device: int, weights: Weights) -> Floats:
 
 @dataclass
 class _Search:
-    """The tables; states are numbers of devices of each class."""
+    """The tables; a state is the number of used devices of each class."""
 
     costs: Costs
     classes: Classes
@@ -70,7 +70,7 @@ class _Search:
         self.scores: Floats = np.full((len(self.used), m, layers + 1), np.inf)
 
     def fill(self) -> None:
-        """Compute the least score of every state, last class and number of layers."""
+        """Compute the minimum score of every state, last class and number of layers."""
         for at, stride in enumerate(self.strides):
             self.scores[stride, at] = self.blocks[at][0]
         total = self.used.sum(axis=1)
@@ -85,7 +85,7 @@ class _Search:
                 self.scores[source + stride, at] = target
 
     def best(self) -> list[tuple[int, int]]:
-        """The best map, backwards through the tables."""
+        """Trace back the best map."""
         end = self.costs.layers
         state, last = np.unravel_index(int(np.argmin(self.scores[:, :, end])), self.scores.shape[:2])
         if not np.isfinite(self.scores[state, last, end]):

@@ -1,4 +1,4 @@
-"""What a device map is good at: a low cost, few devices, or something between."""
+"""Objectives of device maps: weights of the time of a pass and of the number of devices."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ from shoal.place.device_maps.costs import Costs
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """How much the time of a pass counts against the number of devices.
+    """Weights of the time of a pass and of the number of devices.
 
-    The paper has two weights, a1 and a2, that occur in none of its formulas; this is our reading of them.
-    The time counts relative to that of the fastest device with all layers, devices relative to the fewest
-    whose memory could have them. Where the time does not count, it decides between equal numbers.
+    The paper has two weights, a1 and a2, that occur in none of its formulas; this is our reading. Time is
+    relative to the fastest device with all layers, devices to the fewest that can hold them. A time of weight
+    0 breaks ties.
     """
 
     latency: float
@@ -21,7 +21,7 @@ class Objective:
     """Weight of the number of devices (a2)."""
 
     def weights(self, costs: Costs) -> "Weights":
-        """The same weights per second and per device of a problem."""
+        """The weights per second and per device of a problem."""
         if not self.latency:
             return Weights(per_s=1 / (2 * costs.longest_s), per_device=1.0)
         return Weights(
@@ -35,16 +35,16 @@ class Weights:
     """An objective in the units of a problem."""
 
     per_s: float
-    """Of a second of a pass."""
+    """Per second of a pass."""
     per_device: float
-    """Of a device in use."""
+    """Per device in use."""
 
     def score(self, cost_s: float, devices: int) -> float:
         """Less is better."""
         return self.per_s * cost_s + self.per_device * devices
 
     def score_of(self, costs: Costs, counts: Sequence[tuple[int, int]]) -> float:
-        """Of a map, as devices by number and how many layers each has, in order."""
+        """Score of a map; counts: (device, layers) in order."""
         return self.score(costs.pass_s(counts), len(counts))
 
 

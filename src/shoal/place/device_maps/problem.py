@@ -1,4 +1,4 @@
-"""A model's layers, the devices that could have them, and what a map of one to the other costs."""
+"""The device-map problem: layers, devices, constraints, and the cost of a map."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,25 +10,24 @@ from shoal.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapProblem:
-    """One model to be divided over a cluster's devices, which compute one after another.
+    """One model to be divided over a cluster's devices, which compute in sequence.
 
-    Raises ConfigError for a model without layers, sizes and speeds that are not positive, and kinds of
-    devices without a speed.
+    Raises ConfigError for a model without layers, non-positive sizes or speeds, and kinds of devices without
+    a speed.
     """
 
     cluster: ClusterSpec
-    """The devices and links."""
     layer_bytes: Sequence[int]
-    """Weights of each layer in the order in which they compute."""
+    """Weights of each layer, in order of computation."""
     bytes_per_s: Mapping[str, float]
-    """How fast each kind of device goes through weights (the paper's performance over its factor p)."""
+    """Rate at which each kind of device reads weights (the paper's performance over its factor p)."""
     reserve_bytes: int = 0
-    """Memory of each device that weights must leave, for KV and activations (the paper's T)."""
+    """Memory of each device reserved for KV and activations (the paper's T)."""
     activation_bytes: int = 0
-    """What crosses a link from one device to the next."""
+    """Bytes sent over a link between two stages."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
+        """Validate the fields."""
         if not self.layer_bytes or min(self.layer_bytes) < 1:
             raise ConfigError("a device map needs layers of at least one byte each")
         if self.reserve_bytes < 0 or self.activation_bytes < 0:
@@ -41,44 +40,43 @@ class MapProblem:
                 )
 
     def room_bytes(self, device: Device) -> int:
-        """What weights may take of a device."""
+        """Memory for weights on a device."""
         return device.memory_bytes - self.reserve_bytes
 
     def crossing_s(self, first: Device, second: Device) -> float:
-        """How long activations take from one device to another."""
+        """Time of activations from one device to another."""
         link = self.cluster.link(first, second)
         return link.latency_s + self.activation_bytes / link.bytes_per_s
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Layers that follow each other on one device."""
+    """Consecutive layers on one device."""
 
     device: str
-    """The device's name."""
+    """Name of the device."""
     first: int
-    """The first of its layers, from 0."""
+    """Its first layer, from 0."""
     layers: int
-    """How many, at least one."""
+    """Number of layers, at least 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMap:
-    """Every layer of a model on a device."""
+    """An assignment of all layers of a model to devices."""
 
     stages: tuple[Stage, ...]
-    """In the order in which they compute; no device twice."""
+    """In order of computation; no device twice."""
     cost_s: float
-    """Time of one pass: all stages one after another, and the links between them (the paper's Eqs. 5, 6)."""
+    """Time of one pass: all stages in sequence, and the links between them (the paper's Eqs. 5, 6)."""
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Names of the devices in use, in order."""
         return tuple(stage.device for stage in self.stages)
 
 
 def stages_of(counts: Sequence[tuple[str, int]]) -> tuple[Stage, ...]:
-    """Stages from devices and how many layers each has, in order."""
+    """Stages from (device, layers), in order."""
     stages, first = [], 0
     for device, layers in counts:
         stages.append(Stage(device, first, layers))
@@ -87,7 +85,7 @@ def stages_of(counts: Sequence[tuple[str, int]]) -> tuple[Stage, ...]:
 
 
 def evaluate(problem: MapProblem, stages: tuple[Stage, ...]) -> DeviceMap:
-    """The map with its cost; raises ConfigError where it is not a map of this problem."""
+    """The map with its cost; raises ConfigError if it is invalid for this problem."""
     devices = {device.name: device for device in problem.cluster.devices}
     names = [stage.device for stage in stages]
     if len(set(names)) < len(names) or not set(names) <= set(devices):

@@ -1,4 +1,4 @@
-"""The best device map for an objective: exact where that can be computed, else the best found and a bound."""
+"""Search for the best device map: exact where feasible, else the best found with a lower bound."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,40 +18,38 @@ from shoal.place.device_maps.uneven import uneven_counts
 from shoal.place.device_maps.visits import MOST_WORK, visits_counts, visits_work
 
 _NEARBY = 12
-"""Devices among which the search is exact where it cannot be so among all."""
+"""Number of nearby devices for an exact search among a subset."""
 
 Counts = list[tuple[int, int]]
-"""Devices by number and how many layers each has, in order."""
+"""(device, layers), in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundMap:
-    """A device map, and how good it is."""
+    """A device map with its score and a lower bound."""
 
     device_map: DeviceMap
-    """The map."""
     score: float
-    """Its score; less is better."""
+    """Less is better."""
     bound: float
-    """No map has a lower score than this."""
+    """Lower bound on the score of any map."""
 
     @property
     def exact(self) -> bool:
-        """Whether no map is better, but for rounding."""
+        """Whether the map is optimal, up to rounding."""
         return self.score <= self.bound * (1 + 1e-9)
 
 
 def find_map(problem: MapProblem, objective: Objective) -> FoundMap:
     """The best map for an objective (UELLM, Algorithm 2).
 
-    Raises ConfigError if the model does not fit, or if no map was found where layers hardly fit.
-
-    Exact for uniform layers where links are by host and network, for any number of devices; otherwise up to
-    some fourteen devices or a handful of classes of devices. Exact for other layers up to about ten devices.
+    Exact for uniform layers if links depend only on host and network, for any number of devices; otherwise up
+    to about 14 devices, or a few classes of devices. Exact for other layers up to about 10 devices. Raises
+    ConfigError if the model does not fit, or if no map was found for a tight fit.
     """
     costs = Costs.of(problem)
     weights = objective.weights(costs)
-    search = _uniform if costs.uniform else _any_layers
+    search = _uniform if costs.uniform else _uneven
     counts, bound = search(costs, weights)
     if not counts:
         raise no_room(problem, certain=not np.isfinite(bound))
@@ -72,7 +70,7 @@ def _uniform(costs: Costs, weights: Weights) -> tuple[Counts, float]:
 
 
 def _improved(costs: Costs, weights: Weights, counts: Counts) -> Counts:
-    """A map of few devices exactly among those nearby; one of many in a better order."""
+    """Improve a map: exactly among nearby devices if it has few, else by a better order."""
     used = [device for device, _ in counts]
     if len(used) > _NEARBY:
         layers = dict(counts)
@@ -85,7 +83,7 @@ def _improved(costs: Costs, weights: Weights, counts: Counts) -> Counts:
     return [(int(chosen[device]), layers) for device, layers in best]
 
 
-def _any_layers(costs: Costs, weights: Weights) -> tuple[Counts, float]:
+def _uneven(costs: Costs, weights: Weights) -> tuple[Counts, float]:
     classes = Classes.of(costs)
     if layers_work(costs, classes) <= MOST_WORK:
         counts = layers_counts(costs, classes, weights)
@@ -101,4 +99,4 @@ DEVICE_MAPS: Mapping[str, Callable[[MapProblem], DeviceMap]] = {
     **{name: partial(_best_for, objective=objective) for name, objective in OBJECTIVES.items()},
     "greedy": greedy_map,
 }
-"""Ways to a device map by name: UELLM's HELR, HE and LR, the time alone, and its greedy baseline."""
+"""By name: UELLM's HELR, HE and LR, the time alone, and the greedy baseline."""

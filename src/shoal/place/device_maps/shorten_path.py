@@ -1,4 +1,4 @@
-"""Shortening a path by small exchanges, where it is too long for an exact search."""
+"""Local search on device order: shortens a path by reversals and moves of single nodes."""
 
 import numpy as np
 
@@ -6,12 +6,12 @@ from shoal.place.device_maps.costs import Floats
 
 
 def shorter_path(between: Floats, path: list[int]) -> list[int]:
-    """The path after the best reversal of a part or move of one node, as long as there is one that gains.
+    """Apply the best reversal of a part, or move of a node, while that shortens the path.
 
-    between: (n, n) lengths, symmetric; path: some of the n nodes.
+    between: (n, n) symmetric lengths; path: some of the n nodes.
     """
     n = len(between)
-    # A node that is near to everybody stands at both ends, so that ends are moved as the rest.
+    # A node at distance 0 from all others at both ends, so that ends are not special.
     lengths = np.zeros((n + 1, n + 1))
     lengths[:n, :n] = between
     tour = np.array([n, *path, n])
@@ -25,7 +25,7 @@ def shorter_path(between: Floats, path: list[int]) -> list[int]:
 
 def _best_reversal(lengths: Floats, tour: np.ndarray) -> tuple[float, np.ndarray]:
     own = lengths[tour[:-1], tour[1:]]
-    # Steps i and j (i < j) are replaced when what lies between them is turned round.
+    # Reversing the part between steps i and j (i < j) replaces both steps.
     gains = lengths[np.ix_(tour[:-1], tour[:-1])] + lengths[np.ix_(tour[1:], tour[1:])]
     gains = gains - own[:, None] - own[None, :]
     gains[np.tril_indices(len(own))] = 0.0

@@ -1,9 +1,9 @@
-"""Maps by the tree of nearest links: a bound for any links, exact for hosts and networks.
+"""Maps of uniform layers by single linkage: a lower bound for any links, exact for links by host and network.
 
-A path over chosen devices costs at least their minimum spanning tree, and that at least the one with every
-link as fast as the slowest link on the best way between its ends (single linkage). With those links devices
-form a binary tree, and a dynamic program over its nodes and numbers of layers is exact. Where links are by
-host and network it is so with the links as they are, and any path that follows the tree attains it.
+A path over chosen devices costs at least their minimum spanning tree. That costs at least as much as with
+every link replaced by the slowest link on the best way between its ends (single linkage). Those links form a
+binary tree of devices, over which a dynamic program is exact. If links depend only on host and network, the
+replacement changes nothing, and any path in the order of the tree attains the bound.
 """
 
 from dataclasses import dataclass
@@ -16,42 +16,42 @@ from shoal.place.device_maps.objectives import Weights
 
 @dataclass(frozen=True)
 class Node:
-    """A set of devices."""
+    """A set of devices in the tree."""
 
     scores: Floats
-    """(U + 1,): least score for that many parts of the model; 0 for none."""
+    """(U + 1,): minimum score for each number of parts of the model; 0 for none."""
     device: int = -1
-    """The device of a leaf."""
+    """Of a leaf."""
     halves: "tuple[Node, Node] | None" = None
-    """Both halves, if it is no leaf."""
+    """Of an inner node."""
     joining: float = 0.0
-    """Score of the link that joins them, if both are in use."""
+    """Score of the link between the halves, if both are in use."""
 
-    def taken(self, parts: int) -> list[tuple[int, int]]:
-        """The (device, parts) that attain the score of ``parts``, in the tree's order."""
+    def allocation(self, parts: int) -> list[tuple[int, int]]:
+        """(device, parts) that attain the score of ``parts``, in the order of the tree."""
         if self.halves is None:
             return [(self.device, parts)]
         first, second = self.halves
         ways = first.scores[parts::-1] + second.scores[: parts + 1]
         ways[1:parts] += self.joining
-        of_second = int(np.argmin(ways))
-        taken = first.taken(parts - of_second) if of_second < parts else []
-        return taken + (second.taken(of_second) if of_second else [])
+        second_parts = int(np.argmin(ways))
+        allocation = first.allocation(parts - second_parts) if second_parts < parts else []
+        return allocation + (second.allocation(second_parts) if second_parts else [])
 
 
 def tree_counts(costs: Costs, weights: Weights) -> tuple[float, list[tuple[int, int]]]:
-    """For uniform layers, a bound on any map's score, and the (device, layers) that attain it in the tree.
+    """For uniform layers, a lower bound on the score, and the (device, layers) that attain it in the tree.
 
-    The bound is infinite, and the list empty, if the layers do not fit.
+    If the layers do not fit, the bound is infinite and the list empty.
     """
     leaves = [_layer_scores(costs, weights, device) for device in range(len(costs.devices))]
     root = tree_of(costs, weights, leaves)
     bound = float(root.scores[costs.layers])
-    return bound, root.taken(costs.layers) if np.isfinite(bound) else []
+    return bound, root.allocation(costs.layers) if np.isfinite(bound) else []
 
 
 def tree_of(costs: Costs, weights: Weights, leaves: list[Floats]) -> Node:
-    """The root of the tree; leaves: each device's scores, as in ``Node``."""
+    """Build the tree; leaves: each device's scores, as in ``Node``. Returns the root."""
     nodes = [Node(scores, device) for device, scores in enumerate(leaves)]
     owner = list(range(len(nodes)))
     rows, columns = np.triu_indices(len(nodes), 1)
@@ -81,7 +81,7 @@ def _layer_scores(costs: Costs, weights: Weights, device: int) -> Floats:
 
 
 def _joined(first: Node, second: Node, link: float) -> Node:
-    # The one with fewer possible numbers of parts is gone through in Python.
+    # The Python loop runs over the node with fewer possible numbers of parts.
     if np.isfinite(first.scores).sum() < np.isfinite(second.scores).sum():
         first, second = second, first
     scores = np.minimum(first.scores, second.scores)

@@ -1,8 +1,8 @@
-"""Exact maps of uniform layers: how often each class is visited, and how many layers it has.
+"""Exact maps of uniform layers: a search over the numbers of visits to each class of devices.
 
-With the visits given, the walk between classes and the layers in them are apart: of a class's layers each
-costs the same, and a device more costs a link within the class. So the best walk and the best layers are
-found for all numbers of visits, and added.
+For given visits, the walk between classes and the layers per class are independent: each layer of a class
+costs the same, and each additional device costs a link within the class. So the best walk and the best layers
+are computed for all numbers of visits, and added.
 """
 
 import numpy as np
@@ -13,19 +13,19 @@ from shoal.place.device_maps.objectives import Weights
 from shoal.place.device_maps.walks import shortest_walks
 
 MOST_WORK = 3e8
-"""Additions that an exact search may take: some seconds."""
+"""Limit on additions of an exact search: a few seconds."""
 
 
 def visits_work(classes: Classes, layers: int) -> float:
-    """About how many additions ``visits_counts`` takes."""
-    sizes = [float(count + 1) for count in classes.most_runs(layers)]
+    """Approximate number of additions of ``visits_counts``."""
+    sizes = [float(count + 1) for count in classes.max_visits(layers)]
     entries, m = float(np.prod(sizes)), len(sizes)
     return entries * m * m + entries / sizes[-1] * layers * layers
 
 
 def visits_counts(costs: Costs, classes: Classes, weights: Weights) -> list[tuple[int, int]]:
-    """The (device, layers) of a best map, in order; empty if the layers do not fit."""
-    most = classes.most_runs(costs.layers)
+    """(device, layers) of an optimal map, in order; empty if the layers do not fit."""
+    most = classes.max_visits(costs.layers)
     walks = shortest_walks(classes.between_s, most)
     tables = [_class_scores(costs, classes, weights, at, most[at]) for at in range(len(most))]
     sums = _sums(tables, costs.layers)
@@ -39,7 +39,7 @@ def visits_counts(costs: Costs, classes: Classes, weights: Weights) -> list[tupl
 
 
 def _class_scores(costs: Costs, classes: Classes, weights: Weights, at: int, most: int) -> Floats:
-    """(most + 1, L + 1): least score of that many layers on a class that is visited that often."""
+    """(most + 1, L + 1): minimum score by visits and layers of a class."""
     device, size = classes.members[at][0], len(classes.members[at])
     room = int(costs.room_layers[device])
     table = np.full((most + 1, costs.layers + 1), np.inf)
@@ -55,7 +55,7 @@ def _class_scores(costs: Costs, classes: Classes, weights: Weights, at: int, mos
 
 
 def _sums(tables: list[Floats], layers: int) -> list[Floats]:
-    """For each number of first classes: (their visits, L + 1) least scores; the last has only L."""
+    """For each prefix of the classes: (visits, L + 1) minimum scores; the last only for L layers."""
     sums = [np.full((1, layers + 1), np.inf)]
     sums[0][0, 0] = 0.0
     for table in tables[:-1]:
@@ -71,7 +71,7 @@ def _sums(tables: list[Floats], layers: int) -> list[Floats]:
 
 
 def _layers_of(tables: list[Floats], sums: list[Floats], visits: list[int], layers: int) -> list[int]:
-    """Layers of each class at these visits."""
+    """Optimal layers of each class at these visits."""
     found = []
     for at in reversed(range(len(tables))):
         entry = 0
@@ -86,16 +86,16 @@ def _layers_of(tables: list[Floats], sums: list[Floats], visits: list[int], laye
 def _devices(
     costs: Costs, classes: Classes, order: list[int], visits: list[int], layers: list[int]
 ) -> list[tuple[int, int]]:
-    """Devices along the walk; what a class has beyond one device for each visit comes in its first run."""
+    """Devices along the walk; extra devices of a class go to its first visit."""
     free = [list(members) for members in classes.members]
-    begun = [False] * len(free)
+    visited = [False] * len(free)
     shares: list[list[int]] = []
     for members, count, total in zip(classes.members, visits, layers, strict=True):
         used = max(count, -(-total // int(costs.room_layers[members[0]])))
         shares.append([total // used + (at < total % used) for at in range(used)] if used else [])
     counts = []
     for at in order:
-        here = 1 if begun[at] else len(shares[at]) - visits[at] + 1
-        begun[at] = True
+        here = 1 if visited[at] else len(shares[at]) - visits[at] + 1
+        visited[at] = True
         counts += [(free[at].pop(0), shares[at].pop(0)) for _ in range(here)]
     return counts

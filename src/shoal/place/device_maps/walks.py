@@ -10,19 +10,19 @@ from shoal.place.device_maps.costs import Floats, Integers
 
 @dataclass(frozen=True)
 class Walks:
-    """Shortest walks over m classes for S numbers of visits."""
+    """Shortest walks over m classes, for S combinations of visits."""
 
     visits: Integers
     """(S, m): visits to each class."""
     strides: Integers
-    """(m,): by how much an entry's number grows with one more visit."""
+    """(m,): increment of the entry number for one more visit."""
     lengths: Floats
-    """(S, m): length of the shortest such walk that ends in a class; infinite where there is none."""
+    """(S, m): length of the shortest walk that ends in a class; infinite if there is none."""
     before: NDArray[np.int8]
     """(S, m): the class before the last."""
 
     def order(self, entry: int) -> list[int]:
-        """The classes along the shortest walk of an entry."""
+        """Classes along the shortest walk of an entry."""
         last = int(np.argmin(self.lengths[entry]))
         order = []
         while last >= 0:
@@ -32,7 +32,7 @@ class Walks:
 
 
 def shortest_walks(between: Floats, most: list[int]) -> Walks:
-    """For every number of visits up to ``most``; between: (m, m), infinite where no step is allowed."""
+    """For all visits up to ``most``; between: (m, m), infinite where no step is allowed."""
     m = len(most)
     sizes = [count + 1 for count in most]
     visits = np.indices(sizes).reshape(m, -1).T

@@ -1,7 +1,6 @@
-"""What this machine has: devices, their memory, and the links between them.
+"""Hardware detection: the devices of this machine, their memory, and the links between them.
 
-Here belongs what asks drivers and the operating system, and the description that comes of it. Reading and
-writing the description is ``config``'s; what is put on the devices is ``cluster.place``'s.
+Queries drivers and the operating system. ``config`` reads and writes topology files.
 """
 
 from shoal.place.topology.detect import detect

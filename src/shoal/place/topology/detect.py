@@ -1,4 +1,4 @@
-"""All that this machine has, as a cluster of one host."""
+"""Detects the topology of this machine, as a cluster of one host."""
 
 import socket
 from collections import Counter
@@ -13,10 +13,9 @@ from shoal.place.topology.topology import Topology
 
 
 def detect(nvml: Any, host: str = "", root: Path = Path("/")) -> Topology:
-    """This machine's GPUs and their links, or its processors where it has none.
+    """This machine's GPUs and their links, or its CPUs if it has no GPU.
 
-    nvml: the module ``pynvml``, None without it; host: what the machine is called, its own name by default;
-    root: where ``/sys`` is.
+    nvml: the module ``pynvml``, or None. host: name of the machine, its own by default. root: with ``/sys``.
     """
     host = host or socket.gethostname().split(".")[0]
     found = Gpus((), {}, {}) if nvml is None else find_gpus(nvml, host)
@@ -34,5 +33,5 @@ def detect(nvml: Any, host: str = "", root: Path = Path("/")) -> Topology:
 
 
 def _commonest(links: Mapping[frozenset[str], Link]) -> Link:
-    """The link that most pairs have; that of processors where there are no pairs."""
+    """The most common link; ``CPU_LINK`` without pairs."""
     return Counter(links.values()).most_common(1)[0][0] if links else CPU_LINK

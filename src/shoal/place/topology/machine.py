@@ -1,4 +1,4 @@
-"""This machine without accelerators: its memory by NUMA node, and its network."""
+"""CPU devices of this machine (memory by NUMA node), and its network link."""
 
 import re
 from pathlib import Path
@@ -8,19 +8,19 @@ import psutil
 from shoal.core.cluster import Device, Link
 
 CPU_LINK = Link(20e9, 1e-6)
-"""Between NUMA nodes: what a copy by one core reaches."""
+"""Between NUMA nodes: rate of a copy by one core."""
 _NETWORK_LATENCY_S = 50e-6
 _SLOWEST_NETWORK = 1.25e9
 _ACCOUNTED = 0.9
-"""Nodes with less of the memory than this are not all there is: memory was added later, say."""
+"""NUMA nodes are ignored if they account for less than this share of the memory."""
 _NODE = re.compile(r"node(\d+)")
 _TOTAL = re.compile(r"MemTotal:\s+(\d+) kB")
 
 
 def cpu_devices(host: str, root: Path = Path("/")) -> list[Device]:
-    """A device for each NUMA node that has memory; one with all memory where nodes do not account for it.
+    """A device per NUMA node with memory; a single one if nodes do not account for all memory.
 
-    root: where ``/sys`` is.
+    root: with ``/sys``.
     """
     total_bytes = psutil.virtual_memory().total
     sizes = _memory_by_node(root)
@@ -33,7 +33,7 @@ def cpu_devices(host: str, root: Path = Path("/")) -> list[Device]:
 
 
 def network_link() -> Link:
-    """The fastest interface that is up; 10 Gbit/s where none says how fast it is."""
+    """The fastest interface that is up; 10 Gbit/s if speeds are unknown."""
     speeds = [stats.speed for name, stats in psutil.net_if_stats().items() if stats.isup and name != "lo"]
     return Link(
         max([speed * 1e6 / 8 for speed in speeds if speed > 0], default=_SLOWEST_NETWORK), _NETWORK_LATENCY_S
@@ -41,12 +41,11 @@ def network_link() -> Link:
 
 
 def has_nvidia_driver(root: Path = Path("/")) -> bool:
-    """Whether the driver of NVIDIA's GPUs is loaded."""
     return (root / "proc/driver/nvidia/version").exists()
 
 
 def _memory_by_node(root: Path) -> dict[int, int]:
-    """Bytes by number of the node."""
+    """Bytes by node number."""
     found = {}
     for folder in (root / "sys/devices/system/node").glob("node*"):
         number = _NODE.fullmatch(folder.name)

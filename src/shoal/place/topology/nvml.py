@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs and how they are joined, by NVML (the module ``pynvml`` of the package ``nvidia-ml-py``)."""
+"""NVIDIA GPUs and their links, through NVML (module ``pynvml`` of the package ``nvidia-ml-py``)."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -15,9 +15,9 @@ from shoal.forecast.device_specs import DEVICE_SPECS
 T = TypeVar("T")
 
 _LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
-"""PCIe in one direction, by generation."""
+"""PCIe per lane, one direction, by generation."""
 _NVLINK_BYTES_PER_S = {1: 20e9, 2: 25e9, 3: 25e9, 4: 25e9, 5: 50e9}
-"""NVLink in one direction, by generation."""
+"""NVLink per link, one direction, by generation."""
 _NVLINK_LATENCY_S = 5e-6
 _LATENCY_S = {0: 5e-6, 10: 10e-6, 20: 12e-6, 30: 15e-6, 40: 20e-6}
 """By the nearest common ancestor: one board, one bridge, several, a host bridge, a NUMA node."""
@@ -28,18 +28,16 @@ _SWITCH = 2
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """The GPUs of this machine."""
-
     devices: tuple[Device, ...]
     """In the driver's order."""
     links: dict[frozenset[str], Link]
-    """Between every two of them."""
+    """Of every pair."""
     bytes_per_s: dict[str, float]
-    """Memory bandwidth by kind, for kinds without a data sheet on record."""
+    """Memory bandwidth by kind, for kinds without a device spec."""
 
 
 def load_nvml() -> Any:
-    """The module, or None where it is not installed."""
+    """The module, or None if it is not installed."""
     try:
         return import_module("pynvml")
     except ImportError:
@@ -47,7 +45,7 @@ def load_nvml() -> Any:
 
 
 def find_gpus(nvml: Any, host: str) -> Gpus:
-    """All GPUs; none where there is no driver. nvml: the module ``pynvml``."""
+    """All GPUs; none without a driver. nvml: the module ``pynvml``."""
     with _opened(nvml) as opened:
         if not opened:
             return Gpus((), {}, {})
@@ -68,7 +66,7 @@ def _opened(nvml: Any) -> Iterator[bool]:
 
 
 class _Reader:
-    """Asks the driver; what it does not know of a device counts as not there."""
+    """Queries the driver; unknown values get defaults."""
 
     def __init__(self, nvml: Any, host: str) -> None:
         self._nvml = nvml
@@ -93,17 +91,17 @@ class _Reader:
         }
         return Gpus(tuple(devices), links, speeds)
 
-    def _ask(self, question: Callable[[], T], otherwise: T) -> T:
+    def _query(self, query: Callable[[], T], default: T) -> T:
         try:
-            return question()
+            return query()
         except self._nvml.NVMLError:
-            return otherwise
+            return default
 
     def _memory_bytes_per_s(self, handle: Any) -> float:
-        """From the width of the bus and its clock, which counts for both edges."""
+        """From the bus width and the clock, at double data rate."""
         nvml = self._nvml
-        bits = self._ask(partial(nvml.nvmlDeviceGetMemoryBusWidth, handle), 0)
-        megahertz = self._ask(partial(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_MEM), 0)
+        bits = self._query(partial(nvml.nvmlDeviceGetMemoryBusWidth, handle), 0)
+        megahertz = self._query(partial(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_MEM), 0)
         return 2 * megahertz * 1e6 * bits / 8
 
     def _link(self, first: Any, second: Any) -> Link:
@@ -111,7 +109,7 @@ class _Reader:
         if lanes:
             return Link(lanes, _NVLINK_LATENCY_S)
         nvml = self._nvml
-        level = self._ask(partial(nvml.nvmlDeviceGetTopologyCommonAncestor, first, second), -1)
+        level = self._query(partial(nvml.nvmlDeviceGetTopologyCommonAncestor, first, second), -1)
         rate = min(self._pcie_bytes_per_s(first), self._pcie_bytes_per_s(second))
         return Link(rate, _LATENCY_S.get(level, _FARTHEST_LATENCY_S))
 
@@ -121,19 +119,19 @@ class _Reader:
         other_bus = _bus_id(nvml.nvmlDeviceGetPciInfo(other))
         total = 0.0
         for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-            if not self._ask(partial(nvml.nvmlDeviceGetNvLinkState, own, link), 0):
+            if not self._query(partial(nvml.nvmlDeviceGetNvLinkState, own, link), 0):
                 continue
-            kind = self._ask(partial(nvml.nvmlDeviceGetNvLinkRemoteDeviceType, own, link), None)
-            end = self._ask(partial(nvml.nvmlDeviceGetNvLinkRemotePciInfo, own, link), None)
+            kind = self._query(partial(nvml.nvmlDeviceGetNvLinkRemoteDeviceType, own, link), None)
+            end = self._query(partial(nvml.nvmlDeviceGetNvLinkRemotePciInfo, own, link), None)
             if kind == _SWITCH or (end is not None and _bus_id(end) == other_bus):
-                generation = self._ask(partial(nvml.nvmlDeviceGetNvLinkVersion, own, link), 0)
+                generation = self._query(partial(nvml.nvmlDeviceGetNvLinkVersion, own, link), 0)
                 total += _NVLINK_BYTES_PER_S.get(generation, max(_NVLINK_BYTES_PER_S.values()))
         return total
 
     def _pcie_bytes_per_s(self, handle: Any) -> float:
         nvml = self._nvml
-        generation = self._ask(partial(nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle), 3)
-        lanes = self._ask(partial(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle), 16)
+        generation = self._query(partial(nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle), 3)
+        lanes = self._query(partial(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle), 16)
         return _LANE_BYTES_PER_S.get(generation, max(_LANE_BYTES_PER_S.values())) * lanes
 
 
@@ -142,7 +140,8 @@ def _bus_id(info: Any) -> str:
 
 
 def _kind_of(name: str) -> tuple[str, bool]:
-    """A kind on record that the driver's name contains, the longest; else the name in small letters."""
+    """The longest known kind contained in the driver's name, and True; else the name in lower case, and
+    False."""
     plain = "".join(letter for letter in name.lower() if letter.isalnum())
     known = [kind for kind in DEVICE_SPECS if kind.replace("-", "") in plain]
     if known:
@@ -151,5 +150,5 @@ def _kind_of(name: str) -> tuple[str, bool]:
 
 
 def _text(value: str | bytes) -> str:
-    """Text that older versions of the module give as bytes."""
+    """Older versions of the module return bytes."""
     return value.decode() if isinstance(value, bytes) else value

@@ -1,4 +1,4 @@
-"""A described cluster, and how fast its kinds of devices go through memory."""
+"""A cluster description with the memory bandwidth of its kinds of devices."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,18 +10,16 @@ from shoal.forecast.device_specs import DEVICE_SPECS, find_device_spec
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Devices and links, and what no data sheet on record says of them."""
+    """Devices and links, and bandwidths without a device spec."""
 
     cluster: ClusterSpec
-    """The devices and their links."""
     bytes_per_s: Mapping[str, float] = field(default_factory=dict)
-    """By kind, how fast a device reads its memory; kinds with a data sheet on record may be left out."""
+    """Memory bandwidth by kind; kinds with a device spec may be left out."""
 
     def speeds(self) -> dict[str, float]:
-        """How fast each kind goes through weights, bytes per second; raises ConfigError for one of which
-        neither a speed nor a data sheet is known.
+        """Rate in bytes per second at which each kind reads weights; raises ConfigError for an unknown kind.
 
-        From a data sheet it is the bandwidth that large kernels reach.
+        From a device spec: the bandwidth that large kernels reach.
         """
         speeds = self.known_speeds()
         for kind in dict.fromkeys(device.kind for device in self.cluster.devices):
@@ -34,7 +32,7 @@ class Topology:
         return speeds
 
     def known_speeds(self) -> dict[str, float]:
-        """The same of the kinds of which it is known."""
+        """As ``speeds``, without unknown kinds."""
         speeds = dict(self.bytes_per_s)
         for kind in dict.fromkeys(device.kind for device in self.cluster.devices):
             spec = find_device_spec(kind)

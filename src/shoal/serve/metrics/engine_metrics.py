@@ -12,8 +12,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from shoal.cluster.manager.actions import MoveOutcome
-from shoal.cluster.manager.events import MoveMethod
+from shoal.cluster.manager.actions import MigrationOutcome
+from shoal.cluster.manager.events import MigrationMethod
 from shoal.cluster.status import EngineState, EngineStatus, ServiceStatus
 from shoal.engine.stats import EngineStats, ServiceStats
 from shoal.forecast import Spread
@@ -52,8 +52,8 @@ class EngineCollector(Collector):
             restarts.add_metric([engine.name], engine.restarts)
             leases.add_metric([engine.name], engine.leases)
             withdrawn.add_metric([engine.name], engine.withdrawn)
-            for method, outcome in product(MoveMethod, MoveOutcome):
-                moves.add_metric([engine.name, method, outcome], engine.moves.get((method, outcome), 0))
+            for method, outcome in product(MigrationMethod, MigrationOutcome):
+                moves.add_metric([engine.name, method, outcome], engine.migrations.get((method, outcome), 0))
             if engine.heartbeat_age_s is not None:
                 beats.add_metric([engine.name], engine.heartbeat_age_s)
             if engine.info is not None and engine.state in _RUNNING:

@@ -1,4 +1,4 @@
-"""The actor that owns an engine's process."""
+"""The Ray actor that owns an engine's process."""
 
 import asyncio
 import contextlib
@@ -11,83 +11,83 @@ from dataclasses import replace
 import ray
 
 from shoal.cluster.backends.ray.outbox import Outbox
-from shoal.cluster.node import EngineExited, EngineSaid, wire
-from shoal.cluster.node.attachment import Tenancy
+from shoal.cluster.node import EngineExited, EngineMessage, wire
+from shoal.cluster.node.attachment import Attachment
 from shoal.cluster.node.folder import NodeFolder, folder_path
 from shoal.core import ShoalError
 from shoal.engine.process import lifeline
 from shoal.engine.process.config import EngineConfig
 from shoal.models import in_words, resolve_service
 
-# A server that lives asks for news again at once.
+# A live server polls again at once.
 _ALIVE_S = 0.5
-# Between two questions of a server, which may be busy, or have made this actor and not greeted it yet.
+# Longest time between two polls, and until the first: the server may be busy.
 _LEAST_GRACE_S = 5.0
 _CLAIM_S = 30.0
 
 
 class EngineActor:
-    """A node whose server calls methods: it fetches what it is told with ``hear``, over and over.
+    """A node as an actor: the server polls its messages with ``hear``.
 
-    A server that does not ask any more is gone; nothing else tells of its end. Messages are the msgpack of
-    ``cluster.node.wire``, so that servers and actors of different versions can at least refuse each other.
+    A server that stops polling is considered gone. Messages are the msgpack of ``cluster.node.wire``, so that
+    servers and actors of different versions can at least refuse each other.
     """
 
     def __init__(self, cpus: float) -> None:
-        """cpus: how many CPUs of its machine it was given."""
+        """cpus: CPUs of its machine that Ray gave it."""
         self._cpus = cpus
-        # Ray's workers give way to all other programs; an engine is what the machine is for.
+        # Ray lowers the priority of its workers; an engine needs the normal one.
         with contextlib.suppress(PermissionError):
             os.setpriority(os.PRIO_PROCESS, 0, 0)
         self._me = ray.get_runtime_context().current_actor
         self._folder = NodeFolder(folder_path(f"ray-{os.getpid()}-{secrets.token_hex(4)}"))
-        self._tenancy = Tenancy(self._folder.path, ray.util.get_node_ip_address())
+        self._attachment = Attachment(self._folder.path, ray.util.get_node_ip_address())
         self._greeting = asyncio.Lock()
         self._session = 0
         self._outbox = Outbox()
-        self._asked = asyncio.Event()
+        self._polled = asyncio.Event()
         self._preparing: asyncio.Task[None] | None = None
         self._started: wire.StartEngine | None = None
-        """The last start that was asked for."""
-        self._alone: asyncio.TimerHandle | None = None
+        """The last start order."""
+        self._expiry: asyncio.TimerHandle | None = None
         self._grace_s = _CLAIM_S
-        self._await_questions()
+        self._restart_expiry()
         self._life = asyncio.ensure_future(self._run())
 
     async def greet(self, hello: bytes) -> tuple[int, bytes]:
-        """Let a server use the node: its number, and ``Welcome``, or ``Refused``.
+        """Attach a server; returns its session number, and ``Welcome`` or ``Refused``.
 
-        ``Welcome`` is message 0 of those that it hears. Raises RuntimeError if the node is ending.
+        ``Welcome`` is message 0 of its session. Raises RuntimeError if the node is ending.
         """
-        message = wire.decode_to_node(hello)
-        assert isinstance(message, wire.Hello)
+        request = wire.decode_to_node(hello)
+        assert isinstance(request, wire.Hello)
         async with self._greeting:
-            await self._detach_gone()
+            await self._detach_if_gone()
             outbox = Outbox()
-            welcome = await self._tenancy.greet(message, lambda told: outbox.put(wire.encode(told)))
+            welcome = await self._attachment.greet(request, lambda message: outbox.put(wire.encode(message)))
             if welcome:
                 self._session, self._outbox = self._session + 1, outbox
-                self._grace_s = max(_LEAST_GRACE_S, message.orphan_after_s)
-                self._await_questions()
-            if self._tenancy.over.is_set():
+                self._grace_s = max(_LEAST_GRACE_S, request.orphan_after_s)
+                self._restart_expiry()
+            if self._attachment.over.is_set():
                 raise RuntimeError("it is ending")
             answer, *_ = await outbox.read(0)
             return self._session, answer
 
     async def hear(self, session: int, number: int) -> list[bytes] | None:
-        """The messages from this number on, as soon as there is one; None: another server uses the node."""
+        """The messages from this number on, once there is one; None: another server is attached."""
         if session != self._session:
             return None
-        if self._alone is not None:
-            self._alone.cancel()
-        self._asked.set()
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._polled.set()
         messages = await self._outbox.read(number)
         if session == self._session:
-            self._await_questions()
+            self._restart_expiry()
         return messages
 
     async def do(self, session: int, message: bytes) -> None:
-        """Do what the server says; saying it again does nothing."""
+        """Execute an order of the server; repeated orders are ignored."""
         if session != self._session:
             return
         order = wire.decode_to_node(message)
@@ -96,50 +96,52 @@ class EngineActor:
                 await self._stop_preparing()
                 self._started = order
                 self._preparing = asyncio.ensure_future(self._start(order))
-        elif isinstance(order, wire.KillEngine) and not self._tenancy.node.owns_any:
+        elif isinstance(order, wire.KillEngine) and not self._attachment.node.owns_any:
             await self._stop_preparing()
-            self._tenancy.tell(EngineExited(order.engine, order.incarnation, "killed before it was started"))
+            self._attachment.notify(
+                EngineExited(order.engine, order.incarnation, "killed before it was started")
+            )
         else:
-            self._tenancy.handle(order)
+            self._attachment.handle(order)
 
-    def _await_questions(self) -> None:
-        """From now on the node ends if no server asks for news."""
-        if self._alone is not None:
-            self._alone.cancel()
+    def _restart_expiry(self) -> None:
+        """Restart the timer after which the node ends without a poll."""
+        if self._expiry is not None:
+            self._expiry.cancel()
         loop = asyncio.get_running_loop()
-        self._alone = loop.call_later(self._grace_s, self._tenancy.over.set)
+        self._expiry = loop.call_later(self._grace_s, self._attachment.over.set)
 
-    async def _detach_gone(self) -> None:
-        """Notice whether the server that uses the node is gone."""
-        if not self._tenancy.used:
+    async def _detach_if_gone(self) -> None:
+        """Detach the attached server if it has stopped polling."""
+        if not self._attachment.used:
             return
-        self._asked.clear()
+        self._polled.clear()
         self._outbox.put(wire.encode(wire.NodeBeat()))
         try:
-            await asyncio.wait_for(self._asked.wait(), _ALIVE_S)
+            await asyncio.wait_for(self._polled.wait(), _ALIVE_S)
         except TimeoutError:
             await self._stop_preparing()
-            self._tenancy.detach()
+            self._attachment.detach()
 
     async def _start(self, order: wire.StartEngine) -> None:
-        """Start an engine once its models are here."""
+        """Start an engine once its models are on this machine."""
         engine, incarnation = order.engine, order.incarnation
         loop = asyncio.get_running_loop()
 
         def report(what: str) -> None:
-            said = EngineSaid(engine, incarnation, os.getpid(), lifeline.Loading(what))
-            loop.call_soon_threadsafe(self._tenancy.tell, said)
+            message = EngineMessage(engine, incarnation, os.getpid(), lifeline.Loading(what))
+            loop.call_soon_threadsafe(self._attachment.notify, message)
 
         try:
             config = await asyncio.to_thread(fit_config, order.config, self._memory_share(), report)
         except (ShoalError, OSError) as error:
             failure = lifeline.describe_failure(error)
-            self._tenancy.tell(EngineExited(engine, incarnation, failure.message, failure.kind))
+            self._attachment.notify(EngineExited(engine, incarnation, failure.message, failure.kind))
         else:
-            self._tenancy.node.start(engine, incarnation, config)
+            self._attachment.node.start(engine, incarnation, config)
 
     async def _stop_preparing(self) -> None:
-        """Start no engine whose models are still being fetched; what was fetched so far stays."""
+        """Cancel a start whose models are still being fetched; downloaded files stay."""
         if self._preparing is not None:
             self._preparing.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -147,14 +149,14 @@ class EngineActor:
             self._preparing = None
 
     def _memory_share(self) -> float:
-        """The part of its machine that the engine has."""
+        """The engine's share of its machine's memory."""
         here = ray.get_runtime_context().get_node_id()
         cpus: float = next(node["Resources"].get("CPU", 0) for node in ray.nodes() if node["NodeID"] == here)
         return min(1.0, self._cpus / max(cpus, 1.0))
 
     async def _run(self) -> None:
         try:
-            await self._tenancy.run()
+            await self._attachment.run()
         finally:
             await self._stop_preparing()
             self._folder.remove()
@@ -162,9 +164,9 @@ class EngineActor:
 
 
 def fit_config(config: bytes, memory_share: float, report: Callable[[str], None]) -> bytes:
-    """A pickled ``EngineConfig`` with what is different on this machine.
+    """Adapt a pickled ``EngineConfig`` to this machine.
 
-    Models are found here, or fetched; the only GPU of the actor is the first; and on the CPU the engine takes
+    Models are found here, or fetched. The device is the actor's only GPU; on the CPU the engine takes
     ``memory_share`` of the memory unless its options say how much. Raises ModelUnavailable and
     ModelUnsupported.
     """

@@ -1,4 +1,4 @@
-"""Engines on the machines of a Ray cluster."""
+"""The Ray backend: one detached actor for each engine."""
 
 import asyncio
 import os
@@ -14,29 +14,35 @@ from shoal.cluster.backends.interface import BackendEvent, EngineConfig, Exited,
 from shoal.cluster.backends.ray.actor import EngineActor
 from shoal.cluster.backends.ray.connection import connect, disconnect
 from shoal.cluster.backends.ray.remote_node import RemoteNode
-from shoal.cluster.backends.ray.resources import Needs, describe_room, fits_somewhere, needs_of, with_threads
-from shoal.cluster.node import EngineExited, EngineSaid, wire
-from shoal.cluster.node.backend_events import found_engine, to_event, worked
+from shoal.cluster.backends.ray.resources import (
+    ResourceNeeds,
+    describe_capacity,
+    fits_any_node,
+    resource_needs,
+    with_threads,
+)
+from shoal.cluster.node import EngineExited, EngineMessage, wire
+from shoal.cluster.node.backend_events import found_engine, to_event, to_usage
 from shoal.cluster.options import ClusterOptions
 from shoal.core import ConfigError, EngineDied
 from shoal.engine.process.lifeline import PROTOCOL
 
-_MOST_CALLS = 100
-# An actor that was made by a server that is gone may wait for room, or be stopped.
+_MAX_CONCURRENCY = 100
+# Limit of a greeting: an actor of a dead server may be stopped, or wait for resources.
 _ANSWER_S = 5.0
 _ROOM_LOOK_S = 2.0
 _TAKEN_RETRY_S = 0.1
 _TAKEN_S = 10.0
 _END_TIMEOUT_S = 20.0
-# Engines that no server can find again wait so long for one that is only slow.
+# Orphan time of unnamed actors, which no other server can find: theirs may only be slow.
 _UNNAMED_S = 30.0
 
 
 class RayBackend:
-    """Runs each engine in the care of a detached actor, which outlives an unclean end of this process.
+    """Runs each engine under a detached actor, which survives a crash of this process.
 
-    options: ``name`` names the namespace of the actors, by which they are found again; None: one of this
-    process's own. An actor that is silent for ``hung_after_s`` is killed.
+    options: ``name`` names the actors' namespace, by which another server finds them; None: a private one. An
+    actor that is silent for ``hung_after_s`` is killed.
     """
 
     def __init__(self, options: ClusterOptions) -> None:
@@ -49,25 +55,25 @@ class RayBackend:
         self._on_event: Callable[[BackendEvent], None] = lambda _: None
         self._connected_here = False
         self._nodes: dict[str, RemoteNode] = {}
-        """Actors in use, by engine."""
         self._placing: dict[str, asyncio.Task[None]] = {}
-        """Engines whose actors are being made."""
+        """Engines whose actors are being created."""
         self._engines: dict[str, int] = {}
-        """Incarnation of the engines that are not gone."""
+        """Incarnation of each engine that has not exited."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing = False
 
     async def attach(
         self, on_event: Callable[[BackendEvent], None], settings: Mapping[str, str]
     ) -> Sequence[FoundEngine]:
-        """See EngineBackend. Raises ConfigError also if there is no Ray cluster at the address, or another
-        server uses the actors.
+        """See EngineBackend. Also raises ConfigError if there is no Ray cluster at the address, or another
+        server
+        uses the actors.
         """
         self._on_event, self._settings = on_event, dict(settings)
         self._connected_here = await connect(self._address)
         try:
             names = await asyncio.to_thread(self._actor_names)
-            # All are asked before any is used: those of a server with other settings are left alone.
+            # All are greeted before any is used: actors with other settings must stay untouched.
             answers = await asyncio.gather(*map(self._find, names))
         except BaseException:
             await self._disconnect()
@@ -90,7 +96,7 @@ class RayBackend:
         if node is not None:
             node.send(order)
         else:
-            self._placing[engine] = self._spawn(self._place(order, needs_of(config)))
+            self._placing[engine] = self._spawn(self._place(order, resource_needs(config)))
 
     def kill_engine(self, engine: str, incarnation: int) -> None:
         """See EngineBackend."""
@@ -117,14 +123,14 @@ class RayBackend:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._disconnect()
 
-    # Actors.
+    # Actors
 
     def _actor_names(self) -> list[str]:
-        everywhere = ray.util.list_named_actors(all_namespaces=True)
-        return [actor["name"] for actor in everywhere if actor["namespace"] == self._namespace]
+        actors = ray.util.list_named_actors(all_namespaces=True)
+        return [actor["name"] for actor in actors if actor["namespace"] == self._namespace]
 
     async def _find(self, name: str) -> tuple[RemoteNode, wire.Welcome] | None:
-        """An actor that an earlier server made, if it still lives; one that cannot answer is killed."""
+        """Attach to an actor of an earlier server; None if it is gone. One that does not answer is killed."""
         try:
             handle = await asyncio.to_thread(ray.get_actor, name, self._namespace)
         except ValueError:
@@ -138,8 +144,8 @@ class RayBackend:
             pass
         return None
 
-    async def _place(self, order: wire.StartEngine, needs: Needs) -> None:
-        """Make an actor, somewhere with room, and start an engine there."""
+    async def _place(self, order: wire.StartEngine, needs: ResourceNeeds) -> None:
+        """Create an actor where there is room, and start an engine there."""
         engine, incarnation = order.engine, order.incarnation
         node: RemoteNode | None = None
         greeting: asyncio.Future[wire.Welcome] | None = None
@@ -149,16 +155,16 @@ class RayBackend:
             greeting = asyncio.ensure_future(node.greet(self._hello()))
             while not (await asyncio.wait((greeting,), timeout=_ROOM_LOOK_S))[0]:
                 nodes, free = await asyncio.to_thread(lambda: (ray.nodes(), ray.available_resources()))
-                room = describe_room(needs, nodes, free)
-                if not fits_somewhere(needs, nodes):
+                room = describe_capacity(needs, nodes, free)
+                if not fits_any_node(needs, nodes):
                     raise ConfigError(room)
                 what = f"waiting for its actor: {room}"
-                self._tell(Loading(engine=engine, incarnation=incarnation, what=what, waits=True))
+                self._emit(Loading(engine=engine, incarnation=incarnation, what=what, waits=True))
             greeting.result()
         except (ConfigError, EngineDied) as error:
-            self._not_placed(order, node, error)
+            self._placement_failed(order, node, error)
         except asyncio.CancelledError:
-            self._not_placed(order, node, ConfigError(room))
+            self._placement_failed(order, node, ConfigError(room))
         else:
             self._use(node)
             node.send(order)
@@ -167,7 +173,7 @@ class RayBackend:
             if greeting is not None:
                 greeting.cancel()
 
-    def _not_placed(
+    def _placement_failed(
         self, order: wire.StartEngine, node: RemoteNode | None, why: ConfigError | EngineDied
     ) -> None:
         if node is not None:
@@ -175,14 +181,14 @@ class RayBackend:
         failure = type(why).__name__ if isinstance(why, ConfigError) else None
         self._exited(order.engine, order.incarnation, str(why), failure)
 
-    async def _make_actor(self, name: str, needs: Needs) -> Any:
-        """A new actor; the one there is if another server has the name."""
+    async def _make_actor(self, name: str, needs: ResourceNeeds) -> Any:
+        """Create an actor; the existing one if another server keeps the name."""
         make = ray.remote(EngineActor).options(
             name=name,
             namespace=self._namespace,
             lifetime="detached",
             max_restarts=0,
-            max_concurrency=_MOST_CALLS,
+            max_concurrency=_MAX_CONCURRENCY,
             num_cpus=needs.cpus,
             num_gpus=needs.gpus,
             scheduling_strategy="SPREAD",
@@ -191,7 +197,7 @@ class RayBackend:
         while True:
             try:
                 return await asyncio.to_thread(make.remote, needs.cpus)
-            except ValueError:  # the name is taken: by one that was killed, for a moment
+            except ValueError:  # the name is taken, perhaps by a killed actor for a moment
                 if time.monotonic() > until:
                     return await asyncio.to_thread(ray.get_actor, name, self._namespace)
                 await asyncio.sleep(_TAKEN_RETRY_S)
@@ -204,26 +210,26 @@ class RayBackend:
         self._spawn(self._follow(node))
 
     async def _follow(self, node: RemoteNode) -> None:
-        """Hear an actor until it is gone, and its engine with it."""
-        reason = await node.hear(self._heartbeat_s, self._silence_s)
+        """Read messages of an actor until it, and its engine, is gone."""
+        reason = await node.read_messages(self._heartbeat_s, self._silence_s)
         del self._nodes[node.name]
         if node.name in self._engines:
             self._exited(node.name, self._engines[node.name], reason)
 
-    # Events.
+    # Events
 
     def _handle(self, message: wire.FromNode) -> None:
         match message:
-            case EngineSaid():
+            case EngineMessage():
                 if (event := to_event(message)) is not None:
-                    self._tell(event)
+                    self._emit(event)
             case EngineExited():
                 self._exited(
                     message.engine, message.incarnation, message.reason, message.failure, message.suspects
                 )
             case wire.NodeBeat():
                 for usage in message.usages:
-                    self._tell(worked(usage))
+                    self._emit(to_usage(usage))
 
     def _exited(
         self,
@@ -235,12 +241,12 @@ class RayBackend:
     ) -> None:
         if self._engines.get(engine) == incarnation:
             del self._engines[engine]
-        self._tell(
+        self._emit(
             Exited(engine=engine, incarnation=incarnation, reason=reason, failure=failure, suspects=suspects)
         )
 
-    def _tell(self, event: BackendEvent) -> None:
-        # From the loop, so that an error in the receiver does not end the reading.
+    def _emit(self, event: BackendEvent) -> None:
+        # From the loop, so that an error in the callback does not end the reading.
         if not self._closing:
             asyncio.get_running_loop().call_soon(self._on_event, event)
 

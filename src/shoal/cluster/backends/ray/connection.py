@@ -1,4 +1,4 @@
-"""The connection of this process to a Ray cluster."""
+"""Connects this process to a Ray cluster."""
 
 import asyncio
 import contextlib
@@ -15,16 +15,16 @@ _CONNECT_S = 5.0
 
 
 async def connect(address: str) -> bool:
-    """Connect to the cluster at an address, "host:port" or "auto"; whether this was needed.
+    """Connect to the cluster at "host:port" or "auto"; False if this process was connected already.
 
-    Raises ConfigError if there is none.
+    Raises ConfigError if there is no cluster.
     """
     if ray.is_initialized():
         return False
     if address != "auto":
         await _check_reachable(address)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    logging.getLogger("ray").setLevel(logging.ERROR)  # what it logs before it reads its arguments
+    logging.getLogger("ray").setLevel(logging.ERROR)  # for logs before it reads its arguments
     try:
         # In a thread: it waits for answers, and in the main thread it would take SIGTERM for itself.
         await asyncio.to_thread(
@@ -39,12 +39,12 @@ async def connect(address: str) -> bool:
             f"cluster.address: no connection to a Ray cluster at {address!r} ({error}); "
             "`ray start --head` starts one"
         ) from error
-    _take_back_sigterm()
+    _restore_sigterm_handler()
     return True
 
 
-def _take_back_sigterm() -> None:
-    """Undo that Ray, below Python, prints a trace of the stack whenever SIGTERM comes."""
+def _restore_sigterm_handler() -> None:
+    """Replace Ray's native handler of SIGTERM, which prints a stack trace."""
     handler = signal.getsignal(signal.SIGTERM)
     if handler is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
@@ -52,12 +52,11 @@ def _take_back_sigterm() -> None:
 
 
 def disconnect() -> None:
-    """End the connection."""
     ray.shutdown()
 
 
 async def _check_reachable(address: str) -> None:
-    """Ray itself tries for minutes."""
+    """Fail early: Ray itself tries for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "/" in host:
         raise ConfigError(f"cluster.address must be host:port or auto, got {address!r}")

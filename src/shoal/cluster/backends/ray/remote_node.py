@@ -1,4 +1,4 @@
-"""The server's end of an actor that owns an engine."""
+"""The server's side of an actor that owns an engine."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,21 +15,18 @@ _BECAUSE = "The actor is dead because "
 
 
 class RemoteNode:
-    """A node that is an actor, reached by calls of its methods.
-
-    on_message: called for everything that it tells, in order.
-    """
+    """A node that is an actor; on_message: called for each of its messages, in order."""
 
     def __init__(self, name: str, handle: Any, on_message: Callable[[wire.FromNode], None]) -> None:
         self.name = name
-        """That of its engine."""
+        """Name of its engine."""
         self._handle = handle
         self._on_message = on_message
         self._session = 0
-        self._heard = 0
+        self._received = 0
 
     async def greet(self, hello: wire.Hello) -> wire.Welcome:
-        """Begin to use it; raises ConfigError if it refuses, EngineDied if it is gone."""
+        """Attach to it; raises ConfigError if it refuses, EngineDied if it is gone."""
         try:
             self._session, answer = await self._handle.greet.remote(wire.encode(hello))
         except RayError as error:
@@ -38,30 +35,30 @@ class RemoteNode:
         if isinstance(message, wire.Refused):
             raise ConfigError(f"the actor of engine {self.name} cannot be used: {message.why}")
         assert isinstance(message, wire.Welcome)
-        self._heard = 1
+        self._received = 1
         return message
 
     def send(self, message: wire.ToNode) -> None:
-        """Send a message without waiting, and again where Ray loses it; it is lost if the actor is gone."""
+        """Send without waiting, with retries by Ray; lost if the actor is gone."""
         self._handle.do.options(max_task_retries=-1).remote(self._session, wire.encode(message))
 
-    async def hear(self, heartbeat_s: float, silence_s: float) -> str:
-        """Hand on what it tells until it is gone, and say why it is.
+    async def read_messages(self, heartbeat_s: float, silence_s: float) -> str:
+        """Read its messages until it is gone; returns why.
 
-        One that is silent for too long is killed. A time in which this process slept counts as one heartbeat.
+        It is killed if it is silent for too long. A pause of this process counts as one heartbeat.
         """
         silent_s = 0.0
         while True:
-            asking = asyncio.wrap_future(self._handle.hear.remote(self._session, self._heard).future())
-            while not (await asyncio.wait((asking,), timeout=heartbeat_s))[0]:
+            pending = asyncio.wrap_future(self._handle.hear.remote(self._session, self._received).future())
+            while not (await asyncio.wait((pending,), timeout=heartbeat_s))[0]:
                 silent_s += heartbeat_s
                 if silent_s > silence_s:
-                    asking.cancel()
+                    pending.cancel()
                     self.kill()
                     return f"its actor was silent for {silent_s:g} s (cluster.hung_after)"
             try:
-                messages = asking.result()
-            except ActorUnavailableError:  # perhaps for a while only
+                messages = pending.result()
+            except ActorUnavailableError:  # perhaps temporary
                 await asyncio.sleep(_RETRY_S)
                 silent_s += _RETRY_S
                 continue
@@ -70,17 +67,17 @@ class RemoteNode:
             if messages is None:
                 return "another server uses its actor"
             silent_s = 0.0
-            self._heard += len(messages)
+            self._received += len(messages)
             for message in messages:
                 self._on_message(wire.decode_from_node(message))
 
     def kill(self) -> None:
-        """End the actor; its engine ends with it."""
+        """Kill the actor, and its engine with it."""
         ray.kill(self._handle)
 
 
 def describe_death(error: RayError) -> str:
-    """Why an actor is gone, without all that Ray knows of it."""
+    """The short reason in Ray's error about a dead actor."""
     text = str(error).strip()
     _, _, why = text.partition(_BECAUSE)
     return f"its actor ended: {(why or text.splitlines()[-1]).partition('. ')[0]}"

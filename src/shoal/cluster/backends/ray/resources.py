@@ -1,4 +1,4 @@
-"""What an engine needs of a machine of a Ray cluster, and which machines there are."""
+"""Resources (CPUs, GPUs) that an engine needs of a Ray node, and whether any node has them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,8 +10,8 @@ _KINDS = ("CPU", "GPU")
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
-    """Resources of Ray that an engine has for itself."""
+class ResourceNeeds:
+    """Ray resources reserved for an engine."""
 
     cpus: int
     gpus: int
@@ -20,18 +20,18 @@ class Needs:
         return f"{self.cpus} CPU" + (f" and {self.gpus} GPU" if self.gpus else "")
 
 
-def needs_of(config: EngineConfig) -> Needs:
-    """A CPU for each of its threads, of which it has one unless more are written, and its GPU."""
-    return Needs(config.options.threads or 1, 0 if config.options.device == "cpu" else 1)
+def resource_needs(config: EngineConfig) -> ResourceNeeds:
+    """A CPU per thread (1 by default), and a GPU unless it runs on the CPU."""
+    return ResourceNeeds(config.options.threads or 1, 0 if config.options.device == "cpu" else 1)
 
 
 def with_threads(config: EngineConfig) -> EngineConfig:
-    """The configuration with as many threads as the engine has CPUs."""
-    return replace(config, options=replace(config.options, threads=needs_of(config).cpus))
+    """The configuration with a thread per reserved CPU."""
+    return replace(config, options=replace(config.options, threads=resource_needs(config).cpus))
 
 
-def fits_somewhere(needs: Needs, nodes: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether an engine would fit on one of Ray's nodes if nothing else ran there."""
+def fits_any_node(needs: ResourceNeeds, nodes: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether an engine would fit on an otherwise empty node."""
     return any(
         node["Alive"]
         and node["Resources"].get("CPU", 0) >= needs.cpus
@@ -40,8 +40,10 @@ def fits_somewhere(needs: Needs, nodes: Sequence[Mapping[str, Any]]) -> bool:
     )
 
 
-def describe_room(needs: Needs, nodes: Sequence[Mapping[str, Any]], free: Mapping[str, float]) -> str:
-    """What is needed, what there is, and what of it is free, in words."""
+def describe_capacity(
+    needs: ResourceNeeds, nodes: Sequence[Mapping[str, Any]], free: Mapping[str, float]
+) -> str:
+    """Needed, existing and free resources, in words."""
     has = ", ".join(
         f"{node['NodeManagerAddress']} has {_amounts(node['Resources'])}" for node in nodes if node["Alive"]
     )
