@@ -144,7 +144,7 @@ class MigrationRun:
                 continue
             call, method = self.rng.choice(calls), self.rng.choice(methods)
             others = [engine.name for engine in self.router.engines if engine.name != call.engine]
-            self.wanted[call.id] = method
+            self.requested_method[call.id] = method
             self.router.administration.migrate_request(call.id, self.rng.choice(others), method)
         stopped.set()
         await asyncio.gather(*clients)

@@ -42,4 +42,4 @@ class StepsAhead:
 
     def cut(self, now_ns: int) -> None:
         """Keep only steps planned before now."""
-        cut_behind(self.ends_ns, now_ns, self.depth - 1)
+        cut_after(self.ends_ns, now_ns, self.depth - 1)

@@ -91,7 +91,7 @@ class Port:
         """Approximate limit on messages."""
         return self._network.message_bytes
 
-    def has_news(self) -> bool:
+    def can_receive(self) -> bool:
         return bool(self._arrived)
 
     def receive(self) -> Arrived | None:

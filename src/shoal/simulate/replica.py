@@ -216,7 +216,7 @@ class Replica:
     @property
     def _may_skip(self) -> bool:
         """Whether steps may be skipped: only decodes, and none with an expected request."""
-        if not self._skips or self._engine.pausing:
+        if not self._skips or self._engine.needs_pause:
             return False
         return all(self.scheduler.table_of(request) is None for request in self._expected)
 

@@ -143,7 +143,7 @@ class LocalBackend:
 
     async def _connect(self) -> _Link:
         """Connect to the node, which is started if there is none."""
-        work, last_look_s, used_s = WorkWatch(), time.monotonic(), 0.0
+        work, last_look_s, used_s = StallTracker(), time.monotonic(), 0.0
         while True:
             link = await self._try_connect()
             if link is not None:
@@ -156,8 +156,8 @@ class LocalBackend:
             assert self._process is not None
             before_s, last_look_s = last_look_s, time.monotonic()
             before_used_s, used_s = used_s, max(used_s, cpu_s(self._process.pid))
-            work.look(last_look_s - before_s, used_s - before_used_s)
-            if work.still_s > _START_TIMEOUT_S or work.took_s > CIRCLES_FACTOR * _START_TIMEOUT_S:
+            work.observe(last_look_s - before_s, used_s - before_used_s)
+            if work.still_s > _START_TIMEOUT_S or work.took_s > BUSY_LOOP_FACTOR * _START_TIMEOUT_S:
                 raise EngineDied(f"{self._what} does not start in {self._path}")
             await asyncio.sleep(_RETRY_S)
 
@@ -274,8 +274,8 @@ class LocalBackend:
 
     async def _watch(self, link: _Link) -> None:
         """Kill a node that is silent and hangs; a pause of this process counts as one look."""
-        work, used_s = WorkWatch(), cpu_s(link.pid)
-        while work.still_s <= self._silence_s and work.took_s <= CIRCLES_FACTOR * self._silence_s:
+        work, used_s = StallTracker(), cpu_s(link.pid)
+        while work.still_s <= self._silence_s and work.took_s <= BUSY_LOOP_FACTOR * self._silence_s:
             self._message_received = False
             await asyncio.sleep(self._heartbeat_s)
             before_s, used_s = used_s, cpu_s(link.pid)

@@ -124,7 +124,7 @@ class Engine:
     """Deaths in succession."""
     restarts: int = 0
     last_error: str | None = None
-    work: WorkWatch = field(default_factory=WorkWatch)
+    work: StallTracker = field(default_factory=StallTracker)
     """CPU time and silence since its last progress in loading, or since its last heartbeat."""
     doing: str = ""
     """What it last reported while loading."""

@@ -14,7 +14,7 @@ class Supervisor:
 
     A tick advances that clock by the time since the last tick, at most by two tick intervals. So the
     supervisor does not mistake a pause of its own process for silence of the engines. Engines that use CPU
-    time count as working (see ``WorkWatch``).
+    time count as working (see ``StallTracker``).
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Supervisor:
 
     def _count_time(self, engine: Engine, cpu_s: float) -> None:
         """Count the time since the last call, with the CPU time used in it."""
-        engine.work.look(engine.uncounted_s, cpu_s)
+        engine.work.observe(engine.uncounted_s, cpu_s)
         engine.uncounted_s = 0.0
 
     def _check_hung(self, engine: Engine) -> list[KillEngine]:
@@ -110,7 +110,7 @@ class Supervisor:
         return [_kill(engine, f"it did not get on with loading{doing}, and {why}")] if why else []
 
 
-def _describe_hang(work: WorkWatch, key: str, limit_s: float) -> str:
+def _describe_hang(work: StallTracker, key: str, limit_s: float) -> str:
     """Why an engine counts as hung, in words; empty: it does not. key: option of the limit."""
     if work.still_s > limit_s:
         return (

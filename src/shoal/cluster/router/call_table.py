@@ -9,7 +9,7 @@ from typing import Protocol
 from shoal.cluster.manager.events import ClusterEvent, Ended, Progressed
 from shoal.cluster.router.call import Call
 from shoal.cluster.router.recovery_log import RecoveryLog
-from shoal.core import FinishReason, GoalsOutOfReach, InvalidRequest, QueueFull, TokenEvent
+from shoal.core import FinishReason, InvalidRequest, QueueFull, SLOExpired, TokenEvent
 from shoal.engine import wire
 from shoal.frontend.reader import ChoiceReader
 
