@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from end_to_end_builders import Outcome, greedy_reference, make_request, run_engine
+from end_to_end_builders import Outcome, make_request, run_engine
 from execute_builders import make_model, make_prompt, tiny_config
+from references import assert_greedy
 
+from crossed import crossed
 from shoal.config import PRESETS
 from shoal.core import Request, derive_seed
 from shoal.schedule import Conservative, PastFuture, Slice
@@ -65,8 +67,8 @@ def run(
     dtypes = options.get("dtype", {})
     for request in (request for requests in rounds for request in requests):
         if request.sampling.temperature == 0 and dtypes.get(request.service, "float32") == "float32":
-            expected = greedy_reference(folders[request.service], request.prompt, OUTPUT)
-            assert outcome.tokens[request.id] == expected[: request.sampling.max_tokens], request.id
+            most = request.sampling.max_tokens or 0
+            assert_greedy(folders[request.service], request.prompt, outcome.tokens[request.id], most)
     return outcome
 
 
@@ -94,8 +96,7 @@ def test_greedy_output_equals_transformers(preset: str, depth: int, folders: dic
         assert outcome.recomputed_tokens > 0
 
 
-@pytest.mark.parametrize("layout", ["merged", "split"])
-@pytest.mark.parametrize("preset", SWAPPING)
+@pytest.mark.parametrize(("preset", "layout"), crossed(SWAPPING, ["merged", "split"]))
 def test_swapping_in_both_layouts_with_and_without_prefix_caching(
     preset: str, layout: str, folders: dict[str, Path]
 ) -> None:
@@ -111,8 +112,7 @@ def test_what_the_host_cannot_hold_is_computed_again(folders: dict[str, Path]) -
     assert outcome.recomputed_tokens > 0
 
 
-@pytest.mark.parametrize("layout", ["merged", "split"])
-@pytest.mark.parametrize("preset", PREEMPTING)
+@pytest.mark.parametrize(("preset", "layout"), crossed(PREEMPTING, ["merged", "split"]))
 def test_preemption_alone(preset: str, layout: str, folders: dict[str, Path]) -> None:
     """Where memory is set aside for the longest outputs, nobody but a more urgent one preempts anybody."""
     patient = {"admission": Conservative(), "every": 3, "layout": layout}
@@ -140,8 +140,7 @@ def holes(after: int) -> list[list[Request]]:
     return [[*many[:after], make_request(ONE, ONE, make_prompt(62), 8), *many[after:]]]
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("preset", MERGED)
+@pytest.mark.parametrize(("preset", "depth"), crossed(MERGED, [1, 2]))
 def test_compaction(preset: str, depth: int, folders: dict[str, Path]) -> None:
     # Longer slices than one token would come in merged blocks of their own, which leave no holes.
     tuned: dict[str, Any] = {"admission": Slice(tokens=1)} if preset == "scls-cb" else {}
@@ -172,8 +171,9 @@ SAMPLING: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("layout", ["merged", "split"])
-@pytest.mark.parametrize("preset", ["shoal", "fastserve", "seallm-join", "scls-cb"])
+@pytest.mark.parametrize(
+    ("preset", "layout"), crossed(["shoal", "fastserve", "seallm-join", "scls-cb"], ["merged", "split"])
+)
 def test_sampled_output_with_a_seed_is_the_same_when_preempted(
     preset: str, layout: str, folders: dict[str, Path]
 ) -> None:

@@ -13,6 +13,7 @@ from execute_builders import VOCAB, make_model, make_prompt, tiny_config
 from failing_engine import POISON, Fails, sabotage
 from served import run_served
 
+from crossed import crossed, each_nth
 from shoal.cluster.router.router import Router
 from shoal.core import NO_GOALS, SLO, Request, Service
 from shoal.engine import EngineOptions
@@ -91,7 +92,7 @@ def check(outcome: Outcome, undisturbed: Outcome, lost: Callable[[str], bool]) -
     assert outcome.cached_tokens > 0
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("settings", each_nth(SETTINGS, 3, at=0))
 def test_a_device_too_small_for_larger_batches_serves_everybody(
     settings: str, folders: dict[str, Path], undisturbed: Outcome
 ) -> None:
@@ -101,7 +102,7 @@ def test_a_device_too_small_for_larger_batches_serves_everybody(
     assert sum(outcome.failed_steps.values()) < 40
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("settings", each_nth(SETTINGS, 3, at=1))
 def test_only_a_request_that_fails_alone_is_lost(
     settings: str, folders: dict[str, Path], undisturbed: Outcome
 ) -> None:
@@ -116,7 +117,7 @@ def test_only_a_request_that_fails_alone_is_lost(
     assert outcome.failed_steps["b"] == 0
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("settings", each_nth(SETTINGS, 3, at=2))
 def test_a_service_that_always_fails_leaves_the_other_alone(
     settings: str, folders: dict[str, Path], undisturbed: Outcome
 ) -> None:
@@ -126,8 +127,10 @@ def test_a_service_that_always_fails_leaves_the_other_alone(
     assert outcome.failed_steps["a"] == 0
 
 
-@pytest.mark.parametrize("settings", ["recompute, 4 iterations", "little memory, swap, depth 2"])
-@pytest.mark.parametrize("on_hopeless", ["last", "refuse"])
+@pytest.mark.parametrize(
+    ("on_hopeless", "settings"),
+    crossed(["last", "refuse"], ["recompute, 4 iterations", "little memory, swap, depth 2"]),
+)
 def test_who_is_too_late_because_steps_fail_is_refused_or_served_whole(
     on_hopeless: str, settings: str, folders: dict[str, Path], undisturbed: Outcome
 ) -> None:

@@ -14,6 +14,7 @@ from end_to_end_builders import OVERCOMMIT, make_request, run_engine
 from execute_builders import make_model, make_prompt, tiny_config
 from grammar_builders import EOS, Letters, write_tokenizer
 
+from crossed import crossed
 from shoal.core import Grammar, GrammarKind, Request, ResumeState
 from shoal.execute.grammar import watchdog
 from shoal.execute.grammar.masks import RowMasks
@@ -88,8 +89,7 @@ def postpone(executor: Any) -> None:
     masks.ready = lambda numbers: [number for number in ready(numbers) if draws.random() < 0.5]
 
 
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("circumstance", CIRCUMSTANCES)
+@pytest.mark.parametrize(("circumstance", "late"), crossed(CIRCUMSTANCES, [False, True]))
 def test_outputs_are_the_same_in_all_circumstances(
     circumstance: str, late: bool, folder: Path, expected: dict[str, list[int]]
 ) -> None:
@@ -117,8 +117,7 @@ def test_services_that_decode_together_are_postponed_apart(
     assert outcome.tokens == expected
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(("sign", "depth"), crossed([signal.SIGKILL, signal.SIGSTOP], [1, 2]))
 def test_processes_that_are_killed_or_stopped_change_no_output(
     sign: signal.Signals,
     depth: int,

@@ -12,6 +12,7 @@ from end_to_end_builders import OVERCOMMIT, Outcome, make_request, run_engine
 from execute_builders import make_model, make_prompt, needs_native, tiny_config
 
 from at_hand import on_cpu
+from crossed import crossed
 
 KINDS = ("llama", "qwen3", "gemma3", "gpt2")
 OUTPUT = 20
@@ -74,8 +75,9 @@ def alone(folders: dict[str, Path]) -> dict[str, list[int]]:
 
 
 @needs_native
-@pytest.mark.parametrize("circumstance", CIRCUMSTANCES)
-@pytest.mark.parametrize("pair", [("llama", "gemma3"), ("qwen3", "gpt2")])
+@pytest.mark.parametrize(
+    ("pair", "circumstance"), crossed([("llama", "gemma3"), ("qwen3", "gpt2")], CIRCUMSTANCES)
+)
 def test_greedy_output_is_the_same_in_all_circumstances(
     pair: tuple[str, str], circumstance: str, folders: dict[str, Path], alone: dict[str, list[int]]
 ) -> None:
@@ -92,8 +94,7 @@ def test_greedy_output_is_the_same_in_all_circumstances(
 
 
 @on_cpu
-@pytest.mark.parametrize("attention", ["batched", "reference"])
-@pytest.mark.parametrize("layout", ["merged", "split"])
+@pytest.mark.parametrize(("layout", "attention"), crossed(["merged", "split"], ["batched", "reference"]))
 def test_torch_serves_it_without_native_kernels(
     attention: str, layout: str, folders: dict[str, Path]
 ) -> None:

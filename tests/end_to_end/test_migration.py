@@ -13,6 +13,7 @@ from engine_pairs import Answer, Client, EngineHost, Migration, hosts
 from execute_builders import make_model, make_prompt, tiny_config
 
 from at_hand import DEVICE, on_cpu
+from crossed import crossed
 from shoal.core import Request, Service
 from shoal.engine import Engine, EngineOptions
 from shoal.engine.build import assemble_engine
@@ -99,10 +100,12 @@ def move_all(
     return client.answers
 
 
-@pytest.mark.parametrize("live", [True, False], ids=["live", "stop"])
-@pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("layout", ["merged", "split"])
-def test_requests_move_after_every_token(live: bool, depth: int, layout: str, two_engines: Engines) -> None:
+@pytest.mark.parametrize(
+    ("layout", "depth", "live"),
+    crossed(["merged", "split"], [1, 2], [True, False], of_each=2),
+    ids=lambda value: ("stop", "live")[value] if isinstance(value, bool) else str(value),
+)
+def test_requests_move_after_every_token(layout: str, depth: int, live: bool, two_engines: Engines) -> None:
     """Two at once, beside one of the other service; prefixes are cached in half of the cases."""
     options = {"depth": depth, "layout": layout, "prefix_caching": live}
     requests = [ask("r", "greedy"), ask("s", "seeded", prompt=21), ask("other", "greedy", "b", 30)]

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from end_to_end_builders import greedy_reference, make_request, run_batch
+from end_to_end_builders import make_request, run_batch
 from execute_builders import make_model, make_prompt, tiny_config
+from references import assert_greedy
 
 from at_hand import DEVICE
+from crossed import crossed
 from shoal.config import PRESETS
 from shoal.core import FinishReason, Request, SamplingParams, Service, TokenLogprobs, derive_seed
 from shoal.engine import Engine, EngineOptions
@@ -100,8 +102,7 @@ def with_ends(completion: Completion, params: SamplingParams) -> list[SamplingPa
     ]
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("case", PLAIN)
+@pytest.mark.parametrize(("case", "depth"), crossed(PLAIN, [1, 2]))
 def test_the_rest_is_the_same_after_every_token(case: str, depth: int, new_engine: NewEngine) -> None:
     engine, params = new_engine(SchedulerOptions(depth=depth)), params_of(case)
     [plain] = answer(engine, [(params, ())])
@@ -116,8 +117,7 @@ CIRCUMSTANCES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("circumstance", CIRCUMSTANCES)
-@pytest.mark.parametrize("case", ["greedy", "seeded, penalties"])
+@pytest.mark.parametrize(("case", "circumstance"), crossed(["greedy", "seeded, penalties"], CIRCUMSTANCES))
 def test_the_rest_is_the_same_in_other_circumstances(
     case: str, circumstance: str, new_engine: NewEngine
 ) -> None:
@@ -194,8 +194,7 @@ def alone(new_engine: NewEngine, folders: dict[str, Path]) -> Told:
         engine.submit(request)
         told.finish(engine)
         if request.sampling.temperature == 0:
-            expected = greedy_reference(folders[request.service], request.prompt, OUTPUT)
-            assert told.tokens[request.id] == expected
+            assert_greedy(folders[request.service], request.prompt, told.tokens[request.id], OUTPUT)
     engine.close()
     return told
 

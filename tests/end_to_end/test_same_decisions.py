@@ -19,6 +19,7 @@ from end_to_end_builders import make_request
 from execute_builders import make_model, make_prompt, tiny_config
 
 from at_hand import DEVICE
+from crossed import crossed
 from shoal.config import PRESETS
 from shoal.core import SLO, Request, ResumeState, Service, StepPlan, StepResult
 from shoal.engine import Engine, EngineOptions, build_engine
@@ -223,20 +224,14 @@ def test_they_agree_on_who_is_too_late(
 
 
 @pytest.mark.parametrize(
-    ("depth", "max_iterations", "overcommitted"),
-    [
-        (1, 1, True),
-        (2, 1, False),
-        (1, 4, True),
-        pytest.param(1, 1, False, marks=pytest.mark.slow),
-        pytest.param(2, 1, True, marks=pytest.mark.slow),
-        pytest.param(1, 4, False, marks=pytest.mark.slow),
-    ],
+    ("preset", "steps", "overcommitted"),
+    crossed(PRESETS, [(1, 1), (2, 1), (1, 4)], [True, False]),
 )
-@pytest.mark.parametrize("preset", PRESETS)
 def test_real_engine_and_simulator_write_the_same_schedule_log(
-    folders: dict[str, Path], preset: str, depth: int, max_iterations: int, overcommitted: bool
+    folders: dict[str, Path], preset: str, steps: tuple[int, int], overcommitted: bool
 ) -> None:
+    """steps: plans in flight, and most iterations of one."""
+    depth, max_iterations = steps
     knobs: dict[str, Any] = {"depth": depth, "max_iterations": max_iterations, **TUNED.get(preset, {})}
     if overcommitted and preset not in TUNED:
         knobs["admission"] = Conservative(overcommit=20.0)
