@@ -1,4 +1,4 @@
-"""What the rows of running batches must say, made of plans, results and events alone."""
+"""Expected rows of running batches, computed from plans, results and events alone."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ _COLUMNS = (
 
 
 class Bookkeeping:
-    """Follows every request that runs, and compares the scheduler's rows with what it knows itself."""
+    """Tracks every running request, and compares the scheduler's rows with its own counts."""
 
     def __init__(self, scheduler: Scheduler, executor: ReplayExecutor) -> None:
         self._scheduler = scheduler
@@ -31,7 +31,7 @@ class Bookkeeping:
         self._token_times_ns = defaultdict[str, list[int]](list)
 
     def planned(self, plan: StepPlan) -> None:
-        """The executor has carried out a new plan; its result is still to be told."""
+        """The executor has run a new plan; the update is still to come."""
         for state in self._scheduler.services.values():
             for request in state.running.requests:
                 self._request_ids[request.seq_id] = request.request.id
@@ -40,7 +40,7 @@ class Bookkeeping:
     def updated(
         self, plan: StepPlan, result: StepResult, now_ns: int, tokens: Mapping[str, Sequence[int]]
     ) -> None:
-        """The result was told; tokens: of every request so far."""
+        """The update was made; tokens: of every request so far."""
         assert self._in_flight.pop(0) is plan
         ends_ns = [now_ns - sum(result.durations_ns[at + 1 :]) for at in range(len(result.durations_ns))]
         for seq_id in plan.seq_ids:
@@ -57,29 +57,29 @@ class Bookkeeping:
                 self._postponed.discard(plan.seq_ids[row])
 
     def ready(self, seq_ids: Iterable[int]) -> None:
-        """These are no longer left out of plans."""
+        """These sequences are no longer postponed."""
         self._postponed.difference_update(seq_ids)
 
     def abandoned(self) -> None:
-        """All plans in flight were taken back."""
+        """All plans in flight were rolled back."""
         self._in_flight.clear()
 
     def compare(self, tokens: Mapping[str, Sequence[int]]) -> None:
-        """All rows of all batches; tokens: that the events have told of each request so far."""
+        """Check all rows of all batches; tokens: of each request's events so far."""
         for name, state in self._scheduler.services.items():
             batch = state.running
             assert batch.seq_id.tolist() == [request.seq_id for request in batch.requests]
             assert sorted(set(batch.seq_id.tolist())) == batch.seq_id.tolist()
             columns = {name: getattr(batch, name).tolist() for name in _COLUMNS}
             for row, request in enumerate(batch.requests):
-                told = tokens.get(request.request.id, ())
-                expected = self._row(request.seq_id, request.request.id, told)
+                known_output = tokens.get(request.request.id, ())
+                expected = self._row(request.seq_id, request.request.id, known_output)
                 actual = {name: columns[name][row] for name in expected}
                 assert actual == expected, (actual, expected)
                 assert request.service == name
                 assert request.block_ids == self._executor.sequences[request.seq_id].table
                 assert columns["is_ending"][row] == (request.ending is not None)
-                # A copy of a last block that was found counts as offered before its last token is computed.
+                # The copy of a cached last block counts as published before its last token is computed.
                 full_blocks = (columns["num_computed"][row] + 1) // self._executor.pool.block_size
                 assert columns["num_published"][row] <= full_blocks
                 assert columns["predicted_tokens"][row] > columns["num_generated"][row]
@@ -88,7 +88,7 @@ class Bookkeeping:
                 assert not request.block_ids
                 assert request.num_generated == len(tokens.get(request.request.id, ()))
 
-    def _row(self, seq_id: int, request_id: str, told: Sequence[int]) -> dict[str, int]:
+    def _row(self, seq_id: int, request_id: str, known_output: Sequence[int]) -> dict[str, int]:
         sequence = self._executor.sequences[seq_id]
         known = len(sequence.tokens)
         own = [plan for plan in self._in_flight if seq_id in plan.seq_ids]
@@ -97,8 +97,8 @@ class Bookkeeping:
         times_ns = self._token_times_ns[request_id]
         row = {
             "num_tokens_with_in_flight": known,
-            "num_prompt_tokens": known - sampling - len(told),
-            "num_generated": len(told),
+            "num_prompt_tokens": known - sampling - len(known_output),
+            "num_generated": len(known_output),
             "num_scheduled": sequence.computed,
             "num_computed": sequence.computed - unsettled,
             "num_blocks": len(sequence.table),

@@ -1,4 +1,4 @@
-"""Several schedulers with executors that check everything, for requests that change engines."""
+"""Schedulers with checking executors, for the migration of requests between them."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from shoal.schedule import Scheduler
 
 
 class Engine:
-    """A scheduler and an executor that checks everything, with a clock of its own."""
+    """A scheduler with a checking executor and its own clock."""
 
     def __init__(self, scheduler: Scheduler, clock_ns: int = 0) -> None:
         self.scheduler = scheduler
@@ -29,12 +29,12 @@ class Engine:
         self.events += self.scheduler.submit(request, self.now_ns)
 
     def step(self) -> list[TokenEvent]:
-        """Plan what can be planned, and let the oldest plan end; returns events."""
+        """Schedule up to ``depth`` plans, and complete the oldest; returns events."""
         while len(self.flights) < self.scheduler.options.depth:
             plan = self.scheduler.schedule(self.now_ns)
             self.pool.check_integrity()
             if isinstance(plan, Idle):
-                assert self.scheduler.schedule(self.now_ns) == plan, "looking again changed something"
+                assert self.scheduler.schedule(self.now_ns) == plan, "a second schedule() has another result"
                 break
             self.flights.append((plan, self.executor.run(plan)))
         if self.flights:
@@ -45,7 +45,7 @@ class Engine:
         return self.take_events()
 
     def complete(self) -> None:
-        """Let the oldest plan end."""
+        """Complete the oldest plan."""
         plan, result = self.flights.popleft()
         self.now_ns += result.duration_ns
         self.events += self.scheduler.update(plan, result, self.now_ns)
@@ -54,25 +54,25 @@ class Engine:
             self.check_tables()
 
     def take_events(self) -> list[TokenEvent]:
-        """What happened since this was last asked."""
+        """Events since the last call."""
         events, self.events = self.events, []
         return events
 
     def drain(self) -> None:
-        """Let all plans in flight end, and carry out what none has told."""
+        """Complete all plans in flight, and execute pending changes."""
         while self.flights:
             self.complete()
         self.carry_out(self.scheduler.pending_plan())
 
     def carry_out(self, plan: StepPlan) -> None:
-        """Carry out the changes of a plan without rows."""
+        """Execute a plan without rows."""
         assert not self.flights
         assert not plan.seq_ids
         self.executor.drop(plan)
         self.check_tables()
 
     def check_tables(self) -> None:
-        """Every reference is one of a table's, or of a lease."""
+        """Every block reference belongs to a block table or a lease."""
         scheduler = self.scheduler
         self.pool.check_integrity(
             {
@@ -83,11 +83,11 @@ class Engine:
         )
 
     def read(self, service: str, blocks: Sequence[int]) -> list[list[int] | None]:
-        """KV as another engine would get it."""
+        """KV as sent to another engine."""
         return [self.executor.memory.get((service, block)) for block in blocks]
 
     def write(self, service: str, blocks: Sequence[int], content: Sequence[list[int] | None]) -> None:
-        """KV that another engine has read."""
+        """KV received from another engine."""
         for block, slots in zip(blocks, content, strict=True):
             self.executor.write(service, block, slots)
 
@@ -104,7 +104,7 @@ def engine_of(preset: str, depth: int, clock_ns: int, blocks: int = 14) -> Engin
 
 
 def make_some_request(random: Random, number: int) -> Request:
-    """Of either service, with a prompt that others may share the beginning of."""
+    """A request of either service, whose prompt may share a prefix with others."""
     own = [10_000 + 100 * number + at for at in range(random.randint(1, 12))]
     return make_request(
         [*range(random.choice((0, 4, 8))), *own],

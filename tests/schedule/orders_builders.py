@@ -1,4 +1,4 @@
-"""Fakes for orders: services as plain values, and a machine that carries out turns with memory for all."""
+"""Fakes for orders: services as plain values, and a machine that runs turns with unlimited memory."""
 
 from collections.abc import Sequence
 
@@ -13,9 +13,9 @@ __all__ = ["SECOND", "FakeService", "Machine", "decide", "make_state", "taking_p
 
 
 class FakeService:
-    """What an order sees of a service.
+    """An order's view of a service.
 
-    running: in the order of admission, of whom some are ``prefilling``. finished: output lengths of the past.
+    running: in the order of admission; some of them are ``prefilling``. finished: past output lengths.
     """
 
     def __init__(
@@ -70,18 +70,16 @@ class FakeService:
 
 
 def view_of(*services: FakeService, step: int = 0) -> SchedulerView:
-    """What an order sees."""
     return SchedulerView({service.service: service for service in services}, step)
 
 
 def decide(order: Order, *services: FakeService, step: int = 0) -> list[Turn]:
-    """The turns that an order lists."""
     decision: Decision = order.decide(view_of(*services, step=step), 0)
     return list(decision.turns)
 
 
 def taking_part(turn: Turn, service: FakeService) -> list[RequestState]:
-    """Running requests of a turn, the most wanted first; equals by admission."""
+    """Running requests of a turn, the most urgent first; equal ones by admission."""
     rows = np.arange(len(service.requests)) if turn.seq_ids is None else turn.seq_ids
     if turn.keys is not None:
         assert turn.seq_ids is not None
@@ -90,9 +88,9 @@ def taking_part(turn: Turn, service: FakeService) -> list[RequestState]:
 
 
 class Machine:
-    """Takes an order's first turn that comes to something; a prompt takes one step, memory never lacks.
+    """Runs an order's first turn that has anything to compute; a prompt takes one step, memory is unlimited.
 
-    ``admits``: requests that wait are admitted, ``joining`` at most in one step.
+    ``admits``: waiting requests are admitted, at most ``joining`` in one step.
     """
 
     def __init__(self, order: Order, *services: FakeService, joining: int = 1) -> None:
@@ -126,5 +124,5 @@ class Machine:
         raise AssertionError("no turn came to anything")
 
     def run(self, steps: int) -> str:
-        """So many steps in one word."""
+        """``steps`` steps as one word."""
         return "".join(self.step() for _ in range(steps))

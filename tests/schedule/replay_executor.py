@@ -1,4 +1,4 @@
-"""An executor on a pretended memory that objects to whatever a real one could not do."""
+"""An executor with a fake memory that asserts everything that a real executor relies on."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from shoal.core import NO_TOKEN, BlockCopy, StepPlan, StepResult, derive_seed
 from shoal.kvcache import BlockPool
 
 STEP_NS = 1_000
-"""What every iteration takes."""
+"""Duration of an iteration."""
 
 
 @dataclass
@@ -18,12 +18,12 @@ class _Sequence:
     computed: int
     table: list[int]
     joined_tokens: int
-    """How many were known when it joined."""
+    """Number of tokens known when it joined."""
     seed: int
 
 
 class ReplayExecutor:
-    """Carries out plans, and remembers what it was told.
+    """Executes plans, and keeps the batch that they describe.
 
     A slot of KV holds a digest of all tokens up to its own; before a sequence computes tokens, the digests of
     all earlier ones must lie in its blocks. The token sampled is a function of the digest alone, so
@@ -55,7 +55,7 @@ class ReplayExecutor:
         self.users: Counter[tuple[str, int]] = Counter()
 
     def run(self, plan: StepPlan, iterations: int | None = None) -> StepResult:
-        """Carry out a plan; only so many of its iterations, if given."""
+        """Execute a plan, or only ``iterations`` of it."""
         self._apply(plan)
         made = [self._compute(plan, plan.new_tokens)]
         for _ in range(1, plan.iterations if iterations is None else iterations):
@@ -66,7 +66,7 @@ class ReplayExecutor:
         return StepResult(made, [STEP_NS] * len(made), postponed=postponed)
 
     def run_at_once(self, plan: StepPlan, counts: Sequence[int]) -> StepResult:
-        """Carry out a plan in one iteration that makes several tokens of each row, as speculation does."""
+        """Execute a plan in one iteration with several tokens of each row, as in speculative decoding."""
         self._apply(plan)
         columns = []
         assert not plan.co_batched
@@ -76,7 +76,7 @@ class ReplayExecutor:
         return StepResult(list(zip(*columns, strict=True)), [STEP_NS], counts)
 
     def fail(self, plan: StepPlan) -> None:
-        """Carry out a plan up to its forward pass, which fails after some KV of new tokens was written."""
+        """Execute a plan up to its forward pass, which fails after writing some KV of new tokens."""
         self._apply(plan)
         size = self.pool.block_size
         for seq_id, new in zip(plan.seq_ids, plan.new_tokens, strict=True):
@@ -87,7 +87,7 @@ class ReplayExecutor:
                 self.memory.setdefault((sequence.service, block), [0] * size)[at % size] = -1
 
     def drop(self, plan: StepPlan) -> None:
-        """Carry out the changes of a plan behind one that failed."""
+        """Apply only the changes of a plan behind a failed one."""
         self._apply(plan)
         for seq_id in plan.seq_ids:
             sequence = self.sequences[seq_id]
@@ -96,17 +96,17 @@ class ReplayExecutor:
                 sequence.joined_tokens = sequence.computed
 
     def write(self, service: str, block: int, slots: Sequence[int] | None) -> None:
-        """KV of a block comes from another engine; None: it was not written there either."""
+        """Write KV of a block from another engine; None: it was not written there either."""
         assert not self.users[service, block], "writes into a block of a table"
         self._own(service, block)
         if slots is not None:
             self.memory[service, block] = list(slots)
 
     def _apply(self, plan: StepPlan) -> None:
-        """The changes that a plan names."""
+        """Apply the changes of a plan."""
         for copy in plan.swap_out_copies:
             self._copy(copy)
-        # A copy may write where a sequence that leaves in this plan used to be.
+        # A copy may write to a block of a sequence that leaves in this plan.
         for seq_id in plan.left:
             gone = self.sequences.pop(seq_id)
             self.users.subtract((gone.service, block) for block in gone.table)
@@ -145,7 +145,7 @@ class ReplayExecutor:
             assert all(len(blocks) == 1 for blocks in grown)
 
     def _compute(self, plan: StepPlan, new_tokens: Sequence[int]) -> list[int]:
-        """One iteration: the tokens sampled."""
+        """One iteration; returns the sampled tokens."""
         tokens = []
         for service, rows in plan.rows_by_service():
             for row in range(rows.start, rows.stop):
@@ -210,7 +210,7 @@ class ReplayExecutor:
         return block // self.pool.layout.services[service].blocks_per_merged
 
     def _own(self, service: str, block: int) -> None:
-        """A merged block that changes hands loses what was in it."""
+        """A merged block taken by another service loses its content."""
         merged = self._merged(service, block)
         before = self.owner.get(merged)
         if before is not None and before != service:

@@ -48,7 +48,7 @@ def make_pool(
 ) -> BlockPool:
     """A pool of ``blocks`` merged blocks.
 
-    per_merged: how many blocks of each service fit in one. alike: their blocks have the same shape.
+    per_merged: blocks of each service in a merged block. alike: all blocks have the same shape.
     """
     services = {
         name: ServiceLayout(
@@ -71,7 +71,7 @@ def make_request(
     service: str = "a",
     **sampling: object,
 ) -> Request:
-    """A request with a prompt of so many tokens that no other prompt shares, or with the given tokens."""
+    """A request with a unique prompt of ``prompt`` tokens, or with the given tokens."""
     number = next(_numbers)
     tokens = [1_000 + number * 1_000 + at for at in range(prompt)] if isinstance(prompt, int) else prompt
     return Request(
@@ -98,7 +98,7 @@ def make_state(
     slo: SLO = NO_GOALS,
     priority: int = 0,
 ) -> RequestState:
-    """The state of a request that waits; ``output``: its true length."""
+    """The state of a waiting request; ``output``: its true length."""
     number = next(_numbers) if number is None else number
     request = Request(
         id=f"r{number}",
@@ -130,8 +130,8 @@ def make_scheduler(
 ) -> Scheduler:
     """A scheduler of ``pool``'s services.
 
-    host_blocks: merged blocks in host memory, for swapping. execution_s: of every service, or of each.
-    weights: on which some of the services run; the others have their own.
+    host_blocks: merged blocks in host memory, for swapping. execution_s: of all services, or by service.
+    weights: by service; the other services have their own.
     """
     pool = pool or make_pool()
     limits = {
@@ -165,7 +165,7 @@ def make_scheduler(
 
 @dataclass
 class Run:
-    """What happened: every plan, and for every request its tokens and how it ended."""
+    """Record of a run: plans, and the tokens and end of each request."""
 
     plans: list[StepPlan] = field(default_factory=list)
     tokens: dict[str, list[int]] = field(default_factory=dict)
@@ -197,19 +197,18 @@ def run(
     before_step: Callable[[int, Run], bool | None] | None = None,
     vocabulary: int | None = 10_000,
     stops: Sequence[int] = (),
-    most_iterations: int = 1,
+    max_iterations: int = 1,
     fails: Callable[[StepPlan], bool] | None = None,
     postpones: Callable[[int], bool] = lambda seq_id: False,
     is_ready: Callable[[int], bool] = lambda seq_id: True,
     limit: int = 20_000,
 ) -> Run:
-    """Submit ``requests`` and go on until all have ended; ``before_step`` is told how many plans were
-    made, and returns whether it has more to submit. After every step the rows of all running batches are
-    compared with books of our own.
+    """Submit ``requests`` and run until all have ended, checking the rows of running batches after each step.
 
-    vocabulary, stops: of the executor. most_iterations: of one plan. fails: whether the forward pass of a
-    plan does. postpones: whether the executor cannot sample for a sequence yet; is_ready: asked between
-    plans whether it can by now, and not once nothing else is left to do.
+    before_step: called with the number of plans so far; returns whether it will submit more. vocabulary,
+    stops: of the executor. max_iterations: of one plan. fails: whether the forward pass of a plan fails.
+    postpones: whether the executor cannot sample for a sequence yet; is_ready: whether it can by now, called
+    between plans, but not when nothing else is left to do.
     """
     pool: BlockPool = scheduler.pool  # type: ignore[attr-defined]
     options = scheduler.options
@@ -227,7 +226,7 @@ def run(
         scheduler.ready(ready)
         books.ready(ready)
         left_out = set(scheduler.postponed)
-        plan = _next_plan(scheduler, now, most_iterations)
+        plan = _next_plan(scheduler, now, max_iterations)
         done.take(scheduler.take_refused())
         pool.check_integrity()
         if isinstance(plan, StepPlan):
@@ -244,7 +243,7 @@ def run(
             assert sum(len(state.running) for state in scheduler.services.values()) <= scheduler.max_running
         else:
             assert isinstance(plan, Idle)
-            assert scheduler.schedule(now) == plan, "looking again changed something"
+            assert scheduler.schedule(now) == plan, "a second schedule() has another result"
             if not flights and scheduler.postponed:
                 ready = scheduler.postponed
                 scheduler.ready(ready)
@@ -280,7 +279,7 @@ def run(
 
 
 def _settled(flights: Iterable[tuple[StepPlan, StepResult | None]]) -> bool:
-    """Whether what is in flight was made as it was planned."""
+    """Whether the plans in flight had complete results."""
     return all(result is not None and not result.postponed for _, result in flights)
 
 
@@ -290,7 +289,7 @@ def _execute(
     flights: Sequence[tuple[StepPlan, StepResult | None]],
     fails: Callable[[StepPlan], bool] | None,
 ) -> StepResult | None:
-    """The result of a plan; None if it fails, or was made before it was known that one before it failed."""
+    """The result of a plan; None if it fails, or if a plan before it in flight has failed."""
     failing = fails is not None and fails(plan)
     if flights and flights[-1][1] is None:
         executor.drop(plan)
@@ -301,10 +300,10 @@ def _execute(
     return executor.run(plan)
 
 
-def _next_plan(scheduler: Scheduler, now_ns: int, most_iterations: int) -> StepPlan | Idle:
-    """Of as many iterations as need no decision, at most ``most_iterations``."""
-    if most_iterations > 1:
-        run = scheduler.decode_run(now_ns, most_iterations)
+def _next_plan(scheduler: Scheduler, now_ns: int, max_iterations: int) -> StepPlan | Idle:
+    """A plan with at most ``max_iterations`` iterations that need no decision."""
+    if max_iterations > 1:
+        run = scheduler.decode_run(now_ns, max_iterations)
         if run is not None:
             steps = min(run.steps, -((now_ns - run.until_ns) // STEP_NS))
             return scheduler.commit_run(run, steps)[0]

@@ -246,7 +246,7 @@ def test_how_many_fit_is_what_the_plain_formulas_say(case, admission):
 
 @settings(max_examples=examples(100), deadline=None)
 @given(cases(), st.sampled_from(ADMISSIONS))
-def test_several_candidates_are_judged_as_one_after_another(case, admission):
+def test_several_candidates_are_admitted_as_one_after_another(case, admission):
     running, others = case.forecasts(admission)
     together = admission.how_many_fit(running, table_of(case.candidates), others, case.capacity)
     fitting = 0
@@ -263,7 +263,7 @@ def test_several_candidates_are_judged_as_one_after_another(case, admission):
 
 @settings(max_examples=examples(100), deadline=None)
 @given(cases(candidates_share=True), st.sampled_from(ADMISSIONS))
-def test_a_candidate_that_begins_with_blocks_of_others_is_judged_by_the_plain_formulas(case, admission):
+def test_a_candidate_with_shared_blocks_follows_the_plain_formulas(case, admission):
     running, others = case.forecasts(admission)
     present = [*case.running, case.candidates[0]]
     joined = running.plus(table_of(case.candidates[:1]), shared_blocks(present))
@@ -303,7 +303,7 @@ def test_draws_become_fewer_with_many_requests():
         assert demands[joined - 1] == pytest.approx(sum(peaks) / draws)
 
 
-def test_nothing_is_forecast_while_blocks_are_missing_or_nobody_waits(monkeypatch):
+def test_nothing_is_forecast_while_blocks_are_missing_or_nothing_waits(monkeypatch):
     asked = []
     for name in ("demand", "demand_with_each"):
         original = getattr(PastFuture, name)

@@ -39,7 +39,7 @@ def test_a_prompt_is_computed_once_for_all_choices(prefix_caching, budget, depth
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
-def test_who_comes_behind_the_choices_does_not_wait_for_their_prompt(prefix_caching):
+def test_requests_behind_the_choices_do_not_wait_for_their_prompt(prefix_caching):
     pool = make_pool(64, prefix_caching=prefix_caching)
     scheduler = make_scheduler(pool, max_batched_tokens=64)
     submit_first(scheduler, choices_of(make_request(40, OUTPUT), 3), [make_request(8, OUTPUT, id="behind")])
@@ -49,7 +49,7 @@ def test_who_comes_behind_the_choices_does_not_wait_for_their_prompt(prefix_cach
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
 @pytest.mark.parametrize("steps", [1, 4])
-def test_a_first_that_is_cancelled_takes_nobody_with_it(prefix_caching, steps):
+def test_cancelling_the_first_choice_does_not_affect_the_others(prefix_caching, steps):
     """Within its prompt (after one step), the next computes it; after it, its blocks are there."""
     request = make_request(PROMPT, OUTPUT)
     alone = run(make_scheduler(), [replace(request, id="alone")])
@@ -92,7 +92,7 @@ def test_choices_are_preempted_and_come_back(mode, prefix_caching):
     assert all(tokens == alone.tokens["alone"] for tokens in done.tokens.values())
 
 
-def test_equal_prompts_of_different_calls_are_strangers():
+def test_equal_prompts_of_different_calls_are_not_shared():
     """Without a prefix cache nobody looks for them."""
     request = make_request(PROMPT, OUTPUT)
     scheduler = make_scheduler(make_pool(64, prefix_caching=False))
@@ -104,7 +104,7 @@ def test_equal_prompts_of_different_calls_are_strangers():
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
 @pytest.mark.parametrize("prompt", [3, 8, 41])
-def test_all_others_join_as_soon_as_the_prompt_is_there(prefix_caching, prompt):
+def test_the_other_choices_join_when_the_prompt_is_computed(prefix_caching, prompt):
     """A prompt that fills no block is not waited for."""
     scheduler = make_scheduler(make_pool(200, prefix_caching=prefix_caching))
     submit_first(scheduler, choices_of(make_request(prompt, OUTPUT), 6))
@@ -112,7 +112,7 @@ def test_all_others_join_as_soon_as_the_prompt_is_there(prefix_caching, prompt):
     assert joined == ([6] if prompt < BLOCK else [1, 5])
 
 
-def test_a_starved_choice_is_helped_by_helping_the_one_that_computes_the_prompt():
+def test_for_a_starved_choice_the_one_that_computes_the_prompt_goes_first():
     """An endless stream of short requests of another service must not keep a long prompt from its end."""
     pool = make_pool(400, per_merged={"a": 1, "b": 1}, prefix_caching=False)
     scheduler = make_scheduler(pool, order="weighted-turns", starvation_s=1e-4, max_batched_tokens=16)
@@ -138,7 +138,7 @@ def test_one_prompt_object_in_two_services_makes_no_choices():
     assert len(run(scheduler).tokens) == 2
 
 
-def test_choices_that_ended_are_kept_by_nobody():
+def test_ended_choices_are_not_referenced():
     scheduler = make_scheduler(make_pool(64))
     choices = choices_of(make_request(PROMPT, OUTPUT), 3)
     submit_first(scheduler, choices)

@@ -28,7 +28,7 @@ def co_batched_rows(plan: StepPlan) -> int:
     return sum(rows for _, rows in plan.co_batched)
 
 
-def test_the_decodes_of_another_service_follow_the_rows_of_the_one_whose_turn_it_is():
+def test_co_batched_decodes_follow_the_rows_of_the_leader():
     requests = [make_request(5, 6), make_request(6, 7, service="b")]
     done = run(make_shared(), requests)
     assert done.log == [
@@ -43,7 +43,7 @@ def test_the_decodes_of_another_service_follow_the_rows_of_the_one_whose_turn_it
     ]
 
 
-def test_nobody_takes_part_without_the_same_weights_or_where_it_is_off_or_split():
+def test_no_co_batching_without_the_same_weights_or_if_off_or_split():
     pool = make_pool(per_merged={"a": 1, "b": 1}, alike=True)
     split = BlockPool(
         plan_layout(
@@ -117,7 +117,7 @@ def leaders_part(plan: StepPlan) -> StepPlan:
 
 @settings(max_examples=examples(100), deadline=None)
 @given(workloads(), st.sampled_from(ADMISSION_POINTS), policies, st.sampled_from(PREEMPTIONS))
-def test_the_first_choice_gets_the_step_that_it_would_get_alone(work, admission, policy, preemption):
+def test_the_leader_gets_the_step_that_it_would_get_alone(work, admission, policy, preemption):
     """At every decision the same service, rows, blocks, admissions, preemptions and copies."""
     schedule = Scheduler.schedule
 
@@ -204,7 +204,7 @@ def test_prompts_of_a_service_whose_decodes_take_part_all_the_time_do_not_wait_l
     assert together <= apart
 
 
-def test_what_needs_a_block_stays_out_where_none_is_free_and_then_has_its_turn():
+def test_a_decode_without_a_free_block_waits_for_its_own_turn():
     """The pool has 6 blocks of 4 tokens, two of which are cached: a step of their own evicts these."""
     scheduler = make_shared(6)
 
@@ -225,7 +225,7 @@ def test_what_needs_a_block_stays_out_where_none_is_free_and_then_has_its_turn()
     ]
 
 
-def test_what_is_at_the_end_of_a_slice_stays_out_and_then_has_its_turn():
+def test_a_decode_at_the_end_of_a_slice_waits_for_its_own_turn():
     """The first token of each comes with its prompt, three more are a slice's."""
     scheduler = make_shared(admission=Slice(tokens=3))
     done = run(scheduler, [make_request(4, 8), make_request(4, 8, service="b")])
@@ -239,7 +239,7 @@ def test_what_is_at_the_end_of_a_slice_stays_out_and_then_has_its_turn():
     ]
 
 
-def test_who_takes_part_in_steps_of_others_does_not_starve():
+def test_co_batched_requests_do_not_starve():
     """A starved request would have a turn of its service, which in fact is always that of the other."""
     scheduler = make_shared(starvation_s=4 * STEP_NS / 1e9)
     done = run(scheduler, [make_request(4, 40), make_request(4, 39, service="b")])
@@ -247,7 +247,7 @@ def test_who_takes_part_in_steps_of_others_does_not_starve():
     assert all(plan.co_batched for plan in done.plans[1:])
 
 
-def test_services_that_have_gone_without_a_step_for_longest_come_first():
+def test_services_with_the_longest_time_without_a_step_come_first():
     """With one row of others to a step, four services take every second one."""
     scheduler = make_shared(names="abcd", co_batch_rows=1)
     done = run(scheduler, [make_request(4, 12, service=service) for service in "abcd"])
@@ -256,7 +256,7 @@ def test_services_that_have_gone_without_a_step_for_longest_come_first():
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_device_too_small_for_all_together_is_asked_for_it_ever_more_rarely(depth):
+def test_a_co_batch_too_large_for_the_device_is_tried_ever_more_rarely(depth):
     """Each service fits by itself, both do not."""
     scheduler = make_shared(400, depth=depth)
     requests = [make_request(4, 60, service=NAMES[number % 2]) for number in range(16)]
@@ -268,7 +268,7 @@ def test_a_device_too_small_for_all_together_is_asked_for_it_ever_more_rarely(de
 
 @pytest.mark.parametrize("position", range(4))
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_request_that_always_fails_takes_nobody_of_either_service_along(position, depth):
+def test_a_failing_request_does_not_affect_others_of_either_service(position, depth):
     """It fails from its tenth token on, in a step of both services."""
     scheduler = make_shared(400, depth=depth)
     requests = [make_request(4, 40, service=NAMES[number % 2]) for number in range(8)]

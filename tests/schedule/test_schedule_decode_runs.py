@@ -21,7 +21,7 @@ def test_a_run_ends_at_the_end_of_a_slice():
     assert steps_left(scheduler) == 3
 
 
-def test_a_run_ends_before_somebody_outgrows_what_is_predicted():
+def test_a_run_ends_before_a_request_outgrows_its_prediction():
     scheduler = submitted(make_scheduler(), make_request(3, 20))
     batch = scheduler.services["a"].running
     batch.predicted_tokens[0] = 6
@@ -31,7 +31,7 @@ def test_a_run_ends_before_somebody_outgrows_what_is_predicted():
     assert steps_left(scheduler) == 19
 
 
-def test_a_run_ends_before_somebody_starves():
+def test_a_run_ends_before_a_request_starves():
     scheduler = submitted(
         make_scheduler(starvation_s=10 * STEP_S), make_request(3, 100), make_request(3, 100)
     )
@@ -61,7 +61,7 @@ def test_a_run_takes_no_more_memory_than_there_is():
     ],
     ids=str,
 )
-def test_a_run_ends_before_somebody_could_be_admitted(admission, steps):
+def test_a_run_ends_before_a_request_could_be_admitted(admission, steps):
     """Not before the next look at the queue, or, if running requests only grow, before somebody ends."""
     scheduler = make_scheduler(make_pool(14, block_size=4), admission=admission)
     for _ in range(3):

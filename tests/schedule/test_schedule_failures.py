@@ -52,8 +52,8 @@ def sizes(plans):
     poison=st.sets(st.integers(0, 13), max_size=3),
     services=st.sets(st.sampled_from("abc"), max_size=1),
 )
-def test_who_can_be_computed_ends_as_if_nothing_had_failed(
-    work, admission, policy, preemption, rows, tokens, poison, services
+def test_computable_requests_end_as_if_nothing_had_failed(
+    order, work, admission, policy, preemption, rows, tokens, poison, services
 ):
     work = {**work, "cancels": {}}
     _, plain = serve({**work, "caching": False, "depth": 1, "max_running": 1}, Conservative())
@@ -81,9 +81,7 @@ def test_who_can_be_computed_ends_as_if_nothing_had_failed(
     preemption=st.sampled_from(PREEMPTIONS),
     failing=st.sets(st.integers(0, 40), max_size=12),
 )
-def test_steps_that_fail_now_and_then_and_cancels_leave_nobody_behind(
-    work, admission, policy, preemption, failing
-):
+def test_random_failures_and_cancels_leave_no_request_behind(work, admission, policy, preemption, failing):
     _, plain = serve({**work, "caching": False, "depth": 1, "max_running": 1, "cancels": {}}, Conservative())
     device = Device(random=failing.__contains__)
     scheduler, done = serve(work, admission, **policy, **preemption, fails=device.fails)
@@ -111,7 +109,7 @@ def test_of_several_iterations_that_fail_none_counts(work, policy, preemption, i
     _, plain = serve({**work, "caching": False, "max_running": 1}, Conservative())
     device = Device(random=failing.__contains__)
     _, done = serve(
-        work, Conservative(), **policy, **preemption, most_iterations=iterations, fails=device.fails
+        work, Conservative(), **policy, **preemption, max_iterations=iterations, fails=device.fails
     )
     for request in work["requests"]:
         if done.ends[request.id] is not FinishReason.ERROR:
@@ -119,7 +117,7 @@ def test_of_several_iterations_that_fail_none_counts(work, policy, preemption, i
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_device_too_small_for_a_batch_is_asked_for_it_ever_more_rarely(depth):
+def test_a_batch_too_large_for_the_device_is_tried_ever_more_rarely(depth):
     scheduler = make_scheduler(make_pool(400), depth=depth)
     device = Device(rows=5)
     done = run(scheduler, [make_request(4, 60) for _ in range(16)], fails=device.fails)
@@ -163,7 +161,7 @@ def test_a_prompt_that_fails_in_any_step_ends_with_an_error():
 
 @pytest.mark.parametrize("order", ["fcfs", "round-robin", "weighted-turns"])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_service_that_always_fails_loses_each_request_once_and_others_go_on(order, depth):
+def test_a_service_that_always_fails_ends_each_request_once_and_others_continue(order, depth):
     pool = make_pool(400, per_merged={"a": 1, "b": 1})
     scheduler = make_scheduler(pool, order=order, depth=depth)
     requests = [make_request(4, 30, service="ab"[number % 2]) for number in range(20)]
@@ -175,7 +173,7 @@ def test_a_service_that_always_fails_loses_each_request_once_and_others_go_on(or
     assert scheduler.stats().services["a"].preemptions == 0
 
 
-def test_a_limit_is_forgotten_after_many_steps_without_a_failure():
+def test_a_limit_is_removed_after_many_steps_without_a_failure():
     scheduler = make_scheduler(make_pool(400))
     device = Device(random={50}.__contains__)
     done = run(scheduler, [make_request(4, 400) for _ in range(4)], fails=device.fails)
@@ -185,7 +183,7 @@ def test_a_limit_is_forgotten_after_many_steps_without_a_failure():
 
 
 @pytest.mark.parametrize("prompts", [1, 2])
-def test_a_request_taken_out_before_its_step_fails_has_no_event(prompts):
+def test_a_request_detached_before_its_step_fails_has_no_event(prompts):
     scheduler = make_scheduler()
     requests = [make_request(4, 3) for _ in range(prompts)]
     for request in requests:

@@ -68,7 +68,7 @@ def test_figure_six_conservative_admits_when_the_first_has_ended():
     assert stats.preemptions == 0
 
 
-def test_decodes_go_first_then_chunks_then_those_who_wait():
+def test_decodes_go_first_then_chunks_then_waiting_requests():
     scheduler = make_scheduler(max_batched_tokens=6)
     done = run(scheduler, [make_request(4, 3), make_request(9, 2), make_request(3, 2)])
     assert done.log == [
@@ -110,7 +110,7 @@ def test_a_prompt_found_in_full_is_copied_on_write(depth):
     assert pool.live_blocks("a") == 2
 
 
-def test_a_line_has_the_times_where_they_are_told():
+def test_a_line_has_times_if_they_are_given():
     scheduler = make_scheduler()
     scheduler.submit(make_request(4, 3), 0)
     plan = scheduler.schedule(5_000)

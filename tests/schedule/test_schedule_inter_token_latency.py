@@ -1,4 +1,4 @@
-"""The bound on the time between two tokens, where services take turns."""
+"""The bound on inter-token latency (max_token_gap), where services take turns."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -15,7 +15,7 @@ MS = 1_000_000
 
 
 class Prompts:
-    """What an executor tells of the prompts whose log-probabilities are wanted."""
+    """Log-probabilities of prompts, as an executor reports them."""
 
     def __init__(self):
         self.wanted = {}
@@ -27,20 +27,20 @@ class Prompts:
             self.computed[one.seq_id] = one.computed
             if one.sampling.prompt_logprobs is not None:
                 self.wanted[one.seq_id] = one.prompt_tokens
-        told = {}
+        scores = {}
         for row, (seq_id, count) in enumerate(zip(plan.seq_ids, plan.new_tokens, strict=True)):
             first = self.computed[seq_id] + 1
             self.computed[seq_id] += count
             count = min(count, self.wanted.get(seq_id, 0) - first)
             if count > 0:
-                told[row] = PromptLogprobs(first, [TokenLogprobs(7, -1.0)] * count)
-        return told
+                scores[row] = PromptLogprobs(first, [TokenLogprobs(7, -1.0)] * count)
+        return scores
 
 
 def serve(scheduler, arrivals, steps_ns):
-    """Serve (time, request), where a service's steps all take as long, or as a function of the plan says.
+    """Serve (time, request) pairs; steps_ns: duration of a service's steps, or a function of the plan.
 
-    Times of tokens, and who stepped.
+    Returns the times of tokens by request, and the service of each step.
     """
     arrivals = sorted(arrivals, key=lambda pair: pair[0])
     times: dict[str, list[int]] = {}
@@ -71,7 +71,7 @@ def largest_gap(times):
 
 
 def unequal(**options):
-    """Two services of which the order prefers one by far, with memory for everybody."""
+    """Two services of which the order strongly prefers one, with enough memory."""
     pool = make_pool(4_000, per_merged={"a": 1, "b": 1})
     return make_scheduler(pool, order=WeightedTurns(), execution_s={"a": 0.01, "b": 1.0}, **options)
 
@@ -89,7 +89,7 @@ def test_a_stream_gets_its_tokens_although_the_order_prefers_another_service(max
     assert largest_gap({"stream": frozen["stream"]}) > 300 * MS
     bounded, _ = serve(unequal(max_token_gap_s=max_token_gap_s), of_both(), steps_ns)
     assert largest_gap(bounded) <= max_token_gap_s * SECOND
-    # The order still has the most of the time.
+    # The order still determines most of the time.
     assert largest_gap({"stream": bounded["stream"]}) > max_token_gap_s * SECOND / 2
 
 
@@ -102,13 +102,13 @@ def test_a_bound_shorter_than_a_round_becomes_two_rounds():
 
 
 def by_tokens(plan):
-    """5 ms, and 2 ms for each token of a prompt."""
+    """5 ms, and 2 ms for each prompt token."""
     return 5 * MS + 2 * MS * (sum(plan.new_tokens) - len(plan.new_tokens))
 
 
 @pytest.mark.parametrize("slices", [False, True])
 @pytest.mark.parametrize("longest", ["a", "b"])
-def test_prompts_come_in_chunks_that_streams_can_wait_for(longest, slices):
+def test_prompt_chunks_keep_streams_within_the_bound(longest, slices):
     """The stream is of service a, long prompts of the same or of another service."""
 
     def largest(max_token_gap_s):
@@ -121,7 +121,7 @@ def test_prompts_come_in_chunks_that_streams_can_wait_for(longest, slices):
             starvation_s=1_000.0,
         )
         arrivals = [
-            (0, make_request(100, 1, service=longest)),  # says how long tokens take
+            (0, make_request(100, 1, service=longest)),  # measures the time per token
             (300 * MS, make_request(4, 400, service="a", id="stream")),
             (600 * MS, make_request(6_000, 5, service=longest)),
             (700 * MS, make_request(3_000, 5, service=longest)),
@@ -139,8 +139,8 @@ def prompt_tokens_of(plan):
 
 
 @pytest.mark.parametrize("crowd", [0, 200])
-def test_a_step_that_took_much_longer_than_others_is_soon_forgotten(crowd):
-    """Prompts come all the time, and somebody always streams; decodes may take most of a step."""
+def test_a_single_slow_step_soon_has_no_effect(crowd):
+    """Prompts come all the time, and a request always streams; decodes may take most of a step."""
     sizes = []
 
     def duration_ns(plan):
@@ -166,8 +166,8 @@ def test_a_step_that_took_much_longer_than_others_is_soon_forgotten(crowd):
 
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("scored", [False, True])
-def test_prompts_whose_log_probabilities_are_wanted_have_chunks_of_their_own(scored, known):
-    """Logits take 19 times as long as the rest of a token, which no other prompt says."""
+def test_chunks_of_scored_prompts_are_measured_separately(scored, known):
+    """Logits take 19 times as long as the rest of a token, which other prompts do not show."""
     scheduler = make_scheduler(
         make_pool(4_000), context=9_000, max_batched_tokens=2_048, max_token_gap_s=4.0, starvation_s=1_000.0
     )
@@ -180,15 +180,15 @@ def test_prompts_whose_log_probabilities_are_wanted_have_chunks_of_their_own(sco
         (100 * SECOND, make_request(2_000, 1)),
     ]
     chunks: dict[int, list[int]] = {}
-    dear = set()
+    expensive = set()
 
     def duration_ns(plan):
-        dear.update(one.seq_id for one in plan.joined if one.sampling.prompt_logprobs is not None)
+        expensive.update(one.seq_id for one in plan.joined if one.sampling.prompt_logprobs is not None)
         rows = list(zip(plan.seq_ids, plan.new_tokens, strict=True))
         for seq_id, count in rows:
             if count > 1:
                 chunks.setdefault(seq_id, []).append(count)
-        return MS * sum(count * (20 if seq_id in dear and count > 1 else 1) for seq_id, count in rows)
+        return MS * sum(count * (20 if seq_id in expensive and count > 1 else 1) for seq_id, count in rows)
 
     times, _ = serve(scheduler, arrivals, {"a": duration_ns})
     *_, first, _, last = chunks.values()
@@ -221,7 +221,7 @@ def test_a_starved_prompt_gets_a_full_step_unless_it_is_scored(scored):
         assert times["long"][0] < 15 * SECOND
 
 
-def test_prompts_are_not_cut_for_nobody():
+def test_prompts_are_not_cut_without_streams():
     scheduler = make_scheduler(make_pool(4_000), context=9_000, max_batched_tokens=2_048, max_token_gap_s=1.0)
     arrivals = [(0, make_request(4_096, 1)), (20 * SECOND, make_request(4_096, 1))]
     _, services = serve(scheduler, arrivals, {"a": by_tokens})
@@ -238,7 +238,7 @@ def test_prompts_are_not_cut_for_nobody():
         max_size=25,
     ),
 )
-# The first turn is for a prompt of "a" that has no slot and comes to nothing; then "c" steps, not "a".
+# The first turn is for a prompt of "a" without a free slot, so it makes no plan; then "c" steps, not "a".
 @example(
     order="round-robin",
     steps=[1, 1, 4],
@@ -261,5 +261,5 @@ def test_no_order_exceeds_the_bound_while_memory_suffices(order, steps, most_ms,
     ]
     times, _ = serve(scheduler, arrivals, steps_ns)
     assert len(times) == len(requests)
-    # The first step of a service is not foreseen: nobody knows yet how long it takes.
+    # The duration of a service's first step is unknown before.
     assert largest_gap(times) <= max(most_ms, 2 * sum(steps)) * MS + max(steps) * MS

@@ -111,7 +111,7 @@ def test_several_iterations_decide_and_allocate_as_single_steps(work, admission,
             {**work, **plain},
             admission,
             vocabulary=None,
-            most_iterations=iterations,
+            max_iterations=iterations,
             stops_early=False,
             **policy,
             **preemption,
@@ -130,9 +130,9 @@ def test_several_iterations_decide_and_allocate_as_single_steps(work, admission,
 def test_nearly_all_steps_can_be_made_in_plans_of_several(most, caching, block_size):
     requests = [make_request(3 + at, 30 + 9 * at, max_tokens=30 + 9 * at) for at in range(4)]
     done = []
-    for most_iterations in (most, 1):
+    for max_iterations in (most, 1):
         pool = make_pool(300 // block_size, block_size=block_size, prefix_caching=caching)
-        done.append(run(make_scheduler(pool), requests, most_iterations=most_iterations))
+        done.append(run(make_scheduler(pool), requests, max_iterations=max_iterations))
     in_runs = compare_with_single_steps(*done)
     # Not the prompts, and not a last step that is left over.
     assert in_runs > len(done[1].plans) - 8
@@ -157,7 +157,7 @@ def test_outputs_do_not_depend_on_the_number_of_iterations(
         work,
         admission,
         vocabulary=40,
-        most_iterations=most,
+        max_iterations=most,
         stops_early=stops_early,
         **policy,
         **preemption,

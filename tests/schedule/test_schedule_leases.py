@@ -125,7 +125,7 @@ class Moves:
 @pytest.mark.parametrize("preset", PRESETS)
 @given(seed=st.integers(0, 2**32), depths=st.tuples(st.sampled_from((1, 2)), st.sampled_from((1, 2))))
 @settings(max_examples=examples(25), deadline=None)
-def test_requests_that_move_with_their_kv_say_what_they_would_have_said(preset, seed, depths):
+def test_migration_with_kv_changes_no_output(preset, seed, depths):
     """Between pools that are too small for all, so that requests are preempted and blocks are moved."""
     random = Random(seed)
     requests = [make_some_request(random, number) for number in range(8)]
@@ -208,7 +208,7 @@ def test_a_split_pool_keeps_leases_too(seed):
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("prefix_caching", [True, False])
-def test_who_is_held_and_goes_on_is_planned_as_if_nothing_had_been(depth, prefix_caching):
+def test_hold_and_resume_change_no_plan(depth, prefix_caching):
     """Alone in its batch, after every step."""
     request = make_request(13, 9, id="r", max_tokens=9)
     pool = make_pool(20, prefix_caching=prefix_caching)
@@ -263,7 +263,7 @@ def test_leases_count_against_memory_and_running_requests():
     engine.check_empty()
 
 
-def test_leases_alone_keep_nobody_waiting_for_a_step_that_admits():
+def test_leases_alone_do_not_delay_admission():
     """Where nobody runs no step is made, so that it would never come."""
     admission = Conservative(overcommit=1.0, admit_every=10)
     engine = Engine(make_scheduler(make_pool(20), admission=admission))
@@ -277,7 +277,7 @@ def test_leases_alone_keep_nobody_waiting_for_a_step_that_admits():
     engine.check_empty()
 
 
-def test_a_starved_request_behind_leases_is_not_asked_for_again_and_again():
+def test_a_starved_request_behind_leases_is_not_retried_all_the_time():
     engine = Engine(make_scheduler(make_pool(10), starvation_s=1.0, order="fcfs"))
     scheduler = engine.scheduler
     assert scheduler.lease("m", "a", 8)
@@ -324,7 +324,7 @@ def test_what_cannot_join_changes_nothing():
     engine.check_empty()
 
 
-def test_slices_neither_come_nor_go():
+def test_no_migration_with_slices():
     engine = Engine(make_scheduler(make_pool(20), admission=Slice(tokens=4)))
     engine.submit(make_request(10, 8, id="r"))
     engine.step()
@@ -335,7 +335,7 @@ def test_slices_neither_come_nor_go():
         engine.step()
 
 
-def test_who_runs_alone_takes_leased_blocks_the_newest_first():
+def test_a_request_running_alone_revokes_leases_newest_first():
     engine = Engine(make_scheduler(make_pool(10)))
     scheduler = engine.scheduler
     engine.submit(make_request(8, 24, id="r", max_tokens=24))

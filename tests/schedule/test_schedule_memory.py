@@ -93,7 +93,7 @@ def budgets(**options):
     )
 
 
-def test_an_urgent_request_takes_memory_of_those_who_outlasted_their_budget():
+def test_an_urgent_request_preempts_those_beyond_their_budget():
     def ends(preempt):
         scheduler = budgets(preempt_for_waiting=preempt)
         for at in range(2):
@@ -130,7 +130,7 @@ def test_the_oldest_admitted_is_not_preempted():
     assert scheduler.stats().services["a"].preemptions == 0
 
 
-def test_who_made_way_does_not_come_back_in_its_place():
+def test_a_preempted_request_does_not_take_its_place_again():
     """The victim's rank is better than the new request's (a queue of fresh ones drifted); it must wait."""
     scheduler = budgets(preempt_for_waiting="less-urgent")
     for at in range(2):
@@ -151,7 +151,7 @@ def test_who_made_way_does_not_come_back_in_its_place():
     assert [len(joined.tokens) for joined in plan.joined] == [12]
 
 
-def test_a_turn_that_preempts_its_only_decode_is_followed_by_another_turn():
+def test_a_turn_that_preempts_its_only_decode_is_followed_by_another():
     """Round-robin offers decodes without prompts; nobody idles while somebody could run."""
     for seed in range(40):
         scheduler = make_scheduler(
@@ -162,7 +162,7 @@ def test_a_turn_that_preempts_its_only_decode_is_followed_by_another_turn():
         run(scheduler, [make_request(1 + (seed * 7 + i) % 4, 4, service="ab"[i % 2]) for i in range(6)])
 
 
-def test_a_starved_request_that_needs_everything_makes_everybody_leave_at_once():
+def test_a_starved_request_that_needs_all_memory_preempts_all_at_once():
     scheduler = make_scheduler(
         make_pool(30, prefix_caching=False), starvation_s=3 * STEP_NS / 1e9, order="fcfs"
     )
@@ -178,7 +178,7 @@ def test_a_starved_request_that_needs_everything_makes_everybody_leave_at_once()
     assert scheduler.stats().services["a"].preemptions == 20
 
 
-def test_stopping_before_the_first_token_is_answered():
+def test_a_request_stopped_before_its_first_token_has_an_event():
     scheduler = make_scheduler()
     scheduler.submit(make_request(3, 5, id="x"), 0)
     event = scheduler.cancel("x", 0, FinishReason.STOP)
@@ -208,7 +208,7 @@ def test_at_the_end_of_a_slice_a_request_keeps_its_kv_and_waits_for_memory():
     assert list(done.ends) == ["x", "y"]
 
 
-def test_where_nobody_gets_a_slice_the_lowest_priority_is_preempted_and_waits_for_an_end():
+def test_if_no_request_gets_a_slice_the_lowest_priority_is_preempted():
     scheduler = make_scheduler(
         make_pool(14, block_size=1, prefix_caching=False),
         admission=Slice(tokens=4),
@@ -222,7 +222,7 @@ def test_where_nobody_gets_a_slice_the_lowest_priority_is_preempted_and_waits_fo
     assert (preemptions, len(joined)) in {(0, 2), (1, 3)}
 
 
-def test_a_waiting_request_stays_out_where_nobody_could_go_on_afterwards():
+def test_a_waiting_request_is_not_admitted_if_none_could_continue_afterwards():
     """x holds 7 of 13 after its prompt, and could then still get its last 2; with y's 7 nobody could."""
     scheduler = make_scheduler(make_pool(13, block_size=1, prefix_caching=False), admission=Slice(tokens=4))
     requests = [make_request(3, 8, id=name, max_tokens=8) for name in "xy"]
@@ -243,7 +243,7 @@ def test_conservative_admission_is_not_preempted_into():
     assert sum(service.preemptions for service in scheduler.stats().services.values()) == 0
 
 
-def test_who_needs_the_whole_pool_gets_in_although_its_prompt_is_cached():
+def test_a_request_of_the_whole_pool_is_admitted_although_its_prompt_is_cached():
     # Beside the copy of its last cached block there is no room for that block itself.
     scheduler = make_scheduler(make_pool(5, block_size=2), admission=Slice(tokens=1))
     done = run(scheduler, [make_request([1] * 8, 1, id=name) for name in "xy"])

@@ -17,7 +17,7 @@ from shoal.config import PRESETS
 @pytest.mark.parametrize("preset", PRESETS)
 @given(seed=st.integers(0, 2**32), depths=st.tuples(st.sampled_from((1, 2)), st.sampled_from((1, 2))))
 @settings(max_examples=examples(25), deadline=None)
-def test_requests_that_change_engines_say_what_they_would_have_said(preset, seed, depths):
+def test_migration_changes_no_output(preset, seed, depths):
     """Two engines with clocks far apart, between which requests are moved at random."""
     random = Random(seed)
     requests = [make_some_request(random, number) for number in range(8)]

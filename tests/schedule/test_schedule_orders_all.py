@@ -78,7 +78,7 @@ def _taking_part(turns, service):
 @pytest.mark.parametrize("order", EVERY, ids=repr)
 @settings(max_examples=examples(25), deadline=None)
 @given(services=some_services(), step=st.integers(21, 200))
-def test_everybody_has_a_turn_whatever_memory_refuses(order, services, step):
+def test_every_service_has_a_turn_whatever_memory_refuses(order, services, step):
     turns = decide(order, *services, step=step)
     by_name = {service.service: service for service in services}
     for turn in turns:
@@ -116,7 +116,7 @@ def test_deciding_twice_is_deciding_once(order, services):
 
 
 @pytest.mark.parametrize("order", EVERY, ids=repr)
-def test_priorities_do_not_depend_on_who_else_is_asked_about(order):
+def test_priorities_do_not_depend_on_other_requests(order):
     requests = [make_state(service_time_s=at, generated=at, predicted=99) for at in range(6)]
     service = FakeService(running=requests, finished=[3, 30])
     together = order.keys(service, service.running).tolist()
@@ -124,7 +124,7 @@ def test_priorities_do_not_depend_on_who_else_is_asked_about(order):
     assert order.rank(requests[0], service) == order.rank(requests[0], service)
 
 
-def test_orders_are_found_by_name_and_others_refused():
+def test_orders_are_found_by_name_and_unknown_names_refused():
     assert order_class("doubling-budget") is DoublingBudget
     assert set(ORDERS) == {
         "fcfs",

@@ -22,7 +22,7 @@ def test_a_budget_is_the_mean_and_the_deviation():
     assert key(DoublingBudget(), service, make_state(service_time_s=1.0)) == pytest.approx(1.5 * 2.0)
 
 
-def test_nothing_known_of_a_service_breaks_nothing():
+def test_a_service_without_statistics_works():
     assert key(DoublingBudget(), FakeService(mean_s=0.0), make_state(service_time_s=1.0)) == 0.0
 
 
@@ -72,7 +72,7 @@ def test_the_queue_is_ranked_by_the_share_left_whatever_is_known_of_the_service(
     assert order.rank(make_state(service_time_s=1.0), FakeService(mean_s=1.0)) == 2.0
 
 
-def test_join_steps_the_service_of_the_smallest_with_those_who_wait_and_decodes():
+def test_join_steps_the_service_of_the_smallest_with_waiting_requests_and_decodes():
     old, young = make_state("a", service_time_s=1.0), make_state("a", service_time_s=3.0)
     a = FakeService("a", waiting=[make_state("a")], running=[old, young], mean_s=4.0)
     b = FakeService("b", waiting=[make_state("b")], mean_s=3.0)
@@ -108,7 +108,7 @@ def test_literal_serves_one_phase_at_a_time():
     assert (prompts.waiting, prompts.prefill) == (waiting, True)
 
 
-def test_literal_drains_its_batch_before_anybody_joins():
+def test_literal_drains_its_batch_before_requests_join():
     """A running request always has less left than one that waits, until it outlasts its budget."""
     running = make_state("a", service_time_s=0.1)
     a = FakeService("a", waiting=[make_state("a")], running=[running])
@@ -120,7 +120,7 @@ def test_literal_drains_its_batch_before_anybody_joins():
     assert not decide(literal, a)[0].prefill
 
 
-def test_batch_puts_fifty_requests_of_1_2_before_one_of_1():
+def test_batch_puts_fifty_requests_of_1_2_s_before_one_of_1_s():
     many = FakeService("many", waiting=[make_state("many") for _ in range(50)], mean_s=1.2)
     single = FakeService("single", waiting=[make_state("single")], mean_s=1.0)
     assert decide(DoublingBudget(), many, single)[0].service == "single"
@@ -155,7 +155,7 @@ def test_c_mu_is_as_join_before_the_first_request_has_finished():
     assert key(DoublingBudget(variant="c-mu"), service, request) == key(DoublingBudget(), service, request)
 
 
-def test_knobs_without_meaning_are_refused():
+def test_invalid_options_are_refused():
     with pytest.raises(ConfigError, match=r"variant must be one of join, literal, batch, c-mu, got 'joyn'"):
         DoublingBudget(variant="joyn")
     with pytest.raises(ConfigError, match="max_batch must be at least 1, got 0"):

@@ -26,14 +26,14 @@ def requests(service, count, **traits):
 # First come, first served
 
 
-def test_fcfs_takes_the_oldest_prompt_then_whoever_stepped_longest_ago():
+def test_fcfs_takes_the_oldest_prompt_then_the_service_without_a_step_for_longest():
     a = FakeService("a", running=requests("a", 1), last_step=4)
     b = FakeService("b", waiting=requests("b", 1), running=requests("b", 1), last_step=3)
     turns = decide(Fcfs(), a, b, step=5)
     assert [(turn.service, turn.prefill) for turn in turns] == [("b", True), ("b", False), ("a", False)]
 
 
-def test_fcfs_passes_over_nobody_for_long():
+def test_fcfs_passes_over_no_service_for_long():
     a = FakeService("a", running=requests("a", 1), last_step=0)
     b = FakeService("b", waiting=requests("b", 1), running=requests("b", 1), last_step=MAX_DELAY_STEPS)
     assert decide(Fcfs(), a, b, step=MAX_DELAY_STEPS)[0].service == "b"
@@ -65,7 +65,7 @@ def test_a_service_alone_is_not_held_up_by_its_quota():
     assert Machine(RoundRobin(), a).run(5) == "aaaaa"
 
 
-def test_prompts_go_round_and_put_off_decodes_by_one_step():
+def test_prompts_go_round_and_delay_decodes_by_one_step():
     """Capitals are prompt steps; the decodes of a prompt's own service ride along."""
     services = [FakeService(name, waiting=requests(name, 3)) for name in "abc"]
     machine = Machine(RoundRobin(), *services)
@@ -100,7 +100,7 @@ def test_a_decode_turn_computes_no_prompt():
     ]
 
 
-def test_a_prompt_does_not_pass_for_a_decode_that_is_never_due():
+def test_a_prompt_does_not_count_as_a_decode():
     begun, decode, other = (
         make_state("a", number=0),
         make_state("a", number=5),
@@ -209,7 +209,7 @@ def test_the_queue_is_ranked_by_predicted_tokens_left():
 # Priorities of clients
 
 
-def test_the_lowest_priority_first_and_equals_as_they_came():
+def test_the_lowest_priority_first_and_equals_by_arrival():
     low, high = make_state("a", priority=3), make_state("a", priority=-2)
     a = FakeService("a", running=[low, high])
     b = FakeService("b", running=[make_state("b", priority=-1), make_state("b", priority=3)])
@@ -279,6 +279,6 @@ def test_the_earliest_deadline_first():
         (EarliestDeadline, {"default_s": -1}, "default_s must not be negative, got -1"),
     ],
 )
-def test_knobs_without_meaning_are_refused(order, knobs, message):
+def test_invalid_options_are_refused(order, knobs, message):
     with pytest.raises(ConfigError, match=message):
         order(**knobs)

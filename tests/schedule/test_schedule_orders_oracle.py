@@ -88,7 +88,7 @@ def best_of_all_schedules(jobs: list[Job]) -> float:
     st.lists(st.integers(1, 9), min_size=1, max_size=6),
     st.sampled_from(["join", "literal", "c-mu"]),
 )
-def test_it_is_optimal_when_everything_is_there_and_takes_the_mean(times, variant):
+def test_it_is_optimal_without_arrivals_if_jobs_take_the_mean(times, variant):
     """SeaLLM's Theorem 1, where it holds; by Smith's rule."""
     jobs = [(0, time) for time in times]
     assert served_by(DoublingBudget(variant=variant), jobs) == pytest.approx(best_of_all_orders(times))

@@ -76,10 +76,10 @@ def serve(order, **options):
     return run(scheduler, first, before_step=before_step)
 
 
-@pytest.mark.parametrize(
-    ("order", "preempt_for_waiting", "depth"), crossed(TUNED, ["never", "less-urgent"], [1, 2]), ids=str
-)
-def test_every_order_answers_everybody(order, preempt_for_waiting, depth):
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("preempt_for_waiting", ["never", "less-urgent"])
+@pytest.mark.parametrize("order", TUNED, ids=repr)
+def test_every_order_answers_all_requests(order, preempt_for_waiting, depth):
     done = serve(order, preempt_for_waiting=preempt_for_waiting, depth=depth)
     assert len(done.ends) == 24
     assert set(done.ends.values()) == {FinishReason.STOP}

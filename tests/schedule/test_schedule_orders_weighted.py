@@ -9,7 +9,7 @@ from shoal.schedule import DoublingBudget
 from shoal.schedule.policies.orders import WeightedTurns
 
 
-def test_who_has_begun_to_be_answered_comes_before_all_others():
+def test_requests_with_output_come_first():
     """Also one that comes from an engine that died, and was never preempted here."""
     new, resumed, preempted = make_state(service_time_s=0.0), make_state(generated=3), make_state()
     preempted.num_preemptions = 1
@@ -80,7 +80,7 @@ def test_within_a_service_and_for_memory_it_is_doubling_budget():
     assert [request.service_time_ns / 1e9 for request in taking_part(turn, service)] == [0.9, 0.5, 2.5, 0.0]
 
 
-def test_prompts_go_first_where_the_decodes_of_all_take_part():
+def test_prompts_go_first_with_co_batched_decodes():
     """b has one request that waits; a step of either brings the 16 decodes of a nearer to their ends."""
     a = FakeService("a", running=[make_state("a") for _ in range(16)], companions=["b"], mean_s=1.0)
     b = FakeService("b", waiting=[make_state("b")], companions=["a"], mean_s=1.0)
@@ -89,7 +89,7 @@ def test_prompts_go_first_where_the_decodes_of_all_take_part():
     assert [turn.service for turn in decide(WeightedTurns(), a, b)] == ["a", "b"]
 
 
-def test_of_two_with_prompts_steps_that_another_led_do_not_count():
+def test_for_prompts_steps_led_by_another_service_do_not_count():
     """Both decode in every step; b, whose requests are longer, has led none for three."""
     a = FakeService(
         "a", running=[make_state("a")], waiting=[make_state("a")], companions=["b"], last_step=9, mean_s=1.0

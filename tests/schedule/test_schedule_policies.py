@@ -96,7 +96,7 @@ def test_prompts_of_one_service_do_not_stop_the_decodes_of_another():
     assert gaps.tolist() == [MAX_DELAY_STEPS + 1] * 2
 
 
-def test_an_order_can_wait_and_choose_requests():
+def test_an_order_can_wait_and_select_requests():
     """What later orders need: own priorities over requests, and a time to be asked again."""
 
     class ShortestPromptAtNoon(Fcfs):
@@ -120,7 +120,7 @@ def test_an_order_can_wait_and_choose_requests():
 # Admissions
 
 
-def test_conservative_adds_up_what_everybody_could_take():
+def test_conservative_adds_up_maximum_outputs():
     pool = make_pool(10)
     forecast = forecast_of(pool, (6, 2, 7), (3, 0, 10))
     # 6 + 7 - 1 tokens are 3 blocks, 3 + 10 - 1 are 3: the last token of an output is never stored.
@@ -130,7 +130,7 @@ def test_conservative_adds_up_what_everybody_could_take():
     assert Conservative(overcommit=1.2).fits([forecast], 5)
 
 
-def test_aggressive_counts_what_is_there():
+def test_aggressive_counts_known_tokens():
     pool = make_pool(10)
     forecast = forecast_of(pool, (6, 2, 7), (3, 0, 10))
     assert Aggressive().demand([forecast]) == 2 + 1
@@ -138,7 +138,7 @@ def test_aggressive_counts_what_is_there():
     assert not Aggressive(watermark=0.7).fits([forecast], 4)
 
 
-def test_oracle_foresees_who_leaves_first():
+def test_oracle_foresees_which_request_ends_first():
     pool = make_pool(10, block_size=1)
     forecast = forecast_of(pool, (10, 0, 5), (1, 0, 20))
     assert Oracle().demand([forecast]) == max(10 + 4 + 1 + 4, 1 + 19)
@@ -231,7 +231,7 @@ def test_newest_is_the_last_admitted():
     assert Newest().choose(pressure_on(forecast)) is forecast.table.requests[2]
 
 
-def test_lowest_priority_is_what_the_order_wants_least():
+def test_lowest_priority_is_the_least_urgent_of_the_order():
     forecast = forecast_of(make_pool(), (4, 1, 9), (9, 1, 9), (2, 1, 9))
     requests = forecast.table.requests
     assert LowestPriority().choose(pressure_on(forecast)) is requests[2]
@@ -312,6 +312,6 @@ def test_names_are_looked_up_with_a_hint():
         (lambda: PastFuture(draws="median"), "mean, max"),
     ],
 )
-def test_options_without_meaning_are_refused(make, message):
+def test_invalid_options_are_refused(make, message):
     with pytest.raises(ConfigError, match=message):
         make()

@@ -37,8 +37,8 @@ def by_chance(seed, share):
     shares=st.tuples(st.sampled_from([0.1, 0.5, 0.9]), st.sampled_from([0.1, 0.5, 1.0])),
     iterations=st.sampled_from([1, 1, 4]),
 )
-def test_outputs_are_those_of_runs_in_which_nobody_is_postponed(
-    work, admission, policy, preemption, seed, shares, iterations
+def test_postponed_rows_change_no_output(
+    order, work, admission, policy, preemption, seed, shares, iterations
 ):
     if iterations > 1:
         work = {**work, "depth": 1}
@@ -46,9 +46,8 @@ def test_outputs_are_those_of_runs_in_which_nobody_is_postponed(
     scheduler, done = serve(
         work,
         admission,
-        **policy,
-        **preemption,
-        most_iterations=iterations,
+        **{**policy, **preemption, "order": order},
+        max_iterations=iterations,
         postpones=by_chance(seed, shares[0]),
         is_ready=by_chance(seed + 1, shares[1]),
     )
@@ -69,7 +68,9 @@ def test_outputs_are_those_of_runs_in_which_nobody_is_postponed(
     seed=st.integers(0, 999),
     failing=st.sets(st.integers(0, 40), max_size=8),
 )
-def test_also_where_steps_fail_now_and_then(work, admission, policy, preemption, seed, failing):
+def test_postponed_rows_change_no_output_with_failing_steps(
+    work, admission, policy, preemption, seed, failing
+):
     work = {**work, "cancels": {}}
     _, plain = serve({**work, "caching": False, "depth": 1, "max_running": 1}, Conservative())
     _, done = serve(
@@ -87,7 +88,7 @@ def test_also_where_steps_fail_now_and_then(work, admission, policy, preemption,
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_others_step_on_without_one_that_never_becomes_ready(depth):
+def test_others_continue_without_one_that_never_becomes_ready(depth):
     scheduler = make_scheduler(make_pool(400), depth=depth)
     requests = [make_request(4, 40) for _ in range(3)]
     slow = 1  # the second that is admitted
@@ -127,7 +128,7 @@ def test_a_plan_in_flight_behind_may_give_its_token():
     assert (third.seq_ids, third.new_tokens, third.sampled) == ((0,), (1,), (0,))
 
 
-def test_one_that_is_postponed_may_be_cancelled_and_detached():
+def test_a_postponed_request_may_be_cancelled_and_detached():
     scheduler = make_scheduler()
     requests = [make_request(4, 3), make_request(4, 3)]
     scheduler.submit_all(requests, 0)
@@ -143,7 +144,7 @@ def test_one_that_is_postponed_may_be_cancelled_and_detached():
     assert scheduler.pool.live_blocks("a") == 0
 
 
-def test_nothing_is_to_be_done_at_any_time_for_one_that_is_postponed():
+def test_a_postponed_request_needs_no_wake_up():
     """It would starve by now, were it not left out on purpose."""
     scheduler = make_scheduler(starvation_s=3 * STEP_NS / 1e9)
     scheduler.submit(make_request(4, 3), 0)
@@ -154,7 +155,7 @@ def test_nothing_is_to_be_done_at_any_time_for_one_that_is_postponed():
     assert isinstance(scheduler.schedule(91 * STEP_NS), StepPlan)
 
 
-def test_one_that_is_postponed_does_not_stand_before_others_that_starve():
+def test_a_postponed_request_does_not_block_other_starved_requests():
     scheduler = make_scheduler(starvation_s=3 * STEP_NS / 1e9)
     requests = [make_request(4, 9), make_request(4, 9)]
     scheduler.submit_all(requests, 0)
@@ -164,7 +165,7 @@ def test_one_that_is_postponed_does_not_stand_before_others_that_starve():
     assert starving.request.id == requests[1].id
 
 
-def test_one_that_is_postponed_does_not_decode_in_the_steps_of_others():
+def test_a_postponed_request_is_not_co_batched():
     pool = make_pool(per_merged={"a": 1, "b": 1}, alike=True)
     scheduler = make_scheduler(pool, weights={"a": "same", "b": "same"})
     for name in "ab":
@@ -183,7 +184,7 @@ def test_one_that_is_postponed_does_not_decode_in_the_steps_of_others():
     assert set(scheduler.schedule(3 * STEP_NS).seq_ids) == {0, 1}
 
 
-def test_nobody_is_preempted_for_a_slice_while_somebody_is_postponed():
+def test_nothing_is_preempted_for_a_slice_while_a_request_is_postponed():
     scheduler = make_scheduler(make_pool(6), admission=Slice(tokens=2))
     scheduler.submit_all([make_request(4, 9, ignore_eos=True) for _ in range(2)], 0)
     plan = scheduler.schedule(0)

@@ -79,7 +79,7 @@ def test_slots_are_no_reason_to_preempt_but_for_a_starved_request():
         assert preemptions(scheduler) == expected
 
 
-def test_who_was_preempted_goes_before_newcomers_of_its_service():
+def test_a_preempted_request_goes_before_new_ones_of_its_service():
     scheduler = of_two_services(order=WeightedTurns())
     now = fill(scheduler, [12, 12, 12])
     arrive(scheduler, now)
@@ -91,7 +91,7 @@ def test_who_was_preempted_goes_before_newcomers_of_its_service():
     ]
 
 
-def test_everybody_is_answered_whatever_may_preempt():
+def test_all_requests_are_answered_whatever_may_preempt():
     for mode in ("never", "gain", "less-urgent"):
         scheduler = of_two_services(preempt_for_waiting=mode)
         requests = [make_request(3 + at % 9, 1 + at % 5, service="ab"[at % 2]) for at in range(30)]

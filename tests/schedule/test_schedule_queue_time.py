@@ -35,7 +35,7 @@ def test_a_chunked_prompt_has_waited_until_its_first_chunk():
     assert event.queue_ns == 100
 
 
-def test_a_request_that_goes_on_elsewhere_keeps_its_time():
+def test_a_resumed_request_keeps_its_queue_time():
     scheduler, other = make_scheduler(), make_scheduler()
     scheduler.submit(arrived(0, id="x", max_tokens=3), 0)
     step(scheduler, 100, 9)

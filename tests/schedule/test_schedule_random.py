@@ -132,7 +132,7 @@ def serve(
     victim="newest",
     *,
     vocabulary=200,
-    most_iterations=1,
+    max_iterations=1,
     stops_early=True,
     fails=None,
     postpones=lambda seq_id: False,
@@ -172,7 +172,7 @@ def serve(
         before_step=before_step,
         vocabulary=vocabulary,
         stops=STOPS if stops_early else (),
-        most_iterations=most_iterations,
+        max_iterations=max_iterations,
         fails=fails,
         postpones=postpones,
         is_ready=is_ready,
@@ -240,7 +240,7 @@ def test_conservative_never_preempts(work, depth, policy):
 
 @settings(max_examples=examples(150), deadline=None)
 @given(workloads(), st.sampled_from([1, 2, 5]), policies, st.sampled_from(PREEMPTIONS))
-def test_nobody_is_preempted_inside_a_slice(work, tokens, policy, preemption):
+def test_no_request_is_preempted_inside_a_slice(work, tokens, policy, preemption):
     """Who leaves has generated a multiple of a slice's tokens since it was admitted."""
     scheduler = make_scheduler(
         make_pool(**work["pool"], prefix_caching=work["caching"]),

@@ -246,7 +246,7 @@ def test_a_request_whose_text_is_complete_ends_as_stopped_and_its_length_is_reme
     assert 2 in scheduler._services["a"].statistics.history._recent
 
 
-def test_a_request_that_excludes_every_token_is_invalid():
+def test_a_request_whose_constraints_exclude_every_token_is_invalid():
     scheduler = make_scheduler(make_pool())
     scheduler.submit(make_request(8, id="x"), 0)
     plan = scheduler.schedule(0)

@@ -22,7 +22,7 @@ def carry(request, output, **carried):
     )
 
 
-def test_the_executor_is_told_what_it_would_be_told_after_a_preemption():
+def test_the_executor_sees_the_same_as_after_a_preemption():
     scheduler = make_scheduler(make_pool(16))
     scheduler.submit(carry(make_request([1, 2, 3, 4, 5], None, temperature=0.5), (7, 8)), 0)
     (joined,) = scheduler.schedule(0).joined
@@ -42,7 +42,7 @@ def test_its_kv_is_found_prompt_and_output():
     assert joined.computed == 12  # of 14, the newest not computed: three blocks of 4
 
 
-def test_events_tell_only_new_tokens_and_everything_else_counts_the_whole():
+def test_events_have_only_new_tokens_and_counts_include_old_ones():
     ended = []
     scheduler = make_scheduler(admission=PastFuture(cold_start="max", window=4))
     scheduler._store._on_end = lambda state, reason, now_ns: ended.append((state, now_ns))
@@ -79,7 +79,7 @@ def test_events_tell_only_new_tokens_and_everything_else_counts_the_whole():
     assert (counted.prompt_tokens, counted.cached_tokens, counted.output_tokens) == (0, 0, 2)
 
 
-def test_the_first_gap_begins_with_the_last_token_of_before():
+def test_the_first_gap_begins_with_the_last_token_before_resumption():
     scheduler = make_scheduler()
     request = carry(make_request([1, 2], None, id="x"), (7,), last_token_age_ns=9 * SECOND)
     scheduler.submit(request, 50 * SECOND)
@@ -126,7 +126,7 @@ def test_its_place_in_the_queue_is_by_arrival(order):
     assert [request.request.id for request in scheduler.services["a"].waiting] == ["first", "also second"]
 
 
-def test_who_waited_elsewhere_starves_no_later_for_having_moved():
+def test_waiting_time_on_another_engine_counts_for_starvation():
     scheduler = make_scheduler(starvation_s=20.0, max_running=1)
     scheduler.submit(make_request(4, None, id="runs", max_tokens=90), 0)
     step(scheduler, 1)
@@ -194,7 +194,7 @@ def test_choices_go_on_with_their_prompt_computed_once():
 
 
 @pytest.mark.parametrize("in_flight", [False, True])
-def test_a_request_that_is_taken_out_leaves_nothing_behind(in_flight):
+def test_a_detached_request_leaves_nothing_behind(in_flight):
     pool = make_pool()
     scheduler = make_scheduler(pool, depth=2)
     scheduler.submit(make_request(8, None, id="x"), 0)
@@ -215,7 +215,7 @@ def test_a_request_that_is_taken_out_leaves_nothing_behind(in_flight):
     assert (counted.running, counted.waiting, counted.finished, counted.cancelled) == (1, 0, 0, 0)
 
 
-def test_a_request_about_to_end_is_not_taken_out():
+def test_a_request_about_to_end_is_not_detached():
     scheduler = make_scheduler()
     scheduler.submit(make_request(8, None, id="x"), 0)
     plan = scheduler.schedule(0)
@@ -251,7 +251,7 @@ SYNTHETIC = make_request(SyntheticPrompt(3), None)
         (replace(SYNTHETIC, output_tokens=(1,)), "output_tokens", "a number where the prompt is"),
     ],
 )
-def test_what_cannot_go_on_here_is_refused(request_, param, message):
+def test_a_request_that_cannot_be_resumed_is_refused(request_, param, message):
     scheduler = make_scheduler(make_pool(10), context=100)
     with pytest.raises(InvalidRequest, match=message) as caught:
         scheduler.submit_all([make_request(3, None), request_], 0)
@@ -267,7 +267,7 @@ def test_the_most_tokens_of_before_hold_on_a_larger_engine():
     assert (event.tokens, event.finish) == ((9,), FinishReason.LENGTH)
 
 
-def test_who_was_accepted_before_is_not_refused_for_its_goals():
+def test_a_resumed_request_is_not_refused_for_its_goals():
     scheduler = make_scheduler(max_running=1, on_hopeless="refuse")
     scheduler.submit(make_request(4, None, id="runs", max_tokens=90), 0)
     step(scheduler, 1)

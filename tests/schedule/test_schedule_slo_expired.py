@@ -1,4 +1,4 @@
-"""Requests that wait although their goals are out of reach: served, put last or refused."""
+"""Waiting requests whose SLO has expired: served, put last or refused (on_hopeless)."""
 
 from dataclasses import replace
 
@@ -15,13 +15,13 @@ from shoal.schedule.slo_expired import slo_expired_ns
 from shoal.schedule.waiting_queue import WaitingQueue
 
 STEP_S = STEP_NS / SECOND
-# Apart from the ends of steps, where a nanosecond more or less would count.
+# Between ends of steps, so that a nanosecond more or less does not matter.
 GOALS = st.sampled_from([None, 0.4 * STEP_S, 1.4 * STEP_S, 4.4 * STEP_S, 15.4 * STEP_S, 50.4 * STEP_S])
 NO_STARVATION = [options for options in PREEMPTIONS if "starvation_s" not in options]
 
 
-def reachable(request, now_ns):
-    """Whether a waiting request can still meet its goals: its next token may come now, and be its last."""
+def can_meet_slo(request, now_ns):
+    """Whether a waiting request can still meet its goals, if its next token came now and were its last."""
     begun = request.num_generated > 0
     first_ns = request.first_token_ns if begun else now_ns
     records = (
@@ -48,7 +48,7 @@ def reachable(request, now_ns):
     longest=st.integers(2, 40),
     data=st.data(),
 )
-def test_hopeless_is_who_misses_a_goal_whatever_happens(goals, arrival_ns, longest, data):
+def test_an_slo_has_expired_when_no_schedule_can_meet_it(goals, arrival_ns, longest, data):
     request = make_state(max_new_tokens=longest, slo=SLO(**goals))
     request.request = replace(request.request, arrival_ns=arrival_ns)
     request.num_generated = data.draw(st.integers(0, longest - 1))
@@ -58,20 +58,20 @@ def test_hopeless_is_who_misses_a_goal_whatever_happens(goals, arrival_ns, longe
         earliest_ns = request.first_token_ns
     since_ns = slo_expired_ns(request)
     if since_ns is None:
-        assert reachable(request, earliest_ns + 10**6 * SECOND)
+        assert can_meet_slo(request, earliest_ns + 10**6 * SECOND)
         return
     # Times are whole nanoseconds, and goals may be fractions of one.
-    assert not reachable(request, max(since_ns, earliest_ns))
+    assert not can_meet_slo(request, max(since_ns, earliest_ns))
     if since_ns - 2 >= earliest_ns:
-        assert reachable(request, since_ns - 2)
+        assert can_meet_slo(request, since_ns - 2)
 
 
-class Watcher:
-    """Looks at every decision: who was admitted, refused, or still waits."""
+class AdmissionWatcher:
+    """Checks every decision: which requests were admitted, refused, or still wait."""
 
     def __init__(self, mode):
         self.mode = mode
-        self.admitted_late = 0
+        self.num_admitted_late = 0
 
     def watch(self, scheduler):
         self.schedule = scheduler.schedule
@@ -89,25 +89,25 @@ class Watcher:
             assert request.finished
             assert not request.num_generated
             assert not request.block_ids
-            assert not reachable(request, now_ns)
+            assert not can_meet_slo(request, now_ns)
         for request in before & running:
-            if not reachable(request, now_ns):
-                self.admitted_late += 1
+            if not can_meet_slo(request, now_ns):
+                self.num_admitted_late += 1
                 assert not (self.mode == "refuse" and not request.num_generated)
-                hopeful = [
+                in_time = [
                     other
                     for other in waiting
-                    if other.service == request.service and reachable(other, now_ns)
+                    if other.service == request.service and can_meet_slo(other, now_ns)
                 ]
-                assert self.mode == "serve" or not hopeful
+                assert self.mode == "serve" or not in_time
         if self.mode == "refuse":
-            assert all(request.num_generated or reachable(request, now_ns) for request in waiting & before)
+            assert all(request.num_generated or can_meet_slo(request, now_ns) for request in waiting & before)
         return plan
 
 
 @st.composite
 def late_workloads(draw):
-    """Workloads in which goals are missed, and nobody is cancelled."""
+    """Workloads in which goals are missed, without cancellations."""
     work = draw(workloads())
     goals = st.builds(SLO, ttft_s=GOALS, tpot_s=GOALS, e2e_s=GOALS)
     requests = [
@@ -125,8 +125,8 @@ def late_workloads(draw):
     admission=st.sampled_from(ADMISSION_POINTS),
     preemption=st.sampled_from(NO_STARVATION),
 )
-def test_nobody_hopeless_is_admitted_while_a_hopeful_one_waits(mode, work, order, admission, preemption):
-    watcher = Watcher(mode)
+def test_no_expired_request_is_admitted_before_one_in_time(mode, work, order, admission, preemption):
+    watcher = AdmissionWatcher(mode)
     options = {**preemption, "starvation_s": 1e6, "on_hopeless": mode}
     scheduler, done = serve(work, admission, order, watch=watcher.watch, **options)
     assert done.ends.keys() == {request.id for request in work["requests"]}
@@ -139,7 +139,7 @@ def test_nobody_hopeless_is_admitted_while_a_hopeful_one_waits(mode, work, order
 
 
 def steps(mode, order="fcfs", **options):
-    """One runs at a time, for ten steps; of those who wait, ``late`` misses its goal after four."""
+    """One request runs at a time, for ten steps; of the waiting ones, ``late`` misses its goal after four."""
     requests = [
         replace(make_request(4, 10, id="runs"), slo=SLO(ttft_s=STEP_S)),
         replace(make_request(4, 2, id="late"), slo=SLO(ttft_s=4 * STEP_S)),
@@ -160,7 +160,7 @@ def steps(mode, order="fcfs", **options):
 
 
 @pytest.mark.parametrize("order", ["fcfs", EarliestDeadline()], ids=str)
-def test_three_answers_to_being_late(order):
+def test_expired_requests_are_served_put_last_or_refused(order):
     done, ended = steps("serve", order)
     assert ended == ["runs", "late", "in time", "no goal"]
     done, ended = steps("last", order)
@@ -171,7 +171,7 @@ def test_three_answers_to_being_late(order):
     assert done.ends["late"] is FinishReason.REFUSED
 
 
-def test_a_refusal_says_what_was_missed():
+def test_a_refusal_names_the_missed_goals():
     scheduler = make_scheduler(max_running=1, on_hopeless="refuse")
     scheduler.submit(make_request(4, 10), 0)
     goals = SLO(ttft_s=2.0, e2e_s=30.0)
@@ -191,7 +191,7 @@ def test_a_refusal_says_what_was_missed():
 
 
 def begun_and_preempted(mode):
-    """A request with tokens waits again, beside a new one, and both have missed their goals."""
+    """A preempted request with output and a new one wait, and both have missed their goals."""
     pool = make_pool(12, block_size=1, prefix_caching=False)
     scheduler = make_scheduler(pool, on_hopeless=mode)
     requests = [
@@ -216,7 +216,7 @@ def test_an_output_that_has_begun_is_put_last_and_not_refused(mode):
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_choices_are_refused_together_unless_one_has_begun(begun):
-    """One runs at a time, for three steps; after six and a half the others are too late."""
+    """One choice runs at a time, for three steps; after six and a half the others are too late."""
     scheduler = make_scheduler(max_running=1, on_hopeless="refuse")
     if not begun:
         scheduler.submit(make_request(4, 20), 0)
@@ -230,8 +230,8 @@ def test_choices_are_refused_together_unless_one_has_begun(begun):
 
 
 @pytest.mark.parametrize("order", ORDER_POINTS, ids=str)
-def test_who_is_last_is_served_when_it_starves(order):
-    """New requests with distant goals come without end, and alone would keep it waiting for ever."""
+def test_a_deprioritized_request_is_served_when_it_starves(order):
+    """An endless stream of new requests with distant goals would keep it waiting for ever."""
     threshold = 30
     scheduler = make_scheduler(
         max_running=2,
@@ -258,7 +258,7 @@ def test_who_is_last_is_served_when_it_starves(order):
 
 
 @pytest.mark.parametrize("mode", ["serve", "last"])
-def test_who_is_last_preempts_nobody(mode):
+def test_a_deprioritized_request_preempts_nothing(mode):
     """By its deadline it is the most urgent of all, and it would fit in place of the second."""
     pool = make_pool(12, block_size=4, prefix_caching=False)
     preempts = {"preempt_for_waiting": "less-urgent", "starvation_s": 1e6}
@@ -292,8 +292,8 @@ def test_choices_that_wait_are_not_refused_when_another_has_ended():
 
 @settings(max_examples=examples(200), deadline=None)
 @given(st.data())
-def test_a_queue_is_by_rank_and_then_those_who_are_late(data):
-    """Beside it a set, and the order that its documentation says."""
+def test_a_queue_is_sorted_by_rank_with_expired_requests_last(data):
+    """Compared with a set and a sort."""
     queue = WaitingQueue(lambda request: 3 * request.number, lambda request: request.predicted_tokens or None)
     waiting, now_ns = set(), 0
     for number in range(30):
@@ -318,6 +318,6 @@ def test_a_queue_is_by_rank_and_then_those_who_are_late(data):
 
 
 @pytest.mark.parametrize("wrong", ["refused", "", None])
-def test_other_answers_are_refused(wrong):
+def test_unknown_values_of_on_hopeless_are_refused(wrong):
     with pytest.raises(ConfigError, match="on_hopeless can be serve, last or refuse"):
         SchedulerOptions(on_hopeless=wrong)

@@ -85,7 +85,7 @@ def test_without_the_guard_it_would_starve(order):
     assert waits(order, Aggressive(), {}, threshold=10_000) == (STEPS, STEPS)
 
 
-def test_who_starved_while_running_is_served_once_in_a_threshold():
+def test_a_starved_running_request_is_served_once_per_threshold():
     scheduler = make_scheduler(make_pool(64), order="fcfs", starvation_s=STEP_NS / 2e9)
     scheduler.submit(make_request(4, 20), 0)
     for step in range(3):
