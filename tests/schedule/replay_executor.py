@@ -31,7 +31,7 @@ class ReplayExecutor:
 
     vocabulary: how many tokens there are; None: as many as it takes that no two requests, whose seeds
     differ, have one in common. stops: of several iterations it makes no further one after one of these
-    tokens was sampled. postpones: asked for each token of a sequence whether it cannot be sampled yet.
+    tokens was sampled. postpones: whether the next token of a sequence cannot be sampled yet.
     """
 
     def __init__(

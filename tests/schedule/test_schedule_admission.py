@@ -51,7 +51,7 @@ class Holder(NamedTuple):
 
 @dataclass
 class Case:
-    """Requests of a service and of another, who wants to join, and past lengths of the first."""
+    """Running requests of two services, candidates of the first, and its past output lengths."""
 
     running: list[Holder]
     candidates: list[Holder]
@@ -62,7 +62,7 @@ class Case:
     capacity: int
 
     def forecasts(self, admission) -> tuple[MemoryForecast, list[MemoryForecast]]:
-        """What the admission is told of those that run: of the service, and of the other."""
+        """Forecasts of the running requests: of the service, and of the other one."""
         pool = make_pool(10, block_size=self.block_size, per_merged={"a": self.per_merged, "b": 2})
         history = admission.new_history(1_000)
         for length in self.past:
@@ -164,7 +164,7 @@ def merged_blocks(case, holders, tokens, per_merged):
 
 
 def peak_by_simulation(case, holders, lengths, per_merged):
-    """Everybody alive grows by a token, then those at their end leave; the most merged blocks at once."""
+    """All requests grow by a token, then ended ones leave; returns the maximum of merged blocks."""
     left = [
         max(length - holder.state.num_generated - 1, 0)
         for holder, length in zip(holders, lengths, strict=True)
@@ -304,15 +304,17 @@ def test_draws_become_fewer_with_many_requests():
 
 
 def test_nothing_is_forecast_while_blocks_are_missing_or_nothing_waits(monkeypatch):
-    asked = []
+    forecasts_made = []
     for name in ("demand", "demand_with_each"):
         original = getattr(PastFuture, name)
         monkeypatch.setattr(
-            PastFuture, name, lambda *given, original=original: asked.append(given) or original(*given)
+            PastFuture,
+            name,
+            lambda *given, original=original: forecasts_made.append(given) or original(*given),
         )
     scheduler = make_scheduler(make_pool(6), admission=PastFuture())
     run(scheduler, [make_request(16, 6), make_request(16, 6)])
-    assert asked == []
+    assert forecasts_made == []
 
 
 def test_without_prefix_caching_nothing_is_hashed_published_or_looked_up(monkeypatch):

@@ -93,7 +93,7 @@ def test_choices_are_preempted_and_come_back(mode, prefix_caching):
 
 
 def test_equal_prompts_of_different_calls_are_not_shared():
-    """Without a prefix cache nobody looks for them."""
+    """Without a prefix cache."""
     request = make_request(PROMPT, OUTPUT)
     scheduler = make_scheduler(make_pool(64, prefix_caching=False))
     for choice in choices_of(request, 2):

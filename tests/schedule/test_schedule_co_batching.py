@@ -179,7 +179,7 @@ def test_first_come_first_served_admits_in_the_same_steps_and_needs_no_more_of_t
 
     (together, steps, hurried), (apart, more_steps, _) = serve_together(True), serve_together(False)
     assert steps <= more_steps
-    # Who comes early, as nothing is left to do, comes in other steps and beside others than apart.
+    # Requests that arrive early because nothing is left to do share steps with other requests than apart.
     if not hurried:
         assert all(together[request] <= apart[request] for request in apart)
 

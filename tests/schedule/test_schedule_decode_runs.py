@@ -62,7 +62,7 @@ def test_a_run_takes_no_more_memory_than_there_is():
     ids=str,
 )
 def test_a_run_ends_before_a_request_could_be_admitted(admission, steps):
-    """Not before the next look at the queue, or, if running requests only grow, before somebody ends."""
+    """It ends before the next admission or, if running requests only grow, before one of them ends."""
     scheduler = make_scheduler(make_pool(14, block_size=4), admission=admission)
     for _ in range(3):
         scheduler.submit(make_request(5, 20, max_tokens=20), 0)
@@ -91,7 +91,7 @@ def test_there_is_no_run_where_the_next_step_is_something_else():
     scheduler.update(prompt, StepResult.of_step([1], STEP_NS), STEP_NS)
     assert steps_left(scheduler, STEP_NS) == 18, "a decode is in flight, and 18 are left"
     scheduler.cancel(scheduler.request_ids[0], STEP_NS)
-    assert steps_left(scheduler, STEP_NS) == 0, "the plan in flight ends somebody"
+    assert steps_left(scheduler, STEP_NS) == 0, "the plan in flight ends a request"
     scheduler.update(decodes, StepResult.of_step([1], STEP_NS), 2 * STEP_NS)
     assert not scheduler.unfinished
 

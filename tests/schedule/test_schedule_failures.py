@@ -1,4 +1,4 @@
-"""Steps that fail: everybody whom the device can compute ends as if nothing had happened."""
+"""Steps that fail: requests that the device can compute end as if nothing had happened."""
 
 from collections import Counter
 
@@ -15,7 +15,7 @@ from shoal.schedule.step_limit import TOKENS_PER_ROW
 
 
 class Device:
-    """Says which steps fail; its memory of who is who is made of the plans.
+    """Decides which steps fail; it learns the requests' sequences from the plans.
 
     rows, tokens: most that a step may have. poison: seeds of requests with which every step fails. services:
     of which every step fails. random: a function that makes further steps fail, by their number.

@@ -30,7 +30,7 @@ def submitted(scheduler, *requests):
 
 
 def committed(scheduler, iterations, now_ns=STEP_NS):
-    """A plan of so many iterations."""
+    """A plan of ``iterations`` iterations."""
     decode_run = scheduler.decode_run(now_ns, iterations)
     assert decode_run is not None
     assert decode_run.steps == iterations
@@ -150,7 +150,7 @@ def test_nearly_all_steps_can_be_made_in_plans_of_several(most, caching, block_s
 def test_outputs_do_not_depend_on_the_number_of_iterations(
     work, admission, policy, preemption, most, stops_early
 ):
-    """Outputs end anywhere; an executor that does not stop makes tokens that nobody gets."""
+    """Outputs end anywhere; tokens of an executor that does not stop then are dropped."""
     work = {**work, "cancels": {}, "depth": 1}
     _, plain = serve({**work, "caching": False, "max_running": 1}, Conservative(), vocabulary=40)
     scheduler, done = serve(

@@ -24,8 +24,8 @@ def split_pool(blocks: int) -> BlockPool:
     return BlockPool(layout)
 
 
-class Moves:
-    """Moves requests between two engines at random, with their KV, in all ways that there are."""
+class RandomMigrations:
+    """Migrates requests between two engines at random, with their KV, in all possible ways."""
 
     def __init__(self, random: Random, engines: tuple[Engine, Engine]) -> None:
         self.random = random
@@ -36,7 +36,7 @@ class Moves:
         self.held: dict[str, tuple[Engine, object]] = {}
         self.number = 0
         self.names: dict[str, str] = {}
-        """Whose request an id is: it gets another one with every move."""
+        """Request name by id; a request gets another id with every migration."""
 
     def submit(self, engine: Engine, request) -> None:
         self.tokens.setdefault(request.id, [])
@@ -134,25 +134,27 @@ def test_migration_with_kv_changes_no_output(preset, seed, depths):
         engine_of(preset, depths[0], 7 * SECOND),
         engine_of(preset, depths[1], 5_000 * SECOND, blocks=20),
     )
-    moves = Moves(random, engines)
+    migrations = RandomMigrations(random, engines)
     coming, rooms = deque(requests), set()
     cancelled = set()
-    while coming or moves.held or len(moves.ends) < len(requests):
+    while coming or migrations.held or len(migrations.ends) < len(requests):
         if coming and random.random() < 0.5:
-            moves.submit(random.choice(engines), coming.popleft())
-        moves.step()
-        for name in [name for name in moves.hosts if name not in moves.ends and name not in moves.held]:
+            migrations.submit(random.choice(engines), coming.popleft())
+        migrations.step()
+        for name in [
+            name for name in migrations.hosts if name not in migrations.ends and name not in migrations.held
+        ]:
             if random.random() < 0.1:
-                moves.hold(name)
+                migrations.hold(name)
             elif random.random() < 0.01:
-                engine = moves.hosts[name]
-                event = engine.scheduler.cancel(moves.current_id(name), engine.now_ns)
-                moves.take(engine, [] if event is None else [event])
+                engine = migrations.hosts[name]
+                event = engine.scheduler.cancel(migrations.current_id(name), engine.now_ns)
+                migrations.take(engine, [] if event is None else [event])
                 cancelled.add(name)
-        for name in list(moves.held):
+        for name in list(migrations.held):
             if random.random() < 0.3:
-                moves.settle(name)
-        change_rooms(random, moves, rooms)
+                migrations.settle(name)
+        change_rooms(random, migrations, rooms)
     for engine, key in list(rooms):
         engine.scheduler.release(key)
     for engine in engines:
@@ -160,19 +162,19 @@ def test_migration_with_kv_changes_no_output(preset, seed, depths):
         assert len(engine.scheduler.leases) == 0
         assert engine.scheduler.leases.demand == 0
         engine.check_empty()
-    for name, tokens in moves.tokens.items():
+    for name, tokens in migrations.tokens.items():
         if name in cancelled:
             assert tokens == expected.tokens[name][: len(tokens)]
         else:
             assert tokens == expected.tokens[name]
-            assert moves.ends[name] == expected.ends[name]
+            assert migrations.ends[name] == expected.ends[name]
 
 
-def change_rooms(random: Random, moves: Moves, rooms: set) -> None:
+def change_rooms(random: Random, migrations: RandomMigrations, rooms: set) -> None:
     """Keep room for requests that never come, and give it up again."""
     if random.random() < 0.2:
-        engine, key = random.choice(moves.engines), f"room{len(moves.tokens)}-{random.random()}"
-        moves.drain(engine)
+        engine, key = random.choice(migrations.engines), f"room{len(migrations.tokens)}-{random.random()}"
+        migrations.drain(engine)
         if engine.scheduler.lease(key, random.choice("ab"), random.randint(1, 12)):
             engine.carry_out(engine.scheduler.pending_plan())
             rooms.add((engine, key))
@@ -189,18 +191,20 @@ def test_a_split_pool_keeps_leases_too(seed):
     requests = [replace(make_some_request(random, number), service="a") for number in range(6)]
     expected = run(make_scheduler(make_pool(60)), requests)
     engines = (Engine(make_scheduler(split_pool(20)), 0), Engine(make_scheduler(split_pool(14)), SECOND))
-    moves = Moves(random, engines)
+    migrations = RandomMigrations(random, engines)
     for request in requests:
-        moves.submit(random.choice(engines), request)
-    while moves.held or len(moves.ends) < len(requests):
-        moves.step()
-        for name in [name for name in moves.hosts if name not in moves.ends and name not in moves.held]:
+        migrations.submit(random.choice(engines), request)
+    while migrations.held or len(migrations.ends) < len(requests):
+        migrations.step()
+        for name in [
+            name for name in migrations.hosts if name not in migrations.ends and name not in migrations.held
+        ]:
             if random.random() < 0.2:
-                moves.hold(name)
-        for name in list(moves.held):
+                migrations.hold(name)
+        for name in list(migrations.held):
             if random.random() < 0.5:
-                moves.settle(name)
-    assert moves.tokens == expected.tokens
+                migrations.settle(name)
+    assert migrations.tokens == expected.tokens
     for engine in engines:
         engine.drain()
         engine.check_empty()
@@ -264,7 +268,7 @@ def test_leases_count_against_memory_and_running_requests():
 
 
 def test_leases_alone_do_not_delay_admission():
-    """Where nobody runs no step is made, so that it would never come."""
+    """Without running requests there are no steps, so the next admission would never come."""
     admission = Conservative(overcommit=1.0, admit_every=10)
     engine = Engine(make_scheduler(make_pool(20), admission=admission))
     for name in ("first", "second"):

@@ -91,11 +91,11 @@ def test_one_forecast_does_for_several_requests(monkeypatch):
 
     Outputs of 5 after prompts of 4 are expected: each takes 2 blocks at its end, 57 of 60 may be taken.
     """
-    asked = []
+    forecasts_made = []
     demand = PastFuture.demand_with_each
 
     def noted(admission, running, candidates, others):
-        asked.append((len(running), len(candidates)))
+        forecasts_made.append((len(running), len(candidates)))
         return demand(admission, running, candidates, others)
 
     monkeypatch.setattr(PastFuture, "demand_with_each", noted)
@@ -104,5 +104,5 @@ def test_one_forecast_does_for_several_requests(monkeypatch):
     for _ in range(40):
         scheduler.submit(make_request(4, 5, max_tokens=60), 0)
     assert len(scheduler.schedule(0).joined) == 57 // 2
-    # Of the last 8 the first 4 fit, the next is asked about once more.
-    assert asked == [(1, LOOKAHEAD - 1), (8, 8), (16, 8), (24, 8), (28, 4)]
+    # Of the last 8 the first 4 fit, the next is forecasts_made about once more.
+    assert forecasts_made == [(1, LOOKAHEAD - 1), (8, 8), (16, 8), (24, 8), (28, 4)]

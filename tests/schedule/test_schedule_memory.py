@@ -139,7 +139,7 @@ def test_a_preempted_request_does_not_take_its_place_again():
     for _ in range(5):
         step(scheduler, now)
         now += STEP_NS
-    # Fresh requests of the same service are more urgent than who has outlasted its budget.
+    # New requests of the same service are more urgent than one beyond its budget.
     scheduler.submit(make_request(12, 1, service="a", id="fresh"), now)
     waiting = scheduler.services["a"].waiting
     fresh = waiting[0]
@@ -152,7 +152,7 @@ def test_a_preempted_request_does_not_take_its_place_again():
 
 
 def test_a_turn_that_preempts_its_only_decode_is_followed_by_another():
-    """Round-robin offers decodes without prompts; nobody idles while somebody could run."""
+    """Round-robin offers decodes without prompts; the engine is not idle while a request could run."""
     for seed in range(40):
         scheduler = make_scheduler(
             make_pool(4 + seed % 3, per_merged={"a": 1, "b": 2}, block_size=2, prefix_caching=False),
@@ -200,7 +200,7 @@ def test_a_slice_reserves_its_blocks_when_it_begins_and_none_inside():
 
 
 def test_at_the_end_of_a_slice_a_request_keeps_its_kv_and_waits_for_memory():
-    """Two of 3 + 4 tokens fill 14 of 16; one can have 2 more, the other waits, and nobody is preempted."""
+    """Two of 3 + 4 tokens fill 14 of 16; one can have 2 more, the other waits without preemption."""
     scheduler = make_scheduler(make_pool(16, block_size=1, prefix_caching=False), admission=Slice(tokens=4))
     requests = [make_request(3, 6, id=name, max_tokens=6) for name in "xy"]
     done = run(scheduler, requests)
@@ -223,7 +223,7 @@ def test_if_no_request_gets_a_slice_the_lowest_priority_is_preempted():
 
 
 def test_a_waiting_request_is_not_admitted_if_none_could_continue_afterwards():
-    """x holds 7 of 13 after its prompt, and could then still get its last 2; with y's 7 nobody could."""
+    """x holds 7 of 13 after its prompt, and could then still get its last 2; with y's 7 neither could."""
     scheduler = make_scheduler(make_pool(13, block_size=1, prefix_caching=False), admission=Slice(tokens=4))
     requests = [make_request(3, 8, id=name, max_tokens=8) for name in "xy"]
     done = run(scheduler, requests)
@@ -232,7 +232,7 @@ def test_a_waiting_request_is_not_admitted_if_none_could_continue_afterwards():
     assert first_of_y == 8
 
 
-# Starvation is not asked for by conservative admission, so that it may be tested apart from it.
+# Starved requests, tested with conservative admission.
 
 
 def test_conservative_admission_is_not_preempted_into():

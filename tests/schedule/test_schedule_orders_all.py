@@ -17,7 +17,7 @@ EVERY = [cls() for cls in ORDERS.values()] + [DoublingBudget(variant=variant) fo
 
 
 class OnlyTheHead(Sequence):
-    """A queue that objects to anybody who looks past its head."""
+    """A queue of which only the head may be read."""
 
     def __init__(self, requests):
         self._requests = requests
@@ -90,7 +90,7 @@ def test_every_service_has_a_turn_whatever_memory_refuses(order, services, step)
     for service in services:
         own = [turn for turn in turns if turn.service == service.service]
         assert _taking_part(own, service) == set(service.requests)
-        # Whoever decodes needs no prompt of another to get on.
+        # A decode does not depend on a prompt of another request.
         unconditional = _taking_part([turn for turn in own if not turn.prefill], service)
         assert unconditional >= set(service.requests) - set(service.prefilling)
         if not isinstance(order, FcfsStrict):

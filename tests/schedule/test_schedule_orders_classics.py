@@ -117,12 +117,12 @@ def test_a_prompt_does_not_count_as_a_decode():
 # Feedback queue
 
 
-def feedback(**knobs):
-    return Mlfq(**{"quantum_s": 1.0, "levels": 4, "prefill_tokens_per_s": 10.0, **knobs})
+def feedback(**options):
+    return Mlfq(**{"quantum_s": 1.0, "levels": 4, "prefill_tokens_per_s": 10.0, **options})
 
 
-def level_of(request, **knobs):
-    return feedback(**knobs).levels_of(RequestTable([request]))[0]
+def level_of(request, **options):
+    return feedback(**options).levels_of(RequestTable([request]))[0]
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_the_earliest_deadline_first():
 
 
 @pytest.mark.parametrize(
-    ("order", "knobs", "message"),
+    ("order", "options", "message"),
     [
         (Mlfq, {"quantum_s": 0.0}, "order mlfq: quantum_s must be at least a nanosecond, got 0.0"),
         (Mlfq, {"levels": 0}, "levels must be at least 1, got 0"),
@@ -279,6 +279,6 @@ def test_the_earliest_deadline_first():
         (EarliestDeadline, {"default_s": -1}, "default_s must not be negative, got -1"),
     ],
 )
-def test_invalid_options_are_refused(order, knobs, message):
+def test_invalid_options_are_refused(order, options, message):
     with pytest.raises(ConfigError, match=message):
-        order(**knobs)
+        order(**options)

@@ -38,7 +38,7 @@ TUNED = [
     WeightedTurns(),
     ClientPriority(),
 ]
-"""With knobs that mean something for steps of a microsecond."""
+"""With options that have an effect for steps of a microsecond."""
 
 
 def requests():

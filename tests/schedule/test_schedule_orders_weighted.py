@@ -1,4 +1,4 @@
-"""Weighted turns: each service as often as (N / L^2)^1.5 says, doubling budget beside."""
+"""Weighted turns: services step in proportion to (N / L^2)^1.5, with doubling budget inside a service."""
 
 import math
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Orders, admissions and victims: who goes first, who is admitted, who is preempted."""
+"""Orders, admissions and victims: which requests step first, are admitted, are preempted."""
 
 import numpy as np
 import pytest
@@ -97,7 +97,7 @@ def test_prompts_of_one_service_do_not_stop_the_decodes_of_another():
 
 
 def test_an_order_can_wait_and_select_requests():
-    """What later orders need: own priorities over requests, and a time to be asked again."""
+    """An order may select requests by its own priorities, and set a time for the next decision."""
 
     class ShortestPromptAtNoon(Fcfs):
         def decide(self, view, now_ns):
@@ -221,7 +221,7 @@ def test_looking_again_changes_nothing():
 
 
 def pressure_on(forecast, capacity=9, keys=None):
-    """All of them are candidates; without ``keys`` the order prefers who came first."""
+    """All requests are candidates; without ``keys`` the order is first come, first served."""
     wanted = forecast.table.number if keys is None else np.array(keys)
     return MemoryPressure(forecast.table, {"a": forecast}, capacity, lambda: wanted.astype(np.float64))
 

@@ -1,4 +1,4 @@
-"""Rows that cannot be sampled yet: their requests say what they would have said, and hold up nobody."""
+"""Postponed rows, which cannot be sampled yet: outputs do not change, other requests are not delayed."""
 
 import random
 

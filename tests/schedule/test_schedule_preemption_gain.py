@@ -17,7 +17,7 @@ def of_two_services(blocks=12, long_s=100.0, **options):
 
 
 def fill(scheduler, prompts, steps=2):
-    """Requests of ``a`` with so many prompt tokens run; the time."""
+    """Run requests of ``a`` with these prompt lengths; returns the time."""
     for at, prompt in enumerate(prompts):
         scheduler.submit(make_request(prompt, 40, service="a", id=f"long{at}"), 0)
     now = 0

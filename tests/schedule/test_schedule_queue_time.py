@@ -20,10 +20,10 @@ def test_the_first_event_and_the_last_have_the_time_from_arrival_to_admission():
     scheduler = make_scheduler(max_running=1)
     for name, arrival_ns in (("x", 5), ("y", 7)):
         scheduler.submit(arrived(arrival_ns, id=name, max_tokens=3), 8)
-    told = []
+    reported = []
     for now_ns in range(100, 700, 100):
-        told += [(event.request_id, event.queue_ns) for event in step(scheduler, now_ns, 9)]
-    assert told == [("x", 95), ("x", 0), ("x", 95), ("y", 393), ("y", 0), ("y", 393)]
+        reported += [(event.request_id, event.queue_ns) for event in step(scheduler, now_ns, 9)]
+    assert reported == [("x", 95), ("x", 0), ("x", 95), ("y", 393), ("y", 0), ("y", 393)]
 
 
 def test_a_chunked_prompt_has_waited_until_its_first_chunk():

@@ -241,7 +241,7 @@ def test_conservative_never_preempts(work, depth, policy):
 @settings(max_examples=examples(150), deadline=None)
 @given(workloads(), st.sampled_from([1, 2, 5]), policies, st.sampled_from(PREEMPTIONS))
 def test_no_request_is_preempted_inside_a_slice(work, tokens, policy, preemption):
-    """Who leaves has generated a multiple of a slice's tokens since it was admitted."""
+    """A preempted request has generated a multiple of a slice's tokens since its admission."""
     scheduler = make_scheduler(
         make_pool(**work["pool"], prefix_caching=work["caching"]),
         weights=work["weights"],
@@ -287,7 +287,7 @@ def test_the_oracle_never_preempts_in_lockstep(work):
 @settings(max_examples=examples(80), deadline=None)
 @given(workloads(), st.sampled_from(ADMISSION_POINTS))
 def test_every_token_is_computed_once_where_nothing_is_found_or_lost(work, admission):
-    """Prompt and output without the last token; what was preempted or found in the prefix index beside."""
+    """Prompt and output without the last token, apart from preemptions and prefix cache hits."""
     scheduler, done = serve({**work, "cancels": {}, "depth": 1}, admission)
     needed = sum(len(request.prompt) + len(done.tokens[request.id]) - 1 for request in work["requests"])
     stats = scheduler.stats().services.values()

@@ -223,7 +223,7 @@ def test_a_request_about_to_end_is_not_detached():
     assert scheduler.detach("x", 0) is None
     (event,) = scheduler.update(plan, StepResult.of_step([3], 1), 0)
     assert event.finish is FinishReason.CANCELLED
-    assert scheduler.detach("nobody", 0) is None
+    assert scheduler.detach("unknown", 0) is None
 
 
 def test_swapped_kv_is_given_up_with_its_request():

@@ -1,4 +1,4 @@
-"""Nobody starves: under an endless stream of others a long request is served in bounded time."""
+"""Starvation: under an endless stream of requests a long one is served in bounded time."""
 
 from itertools import pairwise
 
@@ -73,7 +73,7 @@ def test_the_wait_of_a_long_request_is_bounded(preemption, admission, order):
     """
     _, longest = waits(order, admission, preemption)
     assert longest <= THRESHOLD_STEPS + 2
-    # Those of two do not fit beside each other; who was preempted for the other waits longer each time.
+    # Two of them do not fit together; the one preempted for the other waits longer each time.
     first, longest = waits(order, admission, preemption, starved="ab")
     assert first <= THRESHOLD_STEPS + 3
     assert longest <= 4 * THRESHOLD_STEPS + 3
