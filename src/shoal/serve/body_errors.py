@@ -89,14 +89,14 @@ def _describe(
     path: list[int | str], detail: ErrorDetails, body_type: type[ServiceBody], renamed: Mapping[str, str]
 ) -> InvalidRequest:
     path = [shorten(step, MAX_NAME_CHARACTERS) if isinstance(step, str) else step for step in path]
-    shown = [renamed.get(str(path[0]), str(path[0])), *map(str, path[1:])]
+    sent_path = [renamed.get(str(path[0]), str(path[0])), *map(str, path[1:])]
     names = [step for step in path if isinstance(step, str)]
     is_unknown = detail["type"] == "extra_forbidden"
     for depth in range(len(path)) if detail["type"] != "missing" else ():
         if (fixed := _fixed_error(path, depth, body_type, is_unknown)) is not None:
-            where = ".".join(shown[: depth + 1])
+            where = ".".join(sent_path[: depth + 1])
             return InvalidRequest(f"{where} {fixed}", param=where)
-    where = ".".join(shown)
+    where = ".".join(sent_path)
     kinds = _types_along(names, body_type)
     if is_unknown:
         return InvalidRequest(f"unknown field {where!r}{_hint(names[-1], kinds[-1], body_type)}", param=where)
@@ -128,12 +128,12 @@ def _fixed_error(
 def _hint(name: str, kinds: Sequence[type[StrictModel]], body_type: type[ServiceBody]) -> str:
     """A hint for an unknown field of one of ``kinds``: a similar name, the right place, or known fields."""
     for kind in kinds:
-        own = kind.effective_names()
-        if (meant := intended_name(name, kind, OUTPUT_FIELDS)) is not None and meant not in own:
-            return _hint_other_place(meant, kind)
-        near = meant or next(iter(difflib.get_close_matches(name, own, n=1)), None)
-        if near is not None:
-            return f"; did you mean {near!r}?"
+        own_names = kind.effective_names()
+        if (intended := intended_name(name, kind, OUTPUT_FIELDS)) is not None and intended not in own_names:
+            return _hint_other_place(intended, kind)
+        suggestion = intended or next(iter(difflib.get_close_matches(name, own_names, n=1)), None)
+        if suggestion is not None:
+            return f"; did you mean {suggestion!r}?"
     if not kinds or kinds[0] is body_type:
         return ""
     fields = kinds[0].model_fields.items()
@@ -142,9 +142,9 @@ def _hint(name: str, kinds: Sequence[type[StrictModel]], body_type: type[Service
 
 def _hint_other_place(name: str, kind: type[StrictModel]) -> str:
     """A hint where the field ``name`` belongs, which ``kind`` does not have."""
-    for own, field in kind.model_fields.items():
+    for field_name, field in kind.model_fields.items():
         if any(name in inner.effective_names() for inner in object_types(field.annotation)):
-            return f"; did you mean '{own}.{name}'?"
+            return f"; did you mean '{field_name}.{name}'?"
     route = next((route for route, other in _ROUTES.items() if name in other.known_names()), None)
     return "" if route is None else f"; {name!r} is a field of {route}"
 

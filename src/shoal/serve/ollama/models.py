@@ -149,7 +149,7 @@ def _model_info(described: ModelDescription | None, context_tokens: int) -> dict
 
 def _parameters(card: ModelCard) -> str:
     """The default options of requests, one a line."""
-    defaults = {name: getattr(card.sampling_defaults, own) for own, name in _PARAMETERS.items()}
+    defaults = {name: getattr(card.sampling_defaults, our_name) for our_name, name in _PARAMETERS.items()}
     options = {"num_ctx": card.max_model_len} | defaults
     return "\n".join(f"{name:<30} {value}" for name, value in options.items() if value is not None)
 

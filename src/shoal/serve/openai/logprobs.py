@@ -125,11 +125,11 @@ def prompt_logprobs(tokenizer: TextCodec, entries: Sequence[TokenLogprobs]) -> P
     for entry in entries:
         ranked = {token: (logprob, rank) for rank, (token, logprob) in enumerate(entry.top, start=1)}
         ranked[entry.token] = (entry.logprob, entry.rank)
-        shown = {
+        by_token = {
             str(token): PromptLogprob(_finite(logprob), rank, text(token))
             for token, (logprob, rank) in ranked.items()
         }
-        formatted.append(encoded(shown))
+        formatted.append(encoded(by_token))
     return formatted
 
 
