@@ -11,8 +11,8 @@ from hashlib import sha256
 from typing import Any, ClassVar
 
 from shoal.frontend.detokenize import StopStrings
-from shoal.models.chat_template.messages import Message
-from shoal.serve.tools.call_parser import CallParser, NotACall, OutputEnded, Reading
+from shoal.models.template_messages import Message
+from shoal.serve.tools.call_parser import CallParser, NotACall, OutputEnded, Reader
 from shoal.serve.tools.gemma_values import arguments_rules, to_json
 from shoal.serve.tools.lark_rules import arguments_schema, call_schema, json_rule, literal
 
@@ -104,7 +104,7 @@ class _PromptedParser(_TaggedParser):
     ambiguous_markers = ("```",)
     bare = True
 
-    def _read_calls(self, marker: str) -> Reading[str | None]:
+    def _read_calls(self, marker: str) -> Reader[str | None]:
         if marker != "```":
             return (yield from super()._read_calls(marker))
         character = yield from self._read()
@@ -149,7 +149,7 @@ class LlamaFormat(ToolFormat):
 class _MistralParser(CallParser):
     markers = ("[TOOL_CALLS]",)
 
-    def _read_calls(self, marker: str) -> Reading[str | None]:
+    def _read_calls(self, marker: str) -> Reader[str | None]:
         character = yield from self._next_nonblank()
         if character in "[{":
             yield from self._read_objects(character, known_names_only=False)
@@ -167,7 +167,7 @@ class _MistralParser(CallParser):
         self._end_call()
         return character
 
-    def _after_tags(self) -> Reading[str]:
+    def _after_tags(self) -> Reader[str]:
         """The character after ``CALL_ID]id[ARGS]`` or ``ARGS]``."""
         tag = yield from self._read_until("]")
         if tag == "CALL_ID":
@@ -231,7 +231,7 @@ class _GemmaParser(CallParser):
     end_marker = "<end_function_call>"
     quote = "<escape>"
 
-    def _read_calls(self, marker: str) -> Reading[str | None]:
+    def _read_calls(self, marker: str) -> Reader[str | None]:
         yield from self._expect("call:")
         self._begin_call((yield from self._read_until("{")).strip())
         end = StopStrings((self.end_marker,))

@@ -11,7 +11,7 @@ _END = ""
 _ARGUMENTS = ("arguments", "parameters")
 
 Value = TypeVar("Value")
-Reading = Generator[None, str, Value]
+Reader = Generator[None, str, Value]
 """A coroutine that receives characters, and returns a value."""
 
 
@@ -29,7 +29,7 @@ class CallParser:
     A call begins with one of ``markers``, or, if ``bare``, with a JSON object at the start of the output.
     From there, text is held back until the call's name is complete; if it is not a call, it becomes content.
     Later text belongs to the call's arguments, valid or not. Whitespace between calls and content is dropped,
-    and so is an unfinished call at the end of an output that was cut.
+    and so is a call at the end of an output that was cut before its name was complete.
 
     names: of the tools; a call without a marker must have one of them. only_calls: a grammar forces calls, so
     everything else is markup and dropped.
@@ -90,7 +90,7 @@ class CallParser:
         pieces, self._pieces = join_pieces(self._pieces), []
         return [piece for piece in pieces if not (self._only_calls and isinstance(piece, Content))]
 
-    def _run(self) -> Reading[None]:
+    def _run(self) -> Reader[None]:
         character: str | None = yield
         while character != _END:
             if character is None:
@@ -164,14 +164,14 @@ class CallParser:
         marker = next(filter(held.startswith, self.markers), held)
         return self._after_call or bool(held.removeprefix(marker).strip())
 
-    def _read_calls(self, marker: str) -> Reading[str | None]:
+    def _read_calls(self, marker: str) -> Reader[str | None]:
         """Read the calls after ``marker``. Returns the next character if it was read already."""
         bare = len(marker) == 1
         character = marker if bare else (yield from self._next_nonblank())
         yield from self._read_objects(character, known_names_only=bare)
         return None
 
-    def _read_objects(self, character: str, known_names_only: bool) -> Reading[None]:
+    def _read_objects(self, character: str, known_names_only: bool) -> Reader[None]:
         """Read a JSON object that is a call, or a list of such objects, from ``character`` on."""
         if character != "[":
             yield from self._read_object(character, known_names_only)
@@ -184,7 +184,7 @@ class CallParser:
             if character not in ",]":
                 raise NotACall
 
-    def _read_object(self, character: str, known_name_only: bool) -> Reading[None]:
+    def _read_object(self, character: str, known_name_only: bool) -> Reader[None]:
         """Read ``{"name": ..., "arguments": {...}}`` from ``character`` on, with keys in any order."""
         if character != "{":
             raise NotACall
@@ -215,7 +215,7 @@ class CallParser:
             self._add_arguments("".join(early) or "{}")
         self._end_call()
 
-    def _read_key(self, character: str) -> Reading[tuple[str, str]]:
+    def _read_key(self, character: str) -> Reader[tuple[str, str]]:
         """A key from its quote on, and the first character of its value."""
         if character != '"':
             raise NotACall
@@ -238,7 +238,7 @@ class CallParser:
     def _end_call(self) -> None:
         self._in_call, self._after_call = False, True
 
-    def _read_arguments(self, character: str, write: Callable[[str], None] | None = None) -> Reading[str]:
+    def _read_arguments(self, character: str, write: Callable[[str], None] | None = None) -> Reader[str]:
         """Read arguments from ``character`` on and write them as JSON; returns the character after them.
 
         They may also be a string that contains JSON.
@@ -252,7 +252,7 @@ class CallParser:
         write("{}" if text == "null" else _unquote(text) if text[0] == '"' else text)
         return character
 
-    def _read_string(self) -> Reading[str]:
+    def _read_string(self) -> Reader[str]:
         """A string after its opening quote."""
         raw = ['"']
         while True:
@@ -263,7 +263,7 @@ class CallParser:
             elif character == '"':
                 return _unquote("".join(raw))
 
-    def _read_value(self, character: str, write: Callable[[str], None]) -> Reading[str]:
+    def _read_value(self, character: str, write: Callable[[str], None]) -> Reader[str]:
         """Write a JSON value from ``character`` on as it is; returns the character after it.
 
         Brackets and quotes are matched, nothing else is checked.
@@ -285,7 +285,7 @@ class CallParser:
             if depth <= 0:
                 return character
 
-    def _copy_string(self, write: Callable[[str], None]) -> Reading[None]:
+    def _copy_string(self, write: Callable[[str], None]) -> Reader[None]:
         """Write the rest of a string after its opening quote."""
         character = ""
         while character != '"':
@@ -294,13 +294,13 @@ class CallParser:
             if character == "\\":
                 write((yield from self._read()))
 
-    def _next_nonblank(self) -> Reading[str]:
+    def _next_nonblank(self) -> Reader[str]:
         """The next character that is not whitespace."""
         while (character := (yield from self._read())).isspace():
             pass
         return character
 
-    def _expect(self, text: str) -> Reading[None]:
+    def _expect(self, text: str) -> Reader[None]:
         """Read exactly ``text``, after whitespace."""
         character = yield from self._next_nonblank()
         if character != text[0]:
@@ -309,14 +309,14 @@ class CallParser:
             if (yield from self._read()) != expected:
                 raise NotACall
 
-    def _read_until(self, end: str) -> Reading[str]:
+    def _read_until(self, end: str) -> Reader[str]:
         """The text before the next character ``end``, which is read as well."""
         text = ""
         while (character := (yield from self._read())) != end:
             text += character
         return text
 
-    def _read(self) -> Reading[str]:
+    def _read(self) -> Reader[str]:
         """The next character; raises OutputEnded."""
         character = yield
         if character == _END:
