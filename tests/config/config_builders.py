@@ -9,7 +9,7 @@ from shoal.config.setting_tree import Table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpOptions:
-    """Stands for the HTTP server's option dataclass, which lives on a higher floor."""
+    """Replaces the HTTP server's option dataclass, which ``config`` may not import."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -24,7 +24,7 @@ def from_yaml(folder: Path, text: str, **flags: str | bool) -> Config[HttpOption
 
 
 def from_flags(*models: str, services: tuple[str, ...] = (), **flags: str | bool) -> Config[HttpOptions]:
-    """The configuration that flags alone give."""
+    """The configuration of flags alone."""
     return load_config(HttpOptions, flags=settings(*models, services=services, **flags))
 
 

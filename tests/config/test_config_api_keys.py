@@ -59,14 +59,14 @@ def test_keys_as_flags_replace_the_list(tmp_path):
         ("[a]", "expected keys and values"),
     ],
 )
-def test_mistakes_name_their_place_and_no_key(tmp_path, text, message):
+def test_errors_have_their_place_and_no_key(tmp_path, text, message):
     (tmp_path / "keys.yaml").write_text(text)
     with pytest.raises(ConfigError, match=message) as error:
         server(tmp_path, "server: {api_key_file: keys.yaml}")
     assert "secret" not in str(error.value)
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_a_missing_key_file(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot read .*no\.yaml"):
         server(tmp_path, "server: {api_key_file: no.yaml}")
 
@@ -81,7 +81,7 @@ VARIABLES = [
 
 
 @pytest.mark.parametrize("key", VARIABLES)
-def test_a_variable_that_was_not_expanded_is_no_key(tmp_path, key):
+def test_an_unexpanded_variable_is_not_a_key(tmp_path, key):
     (tmp_path / "keys.yaml").write_text(f"api_keys:\n  - {{name: a, key: '{key}'}}")
     (tmp_path / "admin.key").write_text(f"{key}\n")
     for text, place in (
@@ -143,7 +143,7 @@ def test_keys_with_such_characters_are_keys(tmp_path, key):
         ("server: {api_keys: [!ENV '${API_KEY}']}", "line 2: the YAML tag !ENV means nothing here"),
     ],
 )
-def test_empty_keys_and_keys_with_spaces_are_refused_with_their_place(tmp_path, text, message):
+def test_errors_of_empty_keys_and_keys_with_spaces_have_their_place(tmp_path, text, message):
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "lines").write_text("one\ntwo\n")
     (tmp_path / "none.yaml").write_text("api_keys: []")

@@ -39,7 +39,7 @@ def test_every_device_has_an_engine(tmp_path):
     assert first.options.kv_cache.block_size == second.options.kv_cache.block_size == 8
 
 
-def test_one_engine_is_as_it_was(tmp_path):
+def test_one_engine_uses_all_cores(tmp_path):
     config = from_yaml(tmp_path, SERVICES)
     [plan] = config.engine_plans()
     assert (plan.name, plan.options) == ("0", config.engine_options())
@@ -70,7 +70,7 @@ def test_engines_on_one_device_share_its_memory(tmp_path):
     assert shares == {"0": 1 / 3, "b": 1 / 3, "2": 1, "3": 1, "4": 1 / 3}
 
 
-def test_engines_over_ray_do_not_share_this_machine(tmp_path):
+def test_ray_engines_do_not_share_this_machine(tmp_path):
     first, second = plans(tmp_path, TWO, "cluster: {backend: ray, address: 10.0.0.1:6379}")
     assert [plan.options.threads for plan in (first, second)] == [None, 1]
     assert [plan.options.memory_share for plan in (first, second)] == [1.0, 1.0]

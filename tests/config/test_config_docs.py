@@ -25,7 +25,7 @@ def shown(key):
     return "required" if key.required else key.kind.show(key.default)
 
 
-def test_the_page_has_exactly_the_keys_there_are():
+def test_the_page_lists_exactly_the_existing_keys():
     documented = {
         row[0]: row[1:3] for row in rows() if len(row) == 4 and row[0] != "key" and "--" not in row[0]
     }
@@ -34,7 +34,7 @@ def test_the_page_has_exactly_the_keys_there_are():
     assert all(row[3] for row in rows() if len(row) == 4)
 
 
-def test_the_page_has_exactly_the_policies_there_are():
+def test_the_page_lists_exactly_the_existing_policies():
     documented = {
         (row[0], row[1]): row[2:4] for row in rows() if len(row) == 5 and row[0] not in ("policy", "---")
     }
@@ -51,7 +51,7 @@ def test_the_page_has_exactly_the_policies_there_are():
 
 def test_the_page_names_every_preset():
     listed = {row[0]: row[1] for row in rows() if len(row) == 2 and row[0] in PRESETS}
-    assert listed == {name: preset.says for name, preset in PRESETS.items()}
+    assert listed == {name: preset.summary for name, preset in PRESETS.items()}
 
 
 def test_the_example_on_the_page_loads(tmp_path):
@@ -62,7 +62,7 @@ def test_the_example_on_the_page_loads(tmp_path):
     assert config.scheduler.admission.reserved == 0.05
 
 
-def test_every_alias_of_other_servers_flags_is_told():
+def test_the_page_has_every_alias_of_foreign_flags():
     text = PAGE.read_text().split("## Coming from another server")[1]
     for other, ours in ALIASES.items():
         line = next(line for line in text.splitlines() if f"`{other}`" in line)

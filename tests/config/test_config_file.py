@@ -96,7 +96,7 @@ def test_the_plan_loads(tmp_path):
     )
 
 
-def test_what_is_left_out_takes_the_rooms_defaults(tmp_path):
+def test_missing_keys_have_the_defaults_of_their_options(tmp_path):
     config = from_yaml(tmp_path, "services: [smollm2]")
     assert config.services == (Service(name="smollm2", model="smollm2"),)
     assert config.engine_options() == EngineOptions(services=config.services)
@@ -278,7 +278,7 @@ def test_mistakes_in_services(tmp_path, services, expected):
         ("temprature: 0", "temprature: unknown key, did you mean 'temperature'?"),
     ],
 )
-def test_mistakes_in_sampling_are_told_with_their_line(tmp_path, written, expected):
+def test_errors_in_sampling_have_their_line(tmp_path, written, expected):
     text = f"services:\n  - model: a\n    sampling:\n      {written}\n"
     assert error_of(tmp_path, text) == f"shoal.yaml, line 4: services[0].sampling.{expected}"
 
@@ -287,7 +287,7 @@ def test_no_services_at_all(tmp_path):
     assert "shoal serve smollm2" in error_of(tmp_path, "devices: [cpu]")
 
 
-def test_a_key_in_the_wrong_section_is_told_where_it_belongs(tmp_path):
+def test_the_error_of_a_key_in_the_wrong_section_names_the_right_one(tmp_path):
     assert "(there is 'server.max_queue')" in error_of(tmp_path, "services: [a]\nmax_queue: 3")
 
 
@@ -305,7 +305,7 @@ def test_a_file_that_cannot_be_read(tmp_path):
         load_config(HttpOptions, file=binary)
 
 
-def test_an_alias_may_stand_twice(tmp_path):
+def test_a_yaml_alias_may_be_used_twice(tmp_path):
     text = "services: [{name: a, model: m, slo: &goal {ttft: 1s}}, {name: b, model: m, slo: *goal}]"
     first, second = from_yaml(tmp_path, text).services
     assert first.slo == second.slo == SLO(ttft_s=1)
@@ -335,29 +335,29 @@ def test_flags_alone_need_no_file():
         ("quota: 1.5", "line 2: services[0].quota: expected a whole number"),
     ],
 )
-def test_goals_that_mean_nothing_are_told_with_their_place(tmp_path, lines, expected):
+def test_errors_of_invalid_slos_have_their_place(tmp_path, lines, expected):
     assert expected in error_of(tmp_path, f"services:\n  - {lines}\n    model: smollm2\n")
 
 
-def test_nothing_may_be_written_for_a_goal(tmp_path):
+def test_an_slo_may_be_null(tmp_path):
     text = "services: [{model: smollm2, slo: {ttft: null, e2e_scale: null}, execution: null}]"
     assert from_yaml(tmp_path, text).services == (Service(name="smollm2", model="smollm2"),)
 
 
-def test_goals_may_be_flags(tmp_path):
+def test_slos_may_be_flags(tmp_path):
     config = from_flags(services=("chat=smollm2,slo.e2e_scale=5,slo.ttft=2s,execution=1.2s,quota=4",))
     slo = SLO(ttft_s=2, e2e_scale=5)
     assert config.services == (Service(name="chat", model="smollm2", slo=slo, execution_s=1.2, quota=4),)
 
 
-def test_several_steps_under_one_decision_need_depth_1(tmp_path):
+def test_max_iterations_above_1_needs_depth_1(tmp_path):
     text = "services: [smollm2]\nscheduler: {max_iterations: 4}\n"
     assert from_yaml(tmp_path, text).scheduler.max_iterations == 4
     with pytest.raises(ConfigError, match="needs depth 1"):
         from_yaml(tmp_path, text.replace("4}", "4, depth: 2}"))
 
 
-def test_decoding_together_is_on_unless_it_is_switched_off_and_may_be_bounded(tmp_path):
+def test_co_batching_is_on_by_default_and_can_be_limited(tmp_path):
     text = "services: [smollm2]\nscheduler: {co_batch_rows: 16}\n"
     assert from_yaml(tmp_path, text).scheduler == SchedulerOptions(co_batch=True, co_batch_rows=16)
     assert from_yaml(tmp_path, text, co_batch=False).scheduler.co_batch is False
@@ -373,7 +373,7 @@ def test_random_weights_and_their_seed_are_of_a_service(tmp_path):
     assert from_flags(services=("c=c,weights=random,weights_seed=7",)).services == (services[2],)
 
 
-def test_mistakes_with_random_weights_are_told_with_their_place(tmp_path):
+def test_errors_of_random_weights_have_their_place(tmp_path):
     text = "services:\n  - model: m\n    weights_seed: 3"
     assert error_of(tmp_path, text) == (
         "shoal.yaml, line 3: services[0].weights_seed: is of random weights only: write weights: random,"

@@ -48,7 +48,7 @@ TESTED = [flag for flag in FLAGS if flag.name in VALUES]
 
 @given(st.data())
 @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_file_and_flags_say_the_same(tmp_path, data):
+def test_a_file_and_flags_give_the_same_configuration(tmp_path, data):
     flags = data.draw(st.lists(st.sampled_from(TESTED), unique=True))
     written = {flag: data.draw(st.sampled_from(VALUES[flag.name])) for flag in flags}
     text = "services: [smollm2]\n"
@@ -68,7 +68,7 @@ def test_every_flag_sets_a_key_that_exists():
     assert {flag.key for flag in FLAGS} <= keys
 
 
-def test_flags_go_over_the_file_key_by_key(tmp_path):
+def test_flags_override_single_keys_of_the_file(tmp_path):
     text = "services: [smollm2]\nkv_cache: {memory: 1GiB, block_size: 8}\nscheduler: {max_running: 3}"
     config = from_yaml(tmp_path, text, kv_memory="2MiB", order="fcfs-strict", prefix_caching=False)
     assert (config.kv_cache.memory_bytes, config.kv_cache.block_size) == (2 * 2**20, 8)

@@ -1,4 +1,4 @@
-"""Presets: whole schedulers by name, and what is written beside them."""
+"""Presets, and keys that override them."""
 
 import dataclasses
 
@@ -24,13 +24,13 @@ def test_the_default_is_the_preset_shoal(tmp_path):
     assert from_yaml(tmp_path, YAML) == from_yaml(tmp_path, f"{YAML}scheduler: {{preset: shoal}}")
 
 
-def test_no_two_presets_are_the_same():
+def test_presets_are_distinct():
     points = [(preset.scheduler, preset.layout) for name, preset in PRESETS.items()]
     assert all(points.count(point) == 1 for point in points)
-    assert all(preset.says for preset in PRESETS.values())
+    assert all(preset.summary for preset in PRESETS.values())
 
 
-def test_keys_go_over_the_preset_one_by_one(tmp_path):
+def test_single_keys_override_the_preset(tmp_path):
     text = f"{YAML}scheduler: {{preset: fastserve, order: fcfs, preempt_for_waiting: never, max_running: 3}}"
     expected = dataclasses.replace(
         PRESETS["fastserve"].scheduler, order=Fcfs(), preempt_for_waiting="never", max_running=3
@@ -40,23 +40,23 @@ def test_keys_go_over_the_preset_one_by_one(tmp_path):
     assert from_flags("smollm2", **flags).scheduler == expected
 
 
-def test_a_key_written_as_its_default_still_goes_over_the_preset(tmp_path):
+def test_a_key_with_its_default_value_overrides_the_preset(tmp_path):
     config = from_yaml(tmp_path, f"{YAML}scheduler: {{preset: vllm, preemption_mode: swap}}")
     assert PRESETS["vllm"].scheduler.preemption_mode == "recompute"
     assert config.scheduler.preemption_mode == SchedulerOptions().preemption_mode == "swap"
 
 
-def test_a_policy_written_beside_a_preset_takes_nothing_from_it(tmp_path):
+def test_a_policy_inherits_no_parameters_from_the_preset(tmp_path):
     config = from_yaml(tmp_path, f"{YAML}scheduler: {{preset: past-future, admission: past-future:window=9}}")
     assert config.scheduler.admission == PastFuture(window=9)
 
 
-def test_flags_go_over_keys_of_the_file_and_these_over_the_preset_of_either(tmp_path):
+def test_flags_override_keys_of_the_file_and_both_the_preset(tmp_path):
     config = from_yaml(tmp_path, f"{YAML}scheduler: {{preset: vllm, victim: large-young}}", preset="seallm")
     assert config.scheduler == dataclasses.replace(PRESETS["seallm"].scheduler, victim="large-young")
 
 
-def test_a_layout_that_is_written_goes_over_that_of_the_preset(tmp_path):
+def test_a_written_layout_overrides_that_of_the_preset(tmp_path):
     mux = f"{YAML}scheduler: {{preset: muxserve}}\n"
     assert from_yaml(tmp_path, mux).kv_cache.layout == "split"
     config = from_yaml(tmp_path, mux + "kv_cache: {block_size: 8}")
@@ -94,5 +94,5 @@ def test_an_admission_may_have_parameters_beside_a_preset():
     assert config.scheduler == dataclasses.replace(seallm, admission=Aggressive(watermark=0.8))
 
 
-def test_services_decode_together_only_where_no_paper_is_followed():
+def test_presets_of_published_systems_do_not_co_batch():
     assert {name for name, preset in PRESETS.items() if preset.scheduler.co_batch} == {"shoal"}

@@ -1,4 +1,4 @@
-"""Scenarios: every key, how pools and yardsticks follow from them, and what mistakes are told."""
+"""Scenarios: every key, and the KV pools, execution times and facts that follow from them."""
 
 import json
 from dataclasses import replace
@@ -66,7 +66,7 @@ def trace(folder: Path, *rows: tuple[float, int, int]) -> None:
     (folder / "trace.csv").write_text("\n".join([head, *lines]) + "\n")
 
 
-def test_drained_engines_and_dead_ones_change_a_run(tmp_path):
+def test_drains_and_deaths_change_a_run(tmp_path):
     profile(tmp_path, "default")
     text = (
         "latency: {fit: latency.json}\nservices: [{name: default, model: llama-3.1-8b}]\nengines: 2\n"
@@ -129,8 +129,8 @@ def test_every_key_is_read(tmp_path):
     assert work.arrivals == Weibull(2, 3)
 
 
-def test_nothing_is_missing_above():
-    """But what excludes something else (tested below), and the scheduler's keys, which servers have too."""
+def test_the_file_above_has_every_key():
+    """Except keys that exclude others (tested below), and the scheduler's keys, which servers have, too."""
     keys = {path for path, _ in scenario_section().walk() if not path.startswith("scheduler.")}
     excluded = {"kv_cache.tokens", "kv_cache.blocks", "workload.rate", "workload.clients"}
     goals = {"services[].slo.tpot", "services[].slo.e2e"}
@@ -154,7 +154,7 @@ def test_nothing_is_missing_above():
         ("{trace: empty.csv, rate: 4}", Poisson(4)),
     ],
 )
-def test_a_rate_goes_to_whatever_says_when_requests_come(tmp_path, workload, arrivals):
+def test_a_rate_applies_to_traces_and_arrival_processes(tmp_path, workload, arrivals):
     trace(tmp_path, (0, 5, 5), (1, 5, 5), (3, 5, 5))
     (tmp_path / "turns.csv").write_text("conv,turn,role,tokens\na,0,user,5\na,1,assistant,6\n")
     (tmp_path / "empty.csv").write_text("")
@@ -163,7 +163,7 @@ def test_a_rate_goes_to_whatever_says_when_requests_come(tmp_path, workload, arr
     prepare(read)
 
 
-def test_never_is_a_time_in_servers_too(tmp_path):
+def test_never_is_a_time_in_servers(tmp_path):
     assert (
         from_yaml(tmp_path, "services: [m]\nscheduler: {starvation: never}").scheduler.starvation_s
         == LONGEST_S
@@ -205,7 +205,7 @@ def test_flags_go_over_the_file(tmp_path):
         ("{trace: trace.csv}", {"workload": "sharegpt"}, {"lengths": LENGTHS["sharegpt"]}),
     ],
 )
-def test_a_flag_replaces_what_it_cannot_stand_beside(tmp_path, monkeypatch, file, flags, expected):
+def test_a_flag_removes_keys_that_it_excludes(tmp_path, monkeypatch, file, flags, expected):
     monkeypatch.chdir(tmp_path)
     trace(tmp_path, (0, 5, 5), (1, 5, 5), (2, 5, 5))
     table = flag_settings(flags, flags=SCENARIO_FLAGS)
@@ -223,7 +223,7 @@ def test_a_size_or_a_device_in_a_flag_replaces_another(tmp_path):
     assert isinstance(read.latency, RooflineLatency)
 
 
-def test_flags_are_a_scenario_on_their_own(tmp_path, monkeypatch):
+def test_flags_alone_are_a_scenario(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     trace(tmp_path, (0, 5, 5), (1, 5, 5))
     values = {"trace": "trace.csv", "model": "llama-3.1-8b", "device": "h100", "tp": "2"}
@@ -242,7 +242,7 @@ def test_paths_of_flags_start_where_the_command_runs(tmp_path, monkeypatch):
         scenario(tmp_path, f"{LLAMA}workload: {{trace: trace.csv}}")
 
 
-def test_every_flag_sets_a_key_there_is():
+def test_every_scenario_flag_sets_an_existing_key():
     keys = {path for path, _ in scenario_section().walk()}
     for flag in SCENARIO_FLAGS:
         assert flag.key in keys or flag.key.startswith("latency.roofline."), flag.name
@@ -341,7 +341,7 @@ def test_a_pool_of_tokens_needs_no_model_but_swaps_nothing(tmp_path):
     assert "computed again" in prepared.facts["swap"]
 
 
-def test_a_preset_brings_its_layout(tmp_path):
+def test_a_preset_has_a_layout(tmp_path):
     layouts = [
         prepare(scenario(tmp_path, f"{LLAMA}{WORK}{rest}")).engine.layout.kind
         for rest in (
@@ -366,7 +366,7 @@ def test_fitted_times_are_those_of_the_services_name_or_the_only_ones(tmp_path):
     assert chosen.engine.services["default"].times == FittedTimes(COSTS)
 
 
-def test_the_yardstick_is_the_mean_request_alone(tmp_path):
+def test_execution_time_is_that_of_the_mean_request_alone(tmp_path):
     prepared = prepare(scenario(tmp_path, LLAMA + WORK + "scheduler: {max_batched_tokens: 33}\n"))
     times = RooflineTimes(model_spec("llama-3.1-8b"), device_spec("a100-80"))
     chunks = [((33, 0),), ((33, 33),), ((33, 66),)]
@@ -377,22 +377,22 @@ def test_the_yardstick_is_the_mean_request_alone(tmp_path):
     assert "100 + 20 tokens" in prepared.facts["default alone"]
 
 
-def test_the_first_of_requests_that_run_alone_takes_the_yardstick(tmp_path):
-    """What is computed is what is simulated."""
+def test_a_simulated_request_alone_takes_the_execution_time(tmp_path):
+    """The computed time equals the simulated one."""
     work = "workload: {lengths: {prompt: 100, output: 20}, rate: 0.001, requests: 1}\n"
     prepared = prepare(scenario(tmp_path, LLAMA + work + "scheduler: {max_batched_tokens: 40}\n"))
     [row] = prepared.run().requests
     assert row.e2e_s == pytest.approx(prepared.engine.services["default"].execution_s, abs=1e-7)
 
 
-def test_a_written_yardstick_stays(tmp_path):
+def test_a_written_execution_time_is_kept(tmp_path):
     services = "services: [{name: chat, execution: 3s, slo: {e2e_scale: 2}}]\n"
     prepared = prepare(scenario(tmp_path, LLAMA + WORK + services))
     assert prepared.engine.services["chat"].execution_s == 3
     assert {row.slo.e2e_s for row in prepared.run().requests} == {6}
 
 
-def test_max_tokens_count_in_the_yardstick(tmp_path):
+def test_max_tokens_limit_the_execution_time(tmp_path):
     work = "workload: {lengths: {prompt: 100, output: 20}, rate: 1, requests: 3, max_tokens: 5}\n"
     prepared = prepare(scenario(tmp_path, LLAMA + work))
     assert "100 + 5 tokens" in prepared.facts["default alone"]
@@ -406,19 +406,19 @@ def table(folder: Path, *rows: tuple[float, int, int], more: str = "", **work: o
     return f"{LLAMA}kv_cache: {{tokens: 1600}}\nworkload: {{trace: trace.csv{keys}}}\n{more}"
 
 
-def test_outputs_end_with_the_pool_in_the_yardstick(tmp_path):
+def test_the_pool_limits_outputs_in_the_execution_time(tmp_path):
     text = table(tmp_path, (0, 100, 50), (1, 100, 10**9))
     prepared = prepare(scenario(tmp_path, text))
     assert "100 + 775 tokens" in prepared.facts["default alone"]  # (50 + 1500) / 2
     assert [row.output_tokens for row in prepared.run().requests] == [50, 1500]
 
 
-def test_outputs_end_with_the_context_in_the_yardstick(tmp_path):
+def test_the_context_limits_outputs_in_the_execution_time(tmp_path):
     text = table(tmp_path, (0, 100, 50), (1, 100, 10**9), more="services: [{name: chat, context: 250}]\n")
     assert "100 + 100 tokens" in prepare(scenario(tmp_path, text)).facts["chat alone"]  # (50 + 150) / 2
 
 
-def test_refused_requests_do_not_count_in_the_yardstick(tmp_path):
+def test_rejected_requests_do_not_count_in_the_execution_time(tmp_path):
     rows = [(0, 100, 50), (1, 1600, 9), (2, 10**9, 9), (3, 1599, 9)]
     prepared = prepare(scenario(tmp_path, table(tmp_path, *rows)))
     assert "850 + 26 tokens" in prepared.facts["default alone"]  # (100 + 1599) / 2, (50 + 1) / 2
@@ -432,7 +432,7 @@ def test_refused_requests_do_not_count_in_the_yardstick(tmp_path):
     assert "1,500 + 50 tokens" in asked.facts["default alone"]
 
 
-def test_goals_that_scale_have_a_yardstick_where_every_request_is_refused(tmp_path):
+def test_scaled_slos_have_an_execution_time_if_every_request_is_rejected(tmp_path):
     more = "services: [{name: chat, slo: {e2e_scale: 5}}]\n"
     prepared = prepare(scenario(tmp_path, table(tmp_path, (0, 5000, 5), more=more)))
     assert "1,599 + 1 tokens" in prepared.facts["chat alone"]
@@ -440,7 +440,7 @@ def test_goals_that_scale_have_a_yardstick_where_every_request_is_refused(tmp_pa
     assert row.finish == "refused"
 
 
-def test_the_yardstick_of_a_long_answer_is_summed_in_parts(monkeypatch):
+def test_the_execution_time_of_a_long_output_is_summed_in_parts(monkeypatch):
     times = RooflineTimes(model_spec("llama-3.1-8b"), device_spec("a100-80"))
     whole = time_alone(times, 100, 5000, 512)
     assert whole == pytest.approx(
@@ -460,7 +460,7 @@ def test_the_yardstick_of_a_long_answer_is_summed_in_parts(monkeypatch):
     assert asked == [1000] * 4 + [999]
 
 
-def test_what_a_trace_leaves_out_is_among_the_facts(tmp_path):
+def test_requests_skipped_by_a_trace_are_a_fact(tmp_path):
     prepared = prepare(scenario(tmp_path, table(tmp_path, (0, 10, 5), (1, 10, 0), (2, 0, 5))))
     assert prepared.facts["trace"].startswith("2 requests skipped")
     assert "trace" not in prepare(scenario(tmp_path, table(tmp_path, (0, 10, 5)))).facts
@@ -469,14 +469,14 @@ def test_what_a_trace_leaves_out_is_among_the_facts(tmp_path):
 @pytest.mark.parametrize(
     ("preset", "said"), [("orca", True), ("lightllm-conservative", True), ("vllm", False), ("shoal", False)]
 )
-def test_admissions_that_trust_limits_are_told_where_there_are_none(tmp_path, preset, said):
+def test_admissions_that_read_limits_without_limits_are_a_fact(tmp_path, preset, said):
     work = "scheduler: {preset: %s}\nworkload: {lengths: {prompt: 10, output: 5}, rate: 1, requests: 6%s}\n"
     assert ("output limit" in prepare(scenario(tmp_path, LLAMA + work % (preset, ""))).facts) == said
     limited = prepare(scenario(tmp_path, LLAMA + work % (preset, ", max_tokens: 100")))
     assert "output limit" not in limited.facts
 
 
-def test_clients_wait_for_their_answers(tmp_path):
+def test_clients_wait_for_their_outputs(tmp_path):
     work = "workload: {lengths: {prompt: 10, output: 5}, clients: 2, requests: 6}\n"
     prepared = prepare(scenario(tmp_path, LLAMA + work))
     rows = sorted(prepared.run().requests, key=lambda row: row.arrival_ns)

@@ -1,4 +1,4 @@
-"""The page about simulation says what there is, and its examples run."""
+"""The page about simulation is complete, and its examples run."""
 
 import re
 from pathlib import Path
@@ -33,13 +33,13 @@ def shown(key):
     return "required" if key.required else key.kind.show(key.default)
 
 
-def test_the_page_has_exactly_the_keys_there_are():
+def test_the_page_lists_exactly_the_existing_keys():
     documented = {row[0]: row[1:3] for row in rows(4)}
     keys = [(path, key) for path, key in scenario_section().walk() if not path.startswith("scheduler.")]
     assert documented == {path: [key.kind.label, shown(key)] for path, key in keys}
 
 
-def test_the_page_has_exactly_the_step_times_and_lengths_there_are():
+def test_the_page_lists_exactly_the_existing_step_times_and_lengths():
     documented = {(row[0], row[1]): row[2:4] for row in rows(5)}
     sides = lengths_kind().sides.keys[0].kind.policy.sections
     sections = [*latency_kind(Path()).sections.items(), *sides.items()]

@@ -1,4 +1,4 @@
-"""Step times in scenarios: layer tables and data sheets, their links, the host, and what the folder says."""
+"""Step times in scenarios: layer tables and data sheets, links, host overhead, and metadata of folders."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ WORK = "workload: {lengths: {prompt: 100, output: 20}, rate: 2, requests: 3}\n"
 META = "model: meta-llama/Llama-3.1-8B\nhardware: RTX4090\n"
 
 
-def test_layer_tables_have_a_model_a_device_a_link_and_a_host(tmp_path: Path) -> None:
+def test_layer_tables_have_model_device_link_and_overhead(tmp_path: Path) -> None:
     keys = "profile: ., tp: 2, model: qwen3-8b, device: h100, link: {bandwidth: 16e9, latency: 20us}"
     overhead = "overhead: {step: 700us, prompt: 1ms, layer: 60us}"
     read = scenario(tmp_path, f"latency: {{{keys}, {overhead}}}\n{WORK}")
@@ -34,7 +34,7 @@ def test_layer_tables_have_a_model_a_device_a_link_and_a_host(tmp_path: Path) ->
     )
 
 
-def test_a_roofline_has_them_too(tmp_path: Path) -> None:
+def test_a_roofline_has_link_and_overhead(tmp_path: Path) -> None:
     keys = "device: h100, tp: 2, link: {bandwidth: 1e9, latency: 0s}, overhead: 2ms"
     read = scenario(tmp_path, f"latency: {{roofline: {{{keys}}}}}\n{WORK}")
     overhead = HostOverhead(step_s=0.002)
@@ -44,7 +44,7 @@ def test_a_roofline_has_them_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["profile: ./tables", "roofline: {device: rtx-4090, model: llama-3.1-8b"])
-def test_the_host_and_the_link_are_in_the_steps_and_told(tmp_path: Path, kind: str) -> None:
+def test_overhead_and_link_change_step_times_and_facts(tmp_path: Path, kind: str) -> None:
     for tp in ("tp1", "tp2"):
         write_profile(tmp_path / "tables" / tp)
     (tmp_path / "tables" / "meta.yaml").write_text(META)
@@ -69,7 +69,7 @@ def test_the_host_and_the_link_are_in_the_steps_and_told(tmp_path: Path, kind: s
 
 
 @pytest.mark.parametrize("services", ["", "services: [{name: chat}]\n"])
-def test_a_folder_that_names_model_and_device_sizes_the_pool(tmp_path: Path, services: str) -> None:
+def test_model_and_device_of_a_folder_size_the_pool(tmp_path: Path, services: str) -> None:
     write_profile(tmp_path / "tables", META)
     run = prepare(scenario(tmp_path, f"latency: {{profile: tables}}\n{services}{WORK}"))
     [name] = run.engine.services
@@ -78,7 +78,7 @@ def test_a_folder_that_names_model_and_device_sizes_the_pool(tmp_path: Path, ser
     assert run.facts[f"service {name}"].startswith("llama-3.1-8b: step times from measured layers")
 
 
-def test_what_is_written_goes_over_what_the_folder_names(tmp_path: Path) -> None:
+def test_written_model_and_device_override_those_of_the_folder(tmp_path: Path) -> None:
     write_profile(tmp_path / "tables", META)
     keys = "latency: {profile: tables, model: qwen3-8b, device: h100}\nservices: [{name: chat}]\n"
     run = prepare(scenario(tmp_path, keys + WORK))
@@ -150,7 +150,7 @@ def test_ranks_are_engines_that_step_together(tmp_path: Path) -> None:
         ("deaths: {engine: 0, at: 1s}", "deaths"),
     ],
 )
-def test_ranks_of_a_group_neither_move_requests_nor_die(tmp_path: Path, rest: str, name: str) -> None:
+def test_ranks_of_a_group_neither_migrate_requests_nor_die(tmp_path: Path, rest: str, name: str) -> None:
     moe_folder(tmp_path / "tables")
     with pytest.raises(ConfigError, match=f"a group of ranks is one engine; leave out {name}"):
         prepare(scenario(tmp_path, RANKS % "" + rest + "\n"))
@@ -174,7 +174,7 @@ def test_a_rank_holds_its_share_of_the_experts(tmp_path: Path) -> None:
         (RANKS % ", model: llama-3.1-8b", "has 0 experts, which 2 ranks cannot divide"),
     ],
 )
-def test_what_ranks_cannot_have_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+def test_settings_that_exclude_ranks_are_rejected(tmp_path: Path, text: str, problem: str) -> None:
     moe_folder(tmp_path / "tables")
     with pytest.raises(ConfigError, match=problem):
         prepare(scenario(tmp_path, text))

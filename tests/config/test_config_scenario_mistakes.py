@@ -1,4 +1,4 @@
-"""Mistakes in scenarios: errors say where they are and what is possible."""
+"""Errors in scenarios have their place and the possible values."""
 
 import pytest
 from config_builders import scenario
@@ -20,7 +20,7 @@ def mistake(folder, text):
     return str(error.value).replace(f"{folder}/", "")
 
 
-def test_a_scenario_without_a_workload_is_shown_one(tmp_path):
+def test_the_error_of_a_missing_workload_shows_examples(tmp_path):
     assert mistake(tmp_path, LLAMA).startswith(
         "scenario.yaml: workload: missing; say what arrives, as in `work"
     )
@@ -185,7 +185,7 @@ def test_mistakes_elsewhere(tmp_path, rest, expected):
     assert expected in mistake(tmp_path, f"{LLAMA}{WORK}{rest}\n")
 
 
-def test_the_ways_to_say_when_requests_arrive_are_right(tmp_path):
+def test_the_examples_of_arrivals_are_valid(tmp_path):
     """Every example in the message is a scenario."""
     message = mistake(tmp_path, LLAMA + "workload: {lengths: sharegpt, requests: 3}\n")
     assert "--rate 2" in message

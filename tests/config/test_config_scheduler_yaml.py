@@ -1,4 +1,4 @@
-"""The scheduler's options as YAML, and back."""
+"""Scheduler options written as YAML, and read back."""
 
 import pytest
 from config_builders import from_yaml, scenario
@@ -43,7 +43,7 @@ def read(text):
 
 @settings(max_examples=examples(200))
 @given(options=options, preset=st.sampled_from(list(PRESETS)))
-def test_what_is_written_is_read_as_the_same(options, preset):
+def test_written_options_are_read_back(options, preset):
     assert read(to_yaml({"scheduler": scheduler_settings(options, preset)})) == (options, preset)
 
 
@@ -52,7 +52,7 @@ def test_a_preset_is_its_name_alone(preset):
     assert scheduler_settings(PRESETS[preset].scheduler, preset) == {"preset": preset}
 
 
-def test_it_is_written_as_people_do():
+def test_options_are_written_with_units():
     options = SchedulerOptions(
         order=DoublingBudget(variant="batch"), admission=Slice(tokens=32), max_token_gap_s=0.2, co_batch=False
     )
@@ -70,7 +70,7 @@ def test_it_is_written_as_people_do():
     )
 
 
-def test_servers_and_scenarios_read_it(tmp_path):
+def test_servers_and_scenarios_read_written_options(tmp_path):
     options = SchedulerOptions(admission=PastFuture(reserved=0.1), max_running=64)
     text = to_yaml({"scheduler": scheduler_settings(options, "shoal")})
     assert from_yaml(tmp_path, text + "services: [smollm2]\n").scheduler == options

@@ -1,4 +1,4 @@
-"""A cluster's description: what it says, that it reads back as it was, and mistakes in it."""
+"""Topology files: reading, writing, and errors."""
 
 import re
 from pathlib import Path
@@ -27,7 +27,7 @@ speeds: {mine: 900GB}
 """
 
 
-def test_a_description_becomes_a_cluster(tmp_path: Path) -> None:
+def test_a_topology_file_becomes_a_cluster(tmp_path: Path) -> None:
     (tmp_path / "cluster.yaml").write_text(TEXT)
     found = read_topology(tmp_path / "cluster.yaml")
     a, b, c = found.cluster.devices
@@ -60,7 +60,7 @@ def topologies(draw: st.DrawFn) -> Topology:
 
 @given(topologies())
 @settings(max_examples=examples(100))
-def test_what_is_written_reads_back_as_it_was(topology: Topology) -> None:
+def test_written_topologies_are_read_back(topology: Topology) -> None:
     again = parse_topology(format_topology(topology), "x")
     assert tuple(again.cluster.devices) == tuple(topology.cluster.devices)
     assert again.bytes_per_s == topology.bytes_per_s
@@ -98,7 +98,7 @@ def test_mistakes_are_told_with_their_line(old: str, new: str, says: str) -> Non
         parse_topology(TEXT.replace(old, new, 1), "cluster.yaml")
 
 
-def test_a_description_needs_devices() -> None:
+def test_a_topology_file_needs_devices() -> None:
     with pytest.raises(ConfigError, match="devices: name at least one device"):
         parse_topology("devices: []\n" + TEXT[TEXT.index("links:") :].split("  pairs")[0], "x")
 

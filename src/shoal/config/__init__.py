@@ -1,8 +1,8 @@
-"""Configuration: one YAML file and the same keys as flags, read into the rooms' own option dataclasses.
+"""Configuration: YAML files and flags with the same keys, read into the option dataclasses of other packages.
 
-Here belong units, the reading of YAML and flags, checks of what was written, and the errors that say
-where and what is possible. Options themselves, with their defaults and meaning, belong to the rooms
-that read them; the command line's look belongs to ``cli``.
+This package parses YAML and flags, validates values, and raises errors with their place and the possible
+values. The options themselves, with defaults and meaning, are in the packages that use them. The command line
+is in ``cli``.
 """
 
 from importlib import import_module
@@ -51,7 +51,7 @@ __all__ = [
     "scenario_section",
 ]
 
-_LATER = {
+_LAZY = {
     "Config": "settings",
     "config_section": "settings",
     "load_config": "settings",
@@ -63,11 +63,11 @@ _LATER = {
     "PreparedRun": "scenario_run",
     "prepare": "scenario_run",
 }
-"""Where names are that are imported when they are asked for."""
+"""Module of each name that is imported on first use."""
 
 
 def __getattr__(name: str) -> Any:
-    # The settings import every room that has options; flags and units alone stay quick to import.
-    if name not in _LATER:
+    # ``settings`` imports every package with options; flags and units alone are quick to import.
+    if name not in _LAZY:
         raise AttributeError(f"module 'shoal.config' has no attribute {name!r}")
-    return getattr(import_module(f"shoal.config.{_LATER[name]}"), name)
+    return getattr(import_module(f"shoal.config.{_LAZY[name]}"), name)

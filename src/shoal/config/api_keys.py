@@ -1,4 +1,4 @@
-"""API keys of the HTTP server: what each may do, and how a configuration or a file of keys says it."""
+"""API keys of the HTTP server: permissions and limits of each, read from a configuration or a key file."""
 
 import re
 from collections.abc import Collection, Iterable
@@ -15,27 +15,26 @@ _UNEXPANDED = re.compile(
     r"[$#%~]\{.*\}|\{\{.*\}\}|\$\(\w+\)|^\$[A-Za-z_]\w*\$?$|^%\w+%$|^(os\.)?environ[/.[].*$"
     r"|^\$?env:\w+$|^(process\.)?env\.\w+$|^ENV\[.*\]$|^\[\[.*\]\]$|^<.*>$|^[a-z][a-z+]*://|^secretref:"
 )
-"""How shells, Compose, Kubernetes, templates, vaults and other servers write a variable; manuals, a key."""
+"""Variable syntax of shells, Compose, Kubernetes, templates, vaults and servers; placeholders of manuals."""
 _QUOTES = "\"'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """A key that clients send as ``Authorization: Bearer``, and what they may do with it."""
+    """A key that clients send as ``Authorization: Bearer``, with its permissions and limits."""
 
     key: str = field(repr=False)
-    """The secret."""
     name: str = ""
-    """What the log calls it."""
+    """Its name in the log."""
     services: tuple[str, ...] | None = None
-    """Services that it may use; None: all."""
+    """Services that it gives access to; None: all."""
     requests_per_minute: int | None = None
-    """Most requests in a minute; None: any number."""
+    """None: no limit."""
     tokens_per_minute: int | None = None
-    """Most tokens in a minute, of prompts and outputs; None: any number."""
+    """Of prompts and outputs; None: no limit."""
 
     def __post_init__(self) -> None:
-        """Check key and name; raises ConfigError, which never quotes the key."""
+        # Errors never quote the key.
         if wrong := secret_problem(self.key):
             raise ConfigError(wrong)
         if len(self.name) > _MAX_NAME_CHARACTERS or not self.name.isprintable() or " " in self.name:
@@ -44,17 +43,16 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class ApiKeySection(Section):
-    """A key with its name and limits; a key alone may be written as plain text."""
+    """Reads a key with its name and limits, or a key alone as plain text."""
 
     def read(self, node: Node, path: str) -> ApiKey:
-        """The key."""
         if isinstance(node, Scalar) and node.text is not None:
             node = Table({"key": node}, node.where, {"key": node.where})
         return self.build(self.read_fields(node, path), node, path)  # type: ignore[no-any-return]
 
 
 def secret_problem(text: str) -> str:
-    """Why ``text`` cannot be a key, which a header must hold; "": it can. The text is not quoted."""
+    """Why ``text`` cannot be a key in a header; "": it can. The text is not quoted."""
     if not text:
         return "a key must be visible ASCII characters, and this one is empty"
     if _UNEXPANDED.search(text):
@@ -72,24 +70,22 @@ def secret_problem(text: str) -> str:
 
 
 class Secret(ScalarKind):
-    """A key; errors do not show it."""
+    """A secret key; errors do not show it."""
 
     label = "text"
     expected = "a key"
 
     def parse(self, text: str) -> str:
-        """The key as written."""
         if wrong := secret_problem(text):
             raise ValueError(wrong)
         return text
 
     def show(self, value: object) -> str:
-        """Nothing: keys are not shown."""
+        """A placeholder, as keys are not shown."""
         return "..."
 
 
 def api_key_section() -> ApiKeySection:
-    """The section for a key."""
     rules: Rules = {
         (ApiKey, "key"): Secret(),
         (ApiKey, "requests_per_minute"): Maybe(integer(1)),
@@ -102,14 +98,13 @@ def api_key_section() -> ApiKeySection:
 
 @dataclass(frozen=True, slots=True)
 class KeyFile:
-    """The path of a YAML file with ``api_keys``, written as in a configuration."""
+    """Reads the path of a YAML file with ``api_keys``, as in a configuration."""
 
     folder: Path
-    """Where relative paths start."""
+    """Base of relative paths."""
     label: str = "path"
 
     def read(self, node: Node, path: str) -> tuple[ApiKey, ...]:
-        """The keys in the file."""
         file = (self.folder / Path(Text().read(node, path)).expanduser()).resolve()
         table = read_yaml(file)
         if tuple(table.entries) != ("api_keys",):
@@ -120,20 +115,20 @@ class KeyFile:
         return keys
 
     def show(self, value: object) -> str:
-        """Nothing: keys are not shown."""
+        """A placeholder, as keys are not shown."""
         return "..."
 
 
 @dataclass(frozen=True, slots=True)
 class SecretFile:
-    """The path of a file with nothing but a key."""
+    """Reads the path of a file that has only a key."""
 
     folder: Path
-    """Where relative paths start."""
+    """Base of relative paths."""
     label: str = "path"
 
     def read(self, node: Node, path: str) -> str:
-        """The key, without white space around it."""
+        """The key, without surrounding white space."""
         file = (self.folder / Path(Text().read(node, path)).expanduser()).resolve()
         try:
             secret = file.read_text(encoding="utf-8").strip()
@@ -145,12 +140,12 @@ class SecretFile:
         return secret
 
     def show(self, value: object) -> str:
-        """Nothing: keys are not shown."""
+        """A placeholder, as keys are not shown."""
         return "..."
 
 
 def named_keys(keys: tuple[ApiKey, ...]) -> tuple[ApiKey, ...]:
-    """The keys, each with a name; raises ConfigError if two have the same name, or are the same."""
+    """The keys, each with a name; raises ConfigError for duplicate names or keys."""
     named = tuple(replace(key, name=key.name or f"key-{number}") for number, key in enumerate(keys, start=1))
     names: dict[str, str] = {}  # by key
     for key in named:

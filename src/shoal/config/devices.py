@@ -1,4 +1,4 @@
-"""Engines as they are written: the device of each, and which services it has."""
+"""Reads the ``devices`` and ``placement`` of engines: device and size of each, and which services it has."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,27 +10,26 @@ from shoal.config.value_kinds import Maybe, ScalarKind, Several, Text, as_table,
 from shoal.core import ConfigError
 
 Placement = Mapping[str, tuple[str, ...]]
-"""Names of engines by service; a service that is not in it is on every engine."""
+"""Engine names by service; services that are not in it are on every engine."""
 
-# It is a part of file names, metrics and paths of routes.
+# Names are parts of file names, metrics and URL paths.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineDevice:
-    """The device of an engine, and what this engine has otherwise than the others."""
+    """The device of an engine, and options in which it differs from the other engines."""
 
     device: str
     """``cpu`` or ``cuda:N``."""
     name: str = ""
-    """The engine's name; "": its number, from 0."""
+    """The engine's name; "": its index."""
     threads: int | None = None
-    """Its CPU threads; None: as the configuration says for all."""
+    """CPU threads; None: as configured for all engines."""
     kv_memory_bytes: int | None = None
-    """Size of its KV pool; None: as the configuration says for all."""
+    """Size of the KV pool; None: as configured for all engines."""
 
     def __post_init__(self) -> None:
-        """Check the name; raises ConfigError."""
         if self.name and not _NAME.fullmatch(self.name):
             raise ConfigError(
                 f"an engine's name has up to 32 letters, digits, '.', '_' or '-' and begins with a letter or "
@@ -45,7 +44,7 @@ class DeviceName(ScalarKind):
     expected = "cpu or cuda:0"
 
     def parse(self, text: str) -> str:
-        """The device, with its number where it has one."""
+        """The device, with its number if it is a GPU."""
         if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
             raise ValueError(f"expected {self.expected}, got {text!r}")
         return "cuda:0" if text == "cuda" else text
@@ -53,17 +52,15 @@ class DeviceName(ScalarKind):
 
 @dataclass(frozen=True, slots=True)
 class DeviceSection(Section):
-    """The device of an engine; with nothing else it may be written as plain text."""
+    """Reads the device of an engine, which alone may be written as plain text."""
 
     def read(self, node: Node, path: str) -> EngineDevice:
-        """The device."""
         if isinstance(node, Scalar) and node.text is not None:
             return EngineDevice(device=DeviceName().read(node, path))
         return self.build(self.read_fields(node, path), node, path)  # type: ignore[no-any-return]
 
 
 def device_section() -> DeviceSection:
-    """The section for an engine's device."""
     rules: Rules = {
         (EngineDevice, "device"): DeviceName(),
         (EngineDevice, "threads"): Maybe(integer(1)),
@@ -75,7 +72,7 @@ def device_section() -> DeviceSection:
 
 
 def read_added_engine(settings: Table) -> tuple[EngineDevice, tuple[str, ...] | None]:
-    """A device for a further engine, and its services, which are beside its keys; None: all."""
+    """The device of an additional engine, and the services in its key ``services``; None: all."""
     entries = dict(settings.entries)
     services = entries.pop("services", None)
     node = Table(entries, settings.where, settings.key_places)
@@ -85,57 +82,57 @@ def read_added_engine(settings: Table) -> tuple[EngineDevice, tuple[str, ...] | 
 
 @dataclass(frozen=True, slots=True)
 class PlacementKind:
-    """Lists of engines, by service."""
+    """Reads lists of engines by service."""
 
     label: str = "lists of engines by service"
 
     def read(self, node: Node, path: str) -> Placement:
-        """The lists."""
         engines = Several(Text())
         entries = as_table(node, path).entries
         return {service: engines.read(value, f"{path}.{service}") for service, value in entries.items()}
 
     def show(self, value: Placement) -> str:
-        """The lists in braces."""
         shown = (f"{service}: [{', '.join(engines)}]" for service, engines in value.items())
         return "{" + ", ".join(shown) + "}"
 
 
 def named_devices(devices: Sequence[EngineDevice], table: Table) -> tuple[EngineDevice, ...]:
-    """The devices, each with a name; raises ConfigError if there are none, or two have the same name.
+    """The devices, each with a name; raises ConfigError if there are none, or for duplicate names.
 
-    table: the whole configuration, for the places of mistakes.
+    table: the whole configuration, for the places in errors.
     """
     if not devices:
         raise problem(place_of(table, "devices"), "devices", "name at least one device: cpu or cuda:0")
-    named = tuple(replace(device, name=device.name or str(at)) for at, device in enumerate(devices))
-    for at, device in enumerate(named):
-        if device.name in {earlier.name for earlier in named[:at]}:
-            where = place_of(table, "devices", at, "name")
-            raise problem(where, f"devices[{at}].name", f"there is already an engine named {device.name!r}")
+    named = tuple(replace(device, name=device.name or str(index)) for index, device in enumerate(devices))
+    for index, device in enumerate(named):
+        if device.name in {earlier.name for earlier in named[:index]}:
+            where = place_of(table, "devices", index, "name")
+            raise problem(
+                where, f"devices[{index}].name", f"there is already an engine named {device.name!r}"
+            )
     return named
 
 
 def check_placement(
     placement: Placement, services: Sequence[str], engines: Sequence[str], table: Table
 ) -> None:
-    """Refuse services and engines that there are not, and engines without a service; raises ConfigError.
+    """Raise ConfigError for unknown services or engines, and for engines without a service.
 
-    table: the whole configuration, for the places of mistakes.
+    table: the whole configuration, for the places in errors.
     """
     for service, chosen in placement.items():
         where, path = place_of(table, "placement", service), f"placement.{service}"
         if service not in services:
-            raise problem(where, path, f"there is no such service{_possible(service, services)}")
+            raise problem(where, path, f"there is no such service{_possible_names(service, services)}")
         if not chosen:
-            raise problem(where, path, f"name at least one engine{_possible('', engines)}")
-        for at, engine in enumerate(chosen):
+            raise problem(where, path, f"name at least one engine{_possible_names('', engines)}")
+        for index, engine in enumerate(chosen):
             if engine not in engines:
-                where = place_of(table, "placement", service, at)
-                what = f"there is no engine {engine!r}{_possible(engine, engines)}"
-                raise problem(where, f"{path}[{at}]", what)
-            if engine in chosen[:at]:
-                raise problem(where, f"{path}[{at}]", f"engine {engine!r} is named twice")
+                where = place_of(table, "placement", service, index)
+                what = f"there is no engine {engine!r}{_possible_names(engine, engines)}"
+                raise problem(where, f"{path}[{index}]", what)
+            if engine in chosen[:index]:
+                raise problem(where, f"{path}[{index}]", f"engine {engine!r} is named twice")
     for engine in engines:
         if not any(engine in placement.get(service, engines) for service in services):
             raise problem(
@@ -146,5 +143,5 @@ def check_placement(
             )
 
 
-def _possible(name: str, names: Sequence[str]) -> str:
+def _possible_names(name: str, names: Sequence[str]) -> str:
     return hint(name, names) or f"; possible: {', '.join(names)}"

@@ -1,4 +1,4 @@
-"""Command-line flags as settings: the same keys as in a file, laid over those of a file."""
+"""Command-line flags of servers and engines, and their conversion to settings that override a file's."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,22 +9,20 @@ from shoal.config.setting_tree import Listing, Node, Scalar, Table, problem
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One flag and the key that it sets."""
+    """A flag, and the key that it sets."""
 
     name: str
-    """As written, without the dashes."""
+    """Without the dashes."""
     key: str
     """Full path of the key."""
     metavar: str
-    """Stands for the value in the help."""
     help: str
-    """What the help says."""
     switch: bool = False
-    """Whether it is written --name or --no-name, without a value."""
+    """Whether it is --name or --no-name, without a value."""
     several: bool = False
     """Whether it may be repeated; the key is a list."""
     envvar: str | None = None
-    """The environment variable that is read where the flag is not given."""
+    """Environment variable that is read if the flag is not given."""
 
     @property
     def argument(self) -> str:
@@ -32,30 +30,30 @@ class Flag:
         return self.name.replace("-", "_")
 
 
-_OF_FILES = (".yaml", ".yml", "Modelfile")
-_OF_MODELS = "services[]."
+_FILE_SUFFIXES = (".yaml", ".yml", "Modelfile")
+_SERVICES = "services[]."
 MODEL_FLAGS = (
     Flag(
         "served-model-name",
-        f"{_OF_MODELS}name",
+        f"{_SERVICES}name",
         "NAME",
         "What clients call the MODEL, where there is one; of several write --service NAME=MODEL.",
     ),
     Flag(
-        "dtype", f"{_OF_MODELS}dtype", "NAME", "Precision of each MODEL: auto, float32, bfloat16, ..., int8."
+        "dtype", f"{_SERVICES}dtype", "NAME", "Precision of each MODEL: auto, float32, bfloat16, ..., int8."
     ),
     Flag(
-        "weights", f"{_OF_MODELS}weights", "NAME", "Weights of each MODEL: files, or random to measure speed."
+        "weights", f"{_SERVICES}weights", "NAME", "Weights of each MODEL: files, or random to measure speed."
     ),
-    Flag("max-model-len", f"{_OF_MODELS}max_model_len", "TOKENS", "Longest prompt and output of each MODEL."),
+    Flag("max-model-len", f"{_SERVICES}max_model_len", "TOKENS", "Longest prompt and output of each MODEL."),
     Flag(
         "chat-template",
-        f"{_OF_MODELS}chat_template",
+        f"{_SERVICES}chat_template",
         "JINJA",
         "Chat template of each MODEL: its text, or the path of a file.",
     ),
 )
-"""Flags of the models that are named as arguments."""
+"""Flags of the models in positional arguments."""
 ENGINE_FLAGS = (
     Flag(
         "device",
@@ -154,7 +152,7 @@ RENAMED_FLAGS = {
     "--no-preempt": "--preempt-for-waiting never",
     "--no-preempt-for-waiting": "--preempt-for-waiting never",
 }
-"""Flags of earlier versions, and what they are called now."""
+"""Flags of earlier versions, and their present names."""
 SERVER_FLAGS = (
     Flag("host", "server.host", "ADDRESS", "Address to listen on."),
     Flag("port", "server.port", "PORT", "Port to listen on."),
@@ -206,13 +204,13 @@ def flag_settings(
     flags: Sequence[Flag] = ENGINE_FLAGS + CLUSTER_FLAGS + SERVER_FLAGS,
     from_environment: Collection[str] = (),
 ) -> Table:
-    """Settings from flags; ``values`` maps flag names to what was given, None or () where nothing was.
+    """Settings from flags. values: by flag name; None or (): not given.
 
-    services: ``name=model[,key=value...]`` each; models: model names, each a service of its own.
-    from_environment: flags whose values are those of their environment variables.
+    services: each as ``name=model[,key=value...]``. models: model names, each a service of its own.
+    from_environment: flags whose values come from their environment variables.
     """
     entries: dict[str, Node] = {}
-    of_models: dict[str, Node] = {}
+    model_keys: dict[str, Node] = {}
     for flag in flags:
         value = values.get(flag.name)
         if value is None or value == ():
@@ -220,11 +218,11 @@ def flag_settings(
         place = f"--{'no-' if value is False else ''}{flag.name}"
         if flag.envvar is not None and flag.name in from_environment:
             place = flag.envvar
-        if flag.key.startswith(_OF_MODELS):
-            of_models[flag.key.removeprefix(_OF_MODELS)] = _node(value, place)
+        if flag.key.startswith(_SERVICES):
+            model_keys[flag.key.removeprefix(_SERVICES)] = _node(value, place)
         else:
             put(entries, flag.key.split("."), _node(value, place), flag.key)
-    written: list[Node] = _models(models, of_models)
+    written: list[Node] = _models(models, model_keys)
     written += [_service(text) for text in services]
     if written:
         entries["services"] = Listing(tuple(written), written[0].where)
@@ -232,7 +230,7 @@ def flag_settings(
 
 
 def _models(models: Sequence[str], keys: Mapping[str, Node]) -> list[Node]:
-    """A service for each of ``models``, all with ``keys``; raises ConfigError for keys without a model."""
+    """A service for each of ``models``, all with ``keys``; raises ConfigError for keys without models."""
     for key, value in keys.items():
         if not models or (key == "name" and len(models) > 1):
             which = (
@@ -243,7 +241,7 @@ def _models(models: Sequence[str], keys: Mapping[str, Node]) -> list[Node]:
             how = f"--service NAME=MODEL{'' if key == 'name' else f',{key}=VALUE'}"
             raise problem(value.where, "", f"{which}; here write {how}, or services[].{key} in the file")
     for model in models:
-        if model.endswith(_OF_FILES):
+        if model.endswith(_FILE_SUFFIXES):
             raise problem("MODEL", "", f"{model} is no model; for a configuration write --config {model}")
     return [
         Table({"model": Scalar(model, "MODEL"), **keys}, "MODEL", dict.fromkeys(("model", *keys), "MODEL"))
@@ -260,7 +258,7 @@ def _node(value: str | bool | Sequence[str], place: str) -> Node:
 
 
 def overlay(base: Table, over: Table) -> Table:
-    """``base`` with what ``over`` sets; sections are merged, everything else is replaced."""
+    """``base`` with the settings of ``over``; sections are merged, other values are replaced."""
     entries: dict[str, Node] = dict(base.entries)
     for key, value in over.entries.items():
         held = entries.get(key)

@@ -1,6 +1,6 @@
-"""Drafts of a configuration, from what other servers' flags, commands and files say.
+"""Drafts of a Shoal configuration, converted from flags, commands and files of other servers.
 
-They are shown in errors, so nothing that may be a key is ever in them.
+They are shown in errors, so they never contain anything that may be an API key.
 """
 
 import re
@@ -16,9 +16,9 @@ from shoal.config.foreign_flags import ALIASES, HINTS, POSITIONAL, VALUES, plain
 
 _FLAGS = {f"--{flag.name}": flag for flag in (*MODEL_FLAGS, *ENGINE_FLAGS, *CLUSTER_FLAGS, *SERVER_FLAGS)}
 _SECRETS = ("--api-key", "--admin-key")
-_OF_MODELS = "services[]."
-# What commands say of their model in other words than flags that we read: only nearly the same, but a draft.
-_NEARLY = {
+_SERVICES = "services[]."
+# Flags in commands with nearly the same meaning as ours: close enough for a draft.
+_APPROXIMATE_ALIASES = {
     "-hf": POSITIONAL,
     "--hf-repo": POSITIONAL,
     "-c": "--max-model-len",
@@ -28,17 +28,15 @@ _NEARLY = {
 
 @dataclass(slots=True)
 class Draft:
-    """A configuration of ours, as far as something else says it."""
+    """A partial Shoal configuration, with remarks."""
 
     services: list[dict[str, Any]] = field(default_factory=list)
-    """The services."""
     rest: dict[str, Any] = field(default_factory=dict)
-    """All other sections."""
     remarks: list[str] = field(default_factory=list)
-    """What there is to say beside that."""
+    """Remarks for the user."""
 
     def add(self, service: Mapping[str, Any], name: str) -> None:
-        """Add a service with what is known of it; ``name`` is how the other program calls it."""
+        """Add a service with its known keys; name: in the other program."""
         if not service.get("model"):
             self.remarks.append(f"{name}: no model is named")
             return
@@ -46,7 +44,7 @@ class Draft:
         self.services.append(written | {key: value for key, value in service.items() if key not in written})
 
     def set_flag(self, flag: str, value: Any, service: dict[str, Any]) -> None:
-        """Write what another server's flag says: into ``service``, into a section, or as a remark."""
+        """Convert a flag of another server: into ``service``, into a section, or into a remark."""
         ours = ALIASES.get(flag, flag)
         negated = ours.startswith("--no-")
         own = _FLAGS.get(ours.replace("--no-", "--", 1))
@@ -62,24 +60,28 @@ class Draft:
             _put(self.rest, own.key, (str(value).lower() in ("false", "no", "off")) == negated)
         else:
             value = VALUES.get(ours, {}).get(str(value), value)
-            of_model = own.key.startswith(_OF_MODELS)
-            _put(service if of_model else self.rest, own.key.removeprefix(_OF_MODELS), number_or_text(value))
+            is_model_key = own.key.startswith(_SERVICES)
+            _put(
+                service if is_model_key else self.rest,
+                own.key.removeprefix(_SERVICES),
+                number_or_text(value),
+            )
 
     def text(self) -> str:
-        """YAML; with a service that stands for those that are not known, where there is none."""
+        """The draft as YAML, with an example service if it has none."""
         services = self.services or [{"name": "chat", "model": "smollm2"}]
         written = {"services": services, **self.rest}
         return str(yaml.safe_dump(written, sort_keys=False, allow_unicode=True, width=1000))
 
 
-def service_of_command(words: Sequence[str]) -> dict[str, Any]:
-    """What a command says of the model that it serves."""
+def service_from_command(words: Sequence[str]) -> dict[str, Any]:
+    """The keys of a service that a command of another server sets."""
     draft, service = Draft(), dict[str, Any]()
     for number, word in enumerate(words):
         before, following = words[number - 1] if number else "", words[number + 1 : number + 2]
         flag, equals, value = word.partition("=")
         flag = plain_name(flag)
-        ours = _NEARLY.get(flag, ALIASES.get(flag, flag))
+        ours = _APPROXIMATE_ALIASES.get(flag, ALIASES.get(flag, flag))
         value = value if equals else "".join(following)
         if word == "serve" and not value.startswith("-"):
             service["model"] = value
@@ -87,13 +89,13 @@ def service_of_command(words: Sequence[str]) -> dict[str, Any]:
             continue
         elif ours == POSITIONAL or (ours == "--max-model-len" and value.isdecimal()):
             draft.set_flag(ours or "--model", value, service)
-        elif ours != "--max-model-len" and _is_of_models(ours):
+        elif ours != "--max-model-len" and _is_model_flag(ours):
             draft.set_flag(ours, value, service)
     return service
 
 
-def words_of(command: str) -> list[str]:
-    """A command's words; comments of shells and broken lines are left out."""
+def split_command(command: str) -> list[str]:
+    """The words of a shell command, without comments and line continuations."""
     try:
         return shlex.split(command.replace("\\\n", " "), comments=True)
     except ValueError:
@@ -101,19 +103,19 @@ def words_of(command: str) -> list[str]:
 
 
 def is_foreign(flag: str) -> bool:
-    """Whether a flag is another server's, or is of a model here and of the server there."""
-    return flag in ALIASES or flag in HINTS or _is_of_models(flag)
+    """Whether a flag is another server's, or is a key of services here."""
+    return flag in ALIASES or flag in HINTS or _is_model_flag(flag)
 
 
 def number_or_text(value: Any) -> Any:
-    """A number as one, so that it is written without quotes."""
+    """Numeric text as a number, so that YAML has it without quotes."""
     if isinstance(value, str) and re.fullmatch(r"-?\d+", value):
         return int(value)
     return float(value) if isinstance(value, str) and re.fullmatch(r"-?\d*\.\d+", value) else value
 
 
-def _is_of_models(flag: str) -> bool:
-    return flag in _FLAGS and _FLAGS[flag].key.startswith(_OF_MODELS)
+def _is_model_flag(flag: str) -> bool:
+    return flag in _FLAGS and _FLAGS[flag].key.startswith(_SERVICES)
 
 
 def _put(place: dict[str, Any], path: str, value: Any) -> None:

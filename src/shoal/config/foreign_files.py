@@ -1,13 +1,13 @@
-"""Recognises configuration files of other programs, and says what they are in ours.
+"""Recognizes configuration files of other programs (Ollama, LiteLLM, Compose, vLLM, ...), and shows a draft.
 
-Nothing of them is read as a configuration: the error shows a draft of one, to be looked at and kept.
+They are never used as a configuration: the error shows a draft of one, to be checked and saved.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from shoal.config.foreign_drafts import Draft, is_foreign, number_or_text, service_of_command, words_of
+from shoal.config.foreign_drafts import Draft, is_foreign, number_or_text, service_from_command, split_command
 from shoal.config.foreign_flags import plain_name
 from shoal.config.setting_tree import Listing, Node, Scalar, Table
 from shoal.core import ConfigError
@@ -20,18 +20,18 @@ _PARAMETERS = {
     "min_p": "sampling.min_p",
     "repeat_penalty": "sampling.repetition_penalty",
 }
-"""Of Modelfiles, and our keys of a service."""
-_LEFT_OUT = {
+"""Parameters of Modelfiles, and our keys of a service."""
+_UNSUPPORTED = {
     "TEMPLATE": "chat_template takes Jinja only",
     "SYSTEM": "clients send system prompts",
     "ADAPTER": "there are no adapters (LoRA)",
     "MESSAGE": "clients send messages",
 }
 _LOCAL_PROVIDERS = ("hosted_vllm", "vllm", "huggingface", "ollama", "ollama_chat", "lm_studio", "llamafile")
-_IN_COMPOSE = frozenset({"image", "build", "container_name"})
+_COMPOSE_KEYS = frozenset({"image", "build", "container_name"})
 
 
-def refuse_modelfile(text: str, path: Path) -> None:
+def reject_modelfile(text: str, path: Path) -> None:
     """Raise ConfigError if ``text`` is one of Ollama's Modelfiles."""
     lines = [line.split(maxsplit=2) for line in text.splitlines() if line.strip() and line.strip()[0] != "#"]
     if not lines or len(lines[0]) < 2 or lines[0][0].upper() != "FROM":
@@ -48,22 +48,22 @@ def refuse_modelfile(text: str, path: Path) -> None:
             section, _, key = _PARAMETERS[rest[0]].rpartition(".")
             (service.setdefault(section, {}) if section else service)[key] = number_or_text(rest[1].strip())
     words = {words[0].upper() for words in lines}
-    draft.remarks += [f"{word} is left out: {why}" for word, why in _LEFT_OUT.items() if word in words]
+    draft.remarks += [f"{word} is left out: {why}" for word, why in _UNSUPPORTED.items() if word in words]
     draft.add(service, path.stem.lower())
     raise _error(path, "one of Ollama's Modelfiles", draft)
 
 
-def refuse_other_yaml(table: Table, path: Path) -> None:
+def reject_foreign_yaml(table: Table, path: Path) -> None:
     """Raise ConfigError if the settings of a file are another program's configuration."""
-    content: dict[str, Any] = _python(table, {})
-    for whose, read in _READERS.items():
+    content: dict[str, Any] = _to_plain(table, {})
+    for format_name, read in _READERS.items():
         draft = read(content)
         if draft is not None:
-            raise _error(path, whose, draft)
+            raise _error(path, format_name, draft)
 
 
-def _error(path: Path, whose: str, draft: Draft) -> ConfigError:
-    head = f"{path}: this looks like {whose}, and not like Shoal's configuration. For Shoal write"
+def _error(path: Path, format_name: str, draft: Draft) -> ConfigError:
+    head = f"{path}: this looks like {format_name}, and not like Shoal's configuration. For Shoal write"
     return ConfigError(
         "\n".join([head, "", draft.text(), *(f"({remark})" for remark in draft.remarks)]).rstrip()
     )
@@ -80,7 +80,7 @@ def _llama_swap(content: Mapping[str, Any]) -> Draft | None:
         for macro, value in _mapping(content.get("macros")).items():
             command = command.replace(f"${{{macro}}}", str(value))
         idle = {"idle_after": f"{ttl}s"} if ttl.isdecimal() and int(ttl) else {}
-        draft.add(service_of_command(words_of(command)) | idle, name)
+        draft.add(service_from_command(split_command(command)) | idle, name)
     return draft
 
 
@@ -109,15 +109,15 @@ def _litellm(content: Mapping[str, Any]) -> Draft | None:
 def _compose(content: Mapping[str, Any]) -> Draft | None:
     """``services: {NAME: {image: IMAGE, command: ...}}``; ours are a list."""
     services = _mapping(content.get("services"))
-    if not any(_IN_COMPOSE & _mapping(own).keys() for own in services.values()):
+    if not any(_COMPOSE_KEYS & _mapping(entry).keys() for entry in services.values()):
         return None
     draft = Draft(remarks=["in a container, run shoal serve --config with it: docs/deploy.md"])
-    for name, own in services.items():
-        command = _mapping(own).get("command")
-        words = list(map(str, command)) if isinstance(command, list) else words_of(str(command or ""))
-        if "vllm" in str(_mapping(own).get("image")) and words and not words[0].startswith("-"):
+    for name, entry in services.items():
+        command = _mapping(entry).get("command")
+        words = list(map(str, command)) if isinstance(command, list) else split_command(str(command or ""))
+        if "vllm" in str(_mapping(entry).get("image")) and words and not words[0].startswith("-"):
             words = ["serve", *(words[1:] if words[0] == "serve" else words)]
-        service = service_of_command(words)
+        service = service_from_command(words)
         if "model" in service:
             draft.add(service, str(service.get("name", name)))
     return draft
@@ -197,7 +197,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _find(content: Any, name: str) -> Iterator[Any]:
-    """All values of the key ``name``, at any depth."""
+    """Yields all values of the key ``name``, at any depth."""
     if isinstance(content, dict):
         yield from (value for key, value in content.items() if key == name)
     inner = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
@@ -205,14 +205,14 @@ def _find(content: Any, name: str) -> Iterator[Any]:
         yield from _find(value, name)
 
 
-def _python(node: Node, done: dict[int, Any]) -> Any:
-    """Plain values, one for each node, as aliases stand for any number of them; done: by node."""
+def _to_plain(node: Node, done: dict[int, Any]) -> Any:
+    """Settings as plain values. done: values by node id, as aliases may repeat a node very often."""
     if id(node) not in done:
         match node:
             case Scalar():
                 done[id(node)] = node.text
             case Listing():
-                done[id(node)] = [_python(item, done) for item in node.items]
+                done[id(node)] = [_to_plain(item, done) for item in node.items]
             case Table():
-                done[id(node)] = {key: _python(value, done) for key, value in node.entries.items()}
+                done[id(node)] = {key: _to_plain(value, done) for key, value in node.entries.items()}
     return done[id(node)]

@@ -1,14 +1,14 @@
-"""Flags and variables of vLLM, SGLang, llama.cpp and Ollama: what each is called here.
+"""Aliases and hints for flags and environment variables of vLLM, SGLang, TGI, llama.cpp and Ollama.
 
-An alias has exactly the meaning of ours and is read as ours. Everything else is a hint: what to write
-instead, or that there is nothing to write.
+An alias has exactly the meaning of our flag, and is read as our flag. Other flags have a hint: what to write
+instead, or to leave the flag out.
 """
 
 import re
 from collections.abc import Container, Mapping
 
 POSITIONAL = ""
-"""The alias of a flag whose value is written as a MODEL argument."""
+"""Alias of flags whose value is a positional MODEL argument."""
 ALIASES: Mapping[str, str] = {
     "--model": POSITIONAL,
     "-m": POSITIONAL,
@@ -32,18 +32,18 @@ ALIASES: Mapping[str, str] = {
     "-a": "--served-model-name",
     "--chat-template-file": "--chat-template",
 }
-"""What a flag of another server is here; "--" is written with both."""
+"""Our flag for each flag of another server, both with dashes."""
 OWN_ALIASES: Mapping[str, str] = {
     **dict.fromkeys(("--tensor-parallel-size", "-tp", "--tp-size"), "--tp"),
     **dict.fromkeys(("--data-parallel-size", "-dp", "--dp", "--dp-size"), "--engines"),
     **dict.fromkeys(("--max-num-seqs", "--max-running-requests"), "--max-batch"),
 }
-"""The same for flags of simulations and static batches, which a server lacks: there these get a hint."""
+"""Aliases of flags of simulations and static batches; in servers, which lack these flags, they have hints."""
 VALUES: Mapping[str, Mapping[str, str]] = {
     "--dtype": {"half": "float16", "float": "float32"},
     "--weights": {"dummy": "random", "auto": "files", "safetensors": "files"},
 }
-"""Other words for values, by our flag."""
+"""Aliases of values, by our flag."""
 
 _ONE_DEVICE = (
     "leave it out: an engine runs a model on one device; every further --device is an engine with a copy, "
@@ -180,9 +180,9 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ("--mlock --no-mmap", "leave it out: weights are read into memory"),
 )
 HINTS: Mapping[str, str] = {name: hint for names, hint in _HINTS for name in names.split()}
-"""What to write instead of a flag of another server, in a command that runs engines."""
-_RUNS_ENGINES = "--threads"
-_OF_ENGINES = {"--service", "--device"}
+"""Hints by flag of another server, for commands that run engines."""
+_ENGINE_COMMAND_FLAG = "--threads"
+_ENGINE_FLAGS = {"--service", "--device"}
 VARIABLES: Mapping[str, str] = {
     "VLLM_API_KEY": "SHOAL_API_KEY",
     "VLLM_CPU_KVCACHE_SPACE": "--kv-memory",
@@ -196,24 +196,24 @@ VARIABLES: Mapping[str, str] = {
     "OLLAMA_MODELS": "a folder or GGUF file as MODEL",
     "LLAMA_API_KEY": "SHOAL_API_KEY",
 }
-"""Environment variables of other servers that have no effect here, and what has."""
+"""Environment variables of other servers, which have no effect, and what to use instead."""
 
 
 def plain_name(flag: str) -> str:
-    """A flag as the tables have it: other servers also read underscores."""
+    """A flag with dashes, as in the tables: other servers also accept underscores."""
     return flag.replace("_", "-") if flag.startswith("--") else flag
 
 
 def hint(flag: str, flags: Container[str]) -> str | None:
-    """What to write instead of another server's ``flag`` in a command with these ``flags``.
+    """The hint for another server's ``flag`` in a command with the given ``flags``, or None.
 
-    None: nothing, as the command lacks what the hint names. What is said without a flag of ours, or by a
-    service or a device, holds only for commands that run engines: a simulation's are other ones.
+    A hint holds if the command has all flags that it names. A hint that names no flag, or a service or
+    device, only holds for commands that run engines: simulations have other services and devices.
     """
     text = HINTS.get(flag)
     if text is None:
         return None
     named = set(re.findall(r"--[a-z-]+", text))
-    if not named or named & _OF_ENGINES:
-        named.add(_RUNS_ENGINES)
+    if not named or named & _ENGINE_FLAGS:
+        named.add(_ENGINE_COMMAND_FLAG)
     return text if all(name in flags for name in named) else None

@@ -1,4 +1,4 @@
-"""A policy chosen by name, with parameters of its own: ``{policy: past-future, reserved: 5%}``."""
+"""Reads a policy chosen by name, with its own parameters: ``{policy: past-future, reserved: 5%}``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ NAME_KEY = "policy"
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One of several dataclasses, each known by a name.
+    """A kind of value: one of several dataclasses, chosen by name.
 
     Three spellings mean the same: a bare name, ``name:key=value,key=value`` (for flags), and a
     mapping with the name under ``name_key``.
@@ -22,15 +22,14 @@ class Policy:
     sections: Mapping[str, Section]
     """The keys of each dataclass, by name."""
     name_key: str = NAME_KEY
-    """The key of a mapping that has the name."""
+    """The key of the name in a mapping."""
 
     @property
     def label(self) -> str:
-        """The names, or a mapping."""
         return f"{Choice(tuple(self.sections)).label}, or a mapping with `{self.name_key}`"
 
     def read(self, node: Node, path: str) -> Any:
-        """An instance of the dataclass that the name stands for."""
+        """An instance of the named dataclass."""
         names = Choice(tuple(self.sections))
         match node:
             case Table(entries=entries) if self.name_key in entries:
@@ -50,7 +49,7 @@ class Policy:
                 )
 
     def show(self, value: Any) -> str:
-        """The policy's name, with parameters where they differ from its defaults."""
+        """The policy's name, with the parameters that differ from its defaults."""
         for name, section in self.sections.items():
             if type(value) is section.cls:
                 parameters = section.show(value)
@@ -63,7 +62,7 @@ class Policy:
 
 
 def parse_pairs(text: str, where: str, path: str) -> Table:
-    """``key=value,key=value`` as keys and values; dots in a key go down one section each."""
+    """Parse ``key=value,key=value``; each dot in a key begins a subsection."""
     entries: dict[str, Node] = {}
     for pair in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = pair.partition("=")
@@ -74,16 +73,16 @@ def parse_pairs(text: str, where: str, path: str) -> Table:
 
 
 def put(entries: dict[str, Node], keys: list[str], value: Node, path: str) -> None:
-    """Set ``value`` under nested ``keys``; raises ConfigError where it was set before."""
+    """Set ``value`` under nested ``keys``; raises ConfigError for a duplicate key."""
     first, rest = keys[0], keys[1:]
-    held = entries.get(first)
+    existing = entries.get(first)
     if not rest:
-        if held is not None:
+        if existing is not None:
             raise problem(value.where, path, f"the key '{first}' is written twice")
         entries[first] = value
         return
-    if held is not None and not isinstance(held, Table):
+    if existing is not None and not isinstance(existing, Table):
         raise problem(value.where, path, f"the key '{first}' is written twice")
-    inner = dict(held.entries) if isinstance(held, Table) else {}
+    inner = dict(existing.entries) if isinstance(existing, Table) else {}
     put(inner, rest, value, path)
     entries[first] = Table(inner, value.where, dict.fromkeys(inner, value.where))

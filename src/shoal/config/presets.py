@@ -1,4 +1,4 @@
-"""Published systems as combinations of policies, by name."""
+"""Scheduler presets: published systems (vLLM, Orca, SeaLLM, ...) as combinations of policies, by name."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,18 +23,17 @@ from shoal.schedule import (
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """What a published system chooses."""
+    """The options of a published system."""
 
     scheduler: SchedulerOptions
-    """Its policies."""
-    says: str
-    """What it is, in a line."""
+    summary: str
+    """Description in one line."""
     layout: str = "merged"
-    """Of the KV pool."""
+    """Layout of the KV pool."""
 
 
 def _system(order: Order, admission: Admission, **others: Any) -> SchedulerOptions:
-    """Options that spell out where published systems differ from the defaults."""
+    """Options with the defaults of published systems, where they differ from ours."""
     options = {
         "victim": "newest",
         "preemption_mode": "recompute",
@@ -102,4 +101,3 @@ PRESETS: Mapping[str, Preset] = {
         "slices of 128 tokens on continuous batching, memory for each reserved exactly",
     ),
 }
-"""Presets by name."""

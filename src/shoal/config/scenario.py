@@ -1,4 +1,4 @@
-"""What a scenario says: services, how long their steps take, engines, and the workload that arrives."""
+"""``Scenario``: the settings of a simulation: services, step times, engines, KV pool, workload, incidents."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,58 +18,56 @@ from shoal.workload import WorkloadOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitLatency:
-    """Step times that ``shoal profile`` fitted."""
+    """Step times fitted by ``shoal profile``."""
 
     fit: Path
-    """The file that it wrote."""
+    """The file of ``shoal profile``."""
     service: str | None = None
-    """Whose times to take; None: those of the service's own name, or the only ones in the file."""
+    """Service in the file; None: that of the same name, or the only one."""
     tp: int = 1
-    """Devices that share the model."""
+    """Tensor-parallel devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileLatency:
-    """Step times from tables of measured layers."""
+    """Step times from tables of measured layer times."""
 
     profile: Path
-    """The folder of the tables."""
+    """Folder of the tables."""
     tp: int = 1
-    """Devices that share the model."""
+    """Tensor-parallel devices."""
     model: ModelSpec | None = None
-    """Whose layers are counted; None: the service's model, or the one that the folder names."""
+    """Model whose layers are counted; None: the service's, or that of the folder's metadata."""
     device: DeviceSpec | None = None
-    """One of the devices; None: the one that the folder names."""
+    """None: that of the folder's metadata."""
     link: Link | None = None
-    """Between the devices; None: as measured, or that of the device."""
+    """Link between the devices; None: as measured, or that of the device."""
     overhead: HostOverhead = NO_OVERHEAD
-    """What the host adds."""
+    """Overhead of the host."""
     data_parallel: int = 1
-    """Ranks, each with a device and a pool of its own, that divide the experts of every layer among them and
-    step together."""
+    """Ranks with expert parallelism, each with its own device and KV pool, that step together."""
     expert_imbalance: float = 1.0
-    """With ranks: tokens that the busiest one's experts compute, in units of an even share."""
+    """With ranks: tokens of the busiest rank's experts, relative to an even share."""
 
     def __post_init__(self) -> None:
-        """Refuse both ways to divide a model; raises ConfigError."""
         if self.data_parallel > 1 and self.tp > 1:
             raise ConfigError("ranks of several devices (data_parallel and tp above 1) cannot be simulated")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflineOptions:
-    """A model on devices of one kind."""
+    """A model, and devices of one kind."""
 
     device: DeviceSpec
-    """Data sheet of one of them."""
+    """Data sheet of a device."""
     model: ModelSpec | None = None
-    """Its shape; None: that of the service's model."""
+    """None: the service's."""
     tp: int = 1
-    """Devices that share the model."""
+    """Tensor-parallel devices."""
     link: Link | None = None
-    """Between the devices; None: that of the data sheet."""
+    """Link between the devices; None: that of the data sheet."""
     overhead: HostOverhead = NO_OVERHEAD
-    """What the host adds."""
+    """Overhead of the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,67 +75,56 @@ class RooflineLatency:
     """Step times computed from data sheets."""
 
     roofline: RooflineOptions
-    """Model and devices."""
 
 
 Latency = FitLatency | ProfileLatency | RooflineLatency
-"""Where step times come from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioService:
-    """One service of a scenario."""
-
     name: str
-    """What requests ask for."""
     model: ModelSpec | None = None
-    """Its shape, which says how much memory KV takes; None: that of ``latency``, if it has one."""
+    """Shape of the model, and so of its KV; None: that of ``latency``, if it has one."""
     model_name: str | None = None
-    """The model as it was written, a path from the root: what a server may find it by."""
+    """The model as written, or its absolute path, for the configuration of a server."""
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float8"] = "auto"
-    """Of weights and KV; "auto": the model's own."""
+    """Data type of weights and KV; "auto": the model's own."""
     latency: Latency | None = None
-    """Its step times; None: the scenario's."""
+    """Step times; None: the scenario's."""
     context_tokens: int | None = None
-    """Longest prompt and output together; None: what the pool holds."""
+    """Maximum prompt and output together; None: what the pool holds."""
     slo: SLO = NO_GOALS
     """As in ``core.Service``."""
     execution_s: float | None = None
-    """How long its mean request takes alone; None: that is computed."""
+    """Time of its mean request when it runs alone; None: computed."""
     quota: int = 8
     """As in ``core.Service``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioPool:
-    """The KV pool of each engine, its size given in one way or not at all."""
+    """The KV pool of each engine; its size is in bytes, tokens or blocks, or follows from the device."""
 
     memory_bytes: int | None = None
-    """Its size on each device."""
+    """Size on each device."""
     tokens: int | None = None
-    """Its size in tokens of KV."""
     blocks: int | None = None
-    """Its size in blocks of KV."""
     utilisation: float = 0.9
-    """Share of a device for weights, KV and what is reserved, where no size is given."""
+    """Fraction of the device memory for weights, KV and ``reserved_bytes``, if no size is given."""
     reserved_bytes: int = 0
-    """Memory of each device for activations and whatever else is neither weights nor KV, where no size is
-    given."""
+    """Memory of each device for activations and other uses, if no size is given."""
     block_size: int = 16
-    """Tokens in a block."""
     dtype: Literal["auto", "int8"] = "auto"
-    """What KV is stored as; "auto": as the services say."""
+    """Data type of KV; "auto": that of the services."""
     layout: Literal["merged", "split"] | None = None
-    """How the pool is cut up; None: as the scheduler's preset says."""
+    """Layout of the pool; None: that of the preset."""
     swap_bytes: int | None = None
-    """Host memory for preempted KV; None: four times the pool."""
+    """Swap space in host memory; None: four times the pool."""
     swap_bytes_per_s: float = HOST_BYTES_PER_S
-    """How fast that KV moves."""
+    """Rate of swapping."""
     prefix_caching: bool = True
-    """Whether KV is kept for requests that begin with the same tokens."""
 
     def __post_init__(self) -> None:
-        """Refuse two sizes; raises ConfigError."""
         sizes = {"memory": self.memory_bytes, "tokens": self.tokens, "blocks": self.blocks}
         given = [name for name, size in sizes.items() if size is not None]
         if len(given) > 1:
@@ -147,65 +134,57 @@ class ScenarioPool:
 
 
 LARGEST_ENGINES = 4096
-"""Most engines of a simulation: each takes milliseconds to build, and memory for its blocks."""
+"""Maximum engines of a simulation: each takes milliseconds to build, and memory for its blocks."""
 SHORTEST_SAMPLE_S = 1e-3
 INCIDENTS = {"drains": "be drained", "deaths": "die"}
-"""What may happen to engines: keys, and what an engine cannot do that is not there."""
+"""Keys of incidents, and verbs for errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """Something happens to an engine."""
+    """An engine is drained, or dies."""
 
     engine: int
-    """Its number, from 0."""
     at_s: float
-    """When, from the start."""
+    """Time after the start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """Everything that a scenario file and flags can say."""
+    """All settings of a scenario file and flags."""
 
     workload: WorkloadOptions
-    """What arrives."""
     services: tuple[ScenarioService, ...] = (ScenarioService(name="default"),)
-    """Those of every engine."""
     latency: Latency | None = None
-    """Step times of services that have none of their own."""
+    """Step times of services without their own."""
     engines: int = 1
-    """Replicas, each with all services and a pool of its own."""
+    """Number of replicas, each with all services and its own KV pool."""
     dispatch: str = "round-robin"
-    """Which engine a request goes to; in ``cluster.dispatch.DISPATCH_NAMES``."""
+    """Dispatch policy, one of ``cluster.dispatch.DISPATCH_NAMES``."""
     packing: PackingOptions = field(default_factory=PackingOptions)
-    """How a packer that is the dispatch moves requests."""
+    """Options of migrations, if the dispatch policy is a packer."""
     link: EngineLink | None = None
-    """Of each engine, over which KV goes to others; None: none does."""
+    """Link of each engine for migrations; None: KV is not migrated."""
     drains: tuple[Incident, ...] = ()
-    """Engines that get no more requests, and that theirs leave."""
+    """Engines that get no more requests, and whose requests migrate."""
     deaths: tuple[Incident, ...] = ()
-    """Engines that die."""
     load_s: float = 10.0
-    """How long an engine that died loads before it takes requests again."""
+    """Time until an engine that died accepts requests again."""
     kv_cache: ScenarioPool = field(default_factory=ScenarioPool)
-    """The pool of each engine."""
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
-    """The scheduler of each engine."""
     preset: str = "shoal"
-    """The preset that ``scheduler`` started from."""
+    """The preset that ``scheduler`` overrides."""
     sample_s: float = 1.0
     """Time between samples of the engines' state."""
     title: str = "simulation"
-    """For the head of a report."""
 
     def __post_init__(self) -> None:
-        """Refuse incidents of engines that are not there; raises ConfigError."""
         for name, what in INCIDENTS.items():
             for incident in getattr(self, name):
                 if incident.engine >= self.engines:
-                    raise ConfigError(no_engine(incident, what, self.engines))
+                    raise ConfigError(unknown_engine_message(incident, what, self.engines))
 
 
-def no_engine(incident: Incident, what: str, engines: int) -> str:
-    """That an engine cannot have an incident, as there are only so many."""
+def unknown_engine_message(incident: Incident, what: str, engines: int) -> str:
+    """Error message for an incident of an engine that does not exist."""
     return f"engine {incident.engine} cannot {what}: there are {engines}, from 0"

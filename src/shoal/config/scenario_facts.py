@@ -1,4 +1,4 @@
-"""What a scenario came to, in words: the head of its report."""
+"""Facts of a scenario in words, for the head of its report."""
 
 from collections.abc import Mapping
 
@@ -27,7 +27,7 @@ def state_facts(
     means: Means,
     workload: Workload,
 ) -> dict[str, str]:
-    """The facts by name, in the order in which they are shown."""
+    """The facts by name, in display order."""
     facts = {"workload": _workload(scenario.workload, len(workload.requests))}
     if workload.note:
         facts["trace"] = workload.note
@@ -36,7 +36,9 @@ def state_facts(
     for service in scenario.services:
         alone = engine.services[service.name].execution_s
         if alone is not None:
-            facts[f"{service.name} alone"] = _alone(alone, service.execution_s is None, means[service.name])
+            facts[f"{service.name} alone"] = _time_alone(
+                alone, service.execution_s is None, means[service.name]
+            )
     facts["engines"] = str(scenario.engines) + (f", {scenario.dispatch}" if scenario.engines > 1 else "")
     if incidents := _incidents(scenario):
         facts["incidents"] = incidents
@@ -55,7 +57,7 @@ def state_facts(
 
 
 def _incidents(scenario: Scenario) -> str:
-    """Engines that are drained and that die."""
+    """Drained engines and engines that die."""
     words = [
         f"engine {each.engine} is drained after {format_duration(each.at_s)}" for each in scenario.drains
     ]
@@ -86,29 +88,30 @@ def _service(latency: Latency, deployment: Deployment) -> str:
         return f"{model}step times fitted by shoal profile, {latency.fit.name}{sharing}"
     if isinstance(latency, ProfileLatency):
         folder = "/".join(latency.profile.parts[-2:])
-        return f"{model}step times from measured layers, {folder}{sharing}{_beside(latency)}"
-    sheet = latency.roofline
-    return f"{model}step times from the data sheet of {sheet.device.name}{sharing}{_beside(sheet)}"
+        return f"{model}step times from measured layers, {folder}{sharing}{_link_and_overhead(latency)}"
+    roofline = latency.roofline
+    rest = sharing + _link_and_overhead(roofline)
+    return f"{model}step times from the data sheet of {roofline.device.name}{rest}"
 
 
-def _beside(latency: ProfileLatency | RooflineOptions) -> str:
-    """The link and the host's overhead, where they were written."""
+def _link_and_overhead(latency: ProfileLatency | RooflineOptions) -> str:
+    """The link and the host's overhead, if they are set."""
     link = "" if latency.link is None else f", link {link_section().show(latency.link)}"
     if latency.overhead == NO_OVERHEAD:
         return link
     return f"{link}, overhead {overhead_section().show(latency.overhead)}"
 
 
-def _alone(seconds: float, computed: bool, mean: tuple[int, int] | None) -> str:
+def _time_alone(seconds: float, computed: bool, mean: tuple[int, int] | None) -> str:
     if not computed or mean is None:
         return f"{seconds:.4g} s, as written"
     return f"{seconds:.4g} s, computed for the mean request of {mean[0]:,} + {mean[1]:,} tokens"
 
 
 def _scheduler(scenario: Scenario) -> str:
-    """The preset, and what differs from it."""
-    own = in_words(scenario.scheduler, PRESETS[scenario.preset].scheduler)
-    return f"preset {scenario.preset}" + (f", {own}" if own else "")
+    """The preset, and differences from it."""
+    changes = in_words(scenario.scheduler, PRESETS[scenario.preset].scheduler)
+    return f"preset {scenario.preset}" + (f", {changes}" if changes else "")
 
 
 def _pool(engine: EngineSpec, pools: Pools) -> str:

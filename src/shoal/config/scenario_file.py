@@ -1,4 +1,4 @@
-"""Reads scenarios: every key of a scenario file, and the flags that go over it."""
+"""``load_scenario``: reads a scenario from a YAML file and flags, with all keys and checks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,23 +14,23 @@ from shoal.config.scenario import (
     Scenario,
     ScenarioPool,
     ScenarioService,
-    no_engine,
+    unknown_engine_message,
 )
-from shoal.config.scenario_flags import lay_over
+from shoal.config.scenario_flags import apply_flags
 from shoal.config.scenario_kinds import (
     FilePath,
     ModelShape,
     Shares,
     arrivals_kind,
     lengths_kind,
-    located,
+    resolve_path,
 )
 from shoal.config.scenario_latency import latency_kind
 from shoal.config.scenario_migrations import engine_link_section
 from shoal.config.sections import Key, Section, UnknownKey, section_of
 from shoal.config.services import check_name, goal_kinds
 from shoal.config.setting_tree import Node, Scalar, Table, place_of, problem, read_yaml
-from shoal.config.settings import elsewhere, scheduler_section
+from shoal.config.settings import hint_other_section, scheduler_section
 from shoal.config.value_kinds import Choice, Kind, Maybe, Several, as_table, integer, number, seconds
 from shoal.core import ConfigError, slo_problem
 from shoal.workload import FORMATS, AtOnce, Poisson, Replay, WorkloadOptions, guess_format
@@ -44,10 +44,10 @@ _NO_WORKLOAD = (
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSection(Section):
-    """The workload, and ``rate``: requests per second, whatever says when they come."""
+    """Reads the workload, with a key ``rate``: requests per second, for any arrival process or trace."""
 
     def read(self, node: Node, path: str) -> WorkloadOptions:
-        """The workload, with its arrivals at the rate that was written."""
+        """The workload, with its arrivals at the given rate."""
         fields = self.read_fields(node, path)
         rate = fields.pop("rate", None)
         options: WorkloadOptions = self.build(fields, node, path)
@@ -60,7 +60,7 @@ class WorkloadSection(Section):
 
 
 def _at_rate(options: WorkloadOptions, rate: float) -> WorkloadOptions:
-    """The workload with ``rate`` requests per second in the mean; raises ConfigError where that cannot be."""
+    """The workload with a mean of ``rate`` requests per second; raises ConfigError if it has none."""
     if options.clients is not None:
         raise ConfigError("clients send when they are answered, at no rate; leave out rate or clients")
     if options.time_scale != 1:
@@ -68,13 +68,13 @@ def _at_rate(options: WorkloadOptions, rate: float) -> WorkloadOptions:
     arrivals = options.arrivals
     if isinstance(arrivals, AtOnce):
         raise ConfigError("requests that come at once have no rate; leave out rate or arrivals")
-    if isinstance(arrivals, Replay) or (arrivals is None and _timed(options)):
+    if isinstance(arrivals, Replay) or (arrivals is None and _has_arrival_times(options)):
         return replace(options, arrivals=Replay(rate=rate))
     return replace(options, arrivals=Poisson(rate) if arrivals is None else replace(arrivals, rate=rate))  # type: ignore[type-var]
 
 
-def _timed(options: WorkloadOptions) -> bool:
-    """Whether the workload's trace says when requests come."""
+def _has_arrival_times(options: WorkloadOptions) -> bool:
+    """Whether the workload's trace has arrival times."""
     if options.trace is None:
         return False
     chosen = options.format or guess_format(options.trace)
@@ -83,13 +83,13 @@ def _timed(options: WorkloadOptions) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ScenarioServiceSection(Section):
-    """A service; with only a model it may be that model's name alone."""
+    """Reads a service; with only a model it may be the model's name alone."""
 
     folder: Path = Path()
-    """Where relative paths start."""
+    """Base of relative paths."""
 
     def read(self, node: Node, path: str) -> ScenarioService:
-        """The service, named after its model where no name was written."""
+        """The service; its name defaults to the model's."""
         if isinstance(node, Scalar) and node.text is not None:
             node = Table({"model": node}, node.where, {"model": node.where})
         fields = self.read_fields(node, path)
@@ -102,10 +102,10 @@ class ScenarioServiceSection(Section):
         check_name(fields["name"], place_of(node, "name"), path)
         written = as_table(node, path).entries.get("model")
         if isinstance(written, Scalar) and written.text is not None:
-            file = located(written.text, written.where, self.folder)
+            file = resolve_path(written.text, written.where, self.folder)
             fields["model_name"] = str(file.resolve()) if file.exists() else written.text
         service = ScenarioService(**fields)
-        # Where no execution time is written, the workload gives one.
+        # Without an execution time, one is computed from the workload.
         if found := slo_problem(service.slo, service.execution_s or 1.0):
             goal, wrong = found
             raise problem(place_of(node, "slo", goal), f"{path}.slo.{goal}", wrong)
@@ -114,10 +114,9 @@ class ScenarioServiceSection(Section):
 
 @dataclass(frozen=True, slots=True)
 class ScenarioSection(Section):
-    """The top of the file."""
+    """Reads the top level of the file."""
 
     def read(self, node: Node, path: str) -> Scenario:
-        """The whole scenario."""
         _require_device(node)
         fields = self.read_fields(node, path)
         if "scheduler" in fields:
@@ -135,17 +134,19 @@ class ScenarioSection(Section):
 
 
 def _check_incidents(fields: Mapping[str, Any], node: Node) -> None:
-    """Raise ConfigError with the line of an incident of an engine that is not there."""
+    """Raise ConfigError with the line of an incident of an unknown engine."""
     engines = fields.get("engines", 1)
     for key, what in INCIDENTS.items():
-        for at, incident in enumerate(fields.get(key, ())):
+        for index, incident in enumerate(fields.get(key, ())):
             if incident.engine >= engines:
-                where = place_of(node, key, at, "engine")
-                raise problem(where, f"{key}[{at}].engine", no_engine(incident, what, engines))
+                where = place_of(node, key, index, "engine")
+                raise problem(
+                    where, f"{key}[{index}].engine", unknown_engine_message(incident, what, engines)
+                )
 
 
 def _require_device(node: Node) -> None:
-    """Raise ConfigError for --model without a device, in the words of flags."""
+    """Raise ConfigError for the flag --model without a device."""
     latency = node.entries.get("latency") if isinstance(node, Table) else None
     roofline = latency.entries.get("roofline") if isinstance(latency, Table) else None
     if isinstance(roofline, Table) and roofline.where == "--model" and "device" not in roofline.entries:
@@ -155,7 +156,7 @@ def _require_device(node: Node) -> None:
 
 
 def _names(services: Sequence[ScenarioService], node: Node) -> list[str]:
-    """The services' names; raises ConfigError where there are none, or two alike."""
+    """The services' names; raises ConfigError without services, or for duplicate names."""
     if not services:
         raise problem(place_of(node, "services"), "services", "name at least one, or leave the key out")
     names: list[str] = []
@@ -171,7 +172,7 @@ def _names(services: Sequence[ScenarioService], node: Node) -> list[str]:
 
 
 def scenario_section(folder: Path = Path()) -> Section:
-    """Every key of a scenario; ``folder`` is where relative paths start."""
+    """All keys of a scenario; folder: base of relative paths."""
     latency = latency_kind(folder)
     rules: dict[tuple[type, str], Any] = {
         **goal_kinds(),
@@ -222,7 +223,7 @@ def _workload_section(folder: Path) -> Section:
 
 
 def _check_model(table: Table, folder: Path) -> None:
-    """Raise ConfigError for an unknown model, before what else is missing hides that."""
+    """Raise ConfigError for an unknown model, before errors about missing keys."""
     node: Node | None = table
     for key in ("latency", "roofline", "model"):
         node = node.entries.get(key) if isinstance(node, Table) else None
@@ -231,14 +232,14 @@ def _check_model(table: Table, folder: Path) -> None:
 
 
 def load_scenario(*, file: Path | None = None, flags: Table | None = None) -> Scenario:
-    """The scenario in ``file``, with ``flags`` over it; raises ConfigError for the first mistake.
+    """The scenario in ``file``, overridden by ``flags``; raises ConfigError for the first mistake.
 
-    Relative paths in the file start at its folder. A flag also replaces what it cannot stand beside: a trace
-    the file's lengths and arrivals, a rate its clients, one size of the pool the others.
+    Relative paths in the file start at its folder. A flag also removes keys of the file that it excludes: a
+    trace removes lengths and arrivals, a rate removes clients, a size of the pool removes other sizes.
     """
     table = read_yaml(file) if file else Table({}, "", {})
     if flags is not None:
-        table = lay_over(table, flags)
+        table = apply_flags(table, flags)
     folder = file.parent if file else Path()
     _check_model(table, folder)
     if "workload" not in table.entries:
@@ -247,5 +248,5 @@ def load_scenario(*, file: Path | None = None, flags: Table | None = None) -> Sc
     try:
         scenario: Scenario = section.read(table, "")
     except UnknownKey as error:
-        raise ConfigError(f"{error}{elsewhere(error.key, section)}") from None
+        raise ConfigError(f"{error}{hint_other_section(error.key, section)}") from None
     return replace(scenario, title=file.stem) if file else scenario

@@ -1,10 +1,10 @@
-"""Flags of scenarios; those of the scheduler are the same as of servers."""
+"""Command-line flags of simulations (``shoal simulate``); those of the scheduler are the servers' own."""
 
 from shoal.cluster.manager.dispatch import DISPATCH_NAMES
 from shoal.config.flags import ENGINE_FLAGS, Flag, overlay
 from shoal.config.setting_tree import Node, Table
 
-_SAME = ("kv-cache-dtype", "block-size", "layout", "prefix-caching", "swap")
+_SHARED_FLAGS = ("kv-cache-dtype", "block-size", "layout", "prefix-caching", "swap")
 
 SCENARIO_FLAGS = (
     Flag("model", "latency.roofline.model", "NAME", "Model on record, or its config.json."),
@@ -27,27 +27,27 @@ SCENARIO_FLAGS = (
     Flag("dispatch", "dispatch", "NAME", f"Which engine a request goes to: {', '.join(DISPATCH_NAMES)}."),
     Flag("kv-memory", "kv_cache.memory", "SIZE", "Size of each engine's KV pool, e.g. 40GiB."),
     Flag("kv-tokens", "kv_cache.tokens", "N", "The same in tokens."),
-    *(flag for flag in ENGINE_FLAGS if flag.name in _SAME or flag.key.startswith("scheduler.")),
+    *(flag for flag in ENGINE_FLAGS if flag.name in _SHARED_FLAGS or flag.key.startswith("scheduler.")),
 )
 
 _SIZES = ("kv_cache.memory", "kv_cache.tokens", "kv_cache.blocks")
-_REPLACED = {
+_EXCLUDED = {
     "workload.trace": ("format", "lengths", "arrivals", "rate", "time_scale"),
     "workload.rate": ("clients", "time_scale"),
     "workload.clients": ("rate",),
     "latency.roofline": ("fit", "profile", "service", "tp", "model", "device", "link", "overhead"),
     **dict.fromkeys(_SIZES, ("memory", "tokens", "blocks")),
 }
-"""By key that a flag sets: keys beside it that a file may have, and that make no sense or harm with it."""
+"""By key that a flag sets: keys of the same section in a file that it excludes."""
 
 
-def lay_over(file: Table, flags: Table) -> Table:
-    """The settings of ``file`` with ``flags`` over them, and without what the flags replace."""
-    for key, rivals in _REPLACED.items():
+def apply_flags(file: Table, flags: Table) -> Table:
+    """The settings of ``file``, overridden by ``flags``, without the keys that the flags exclude."""
+    for key, excluded in _EXCLUDED.items():
         section, name = key.split(".")
         given, written = flags.entries.get(section), file.entries.get(section)
         if isinstance(given, Table) and name in given.entries and isinstance(written, Table):
-            kept: dict[str, Node] = {k: v for k, v in written.entries.items() if k not in rivals}
+            kept: dict[str, Node] = {k: v for k, v in written.entries.items() if k not in excluded}
             left = Table(kept, written.where, written.key_places)
             file = Table({**file.entries, section: left}, file.where, file.key_places)
     return overlay(file, flags)

@@ -1,4 +1,4 @@
-"""Kinds of values that only scenarios have: files, models, lengths, arrivals."""
+"""Kinds of values in scenarios: paths, model shapes, length distributions, arrival processes, shares."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from shoal.forecast.model_spec import ModelSpec, find_model_spec, model_spec
 from shoal.workload import ARRIVALS, LENGTHS, SIDE_DISTRIBUTIONS, FixedLength, Independent, Replay
 
 
-def _shape(file: Path) -> ModelSpec:
+def _read_shape(file: Path) -> ModelSpec:
     config = _read_json(file)
     try:
         return ModelSpec.from_config(config, file.resolve().parent.name)
@@ -26,16 +26,16 @@ def _shape(file: Path) -> ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class FilePath:
-    """A file or folder that exists."""
+    """An existing file or folder."""
 
     folder: Path
-    """Where relative paths start that are not written in flags."""
+    """Base of relative paths that are not in flags."""
     label: str = "path"
 
     def read(self, node: Node, path: str) -> Path:
-        """The path; one in a flag starts where the command runs."""
+        """The path; in a flag it is relative to the working directory."""
         text: str = Text().read(node, path)
-        file = located(text, node.where, self.folder)
+        file = resolve_path(text, node.where, self.folder)
         if not os.path.exists(file):
             raise problem(node.where, path, f"there is no file or folder {file}")
         return file
@@ -45,27 +45,26 @@ class FilePath:
         return str(value)
 
 
-def located(text: str, where: str, folder: Path) -> Path:
-    """The path that was written at ``where``: in a flag it starts where the command runs."""
+def resolve_path(text: str, where: str, folder: Path) -> Path:
+    """The path written at ``where``: in a flag it is relative to the working directory."""
     return (Path() if where.startswith("-") else folder) / Path(text).expanduser()
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A model on record by its name, or a Hugging Face ``config.json`` or the folder that holds it."""
+    """A known model by name, or a Hugging Face ``config.json`` or its folder."""
 
     folder: Path
-    """Where relative paths start that are not written in flags."""
+    """Base of relative paths that are not in flags."""
     label: str = "model"
 
     def read(self, node: Node, path: str) -> ModelSpec:
-        """The shape."""
         text: str = Text().read(node, path)
-        file = located(text, node.where, self.folder)
+        file = resolve_path(text, node.where, self.folder)
         file = file / "config.json" if os.path.isdir(file) else file
         try:
             if file.suffix == ".json":
-                return _shape(file)
+                return _read_shape(file)
             return find_model_spec(text) or model_spec(text)
         except ConfigError as error:
             raise problem(node.where, path, str(error)) from None
@@ -91,56 +90,50 @@ def _read_json(file: Path) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class SideLengths:
-    """Lengths of prompts or of outputs: a distribution by name, or a plain number for always the same."""
+    """Lengths of prompts or outputs: a distribution by name, or a number for a constant length."""
 
     policy: Policy
-    """The distributions."""
 
     @property
     def label(self) -> str:
-        """A number or what the distributions are called."""
+        """A number, or a distribution."""
         return f"whole number, or {self.policy.label}"
 
     def read(self, node: Node, path: str) -> Any:
-        """The distribution."""
         if isinstance(node, Scalar) and node.text is not None and node.text.isdecimal():
             return FixedLength(integer(1).read(node, path))
         return self.policy.read(node, path)
 
     def show(self, value: Any) -> str:
-        """The number or the distribution."""
         return str(value.tokens) if isinstance(value, FixedLength) else self.policy.show(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """A named distribution of both lengths, or one distribution for each side."""
+    """A named distribution of both lengths, or one for prompts and one for outputs."""
 
     sides: Section
-    """The keys for the two sides."""
     label: str = "name, or mapping with `prompt` and `output`"
 
     def read(self, node: Node, path: str) -> Any:
-        """The distribution."""
         if isinstance(node, Table):
             return self.sides.read(node, path)
         return LENGTHS[Choice(tuple(LENGTHS)).read(node, path)]
 
     def show(self, value: Any) -> str:
-        """The name, if it has one."""
         named = next((name for name, lengths in LENGTHS.items() if lengths == value), None)
         return named or (self.sides.show(value) if isinstance(value, Independent) else type(value).__name__)
 
 
 def lengths_kind() -> Lengths:
-    """Every way to write lengths."""
+    """The kind of ``workload.lengths``."""
     policy = Policy({name: section_of(cls, {}) for name, cls in SIDE_DISTRIBUTIONS.items()}, "distribution")
     side = SideLengths(policy)
     return Lengths(section_of(Independent, {(Independent, "prompt"): side, (Independent, "output"): side}))
 
 
 def arrivals_kind() -> Policy:
-    """Arrival processes by name; the times of a replay come from the trace."""
+    """The kind of ``workload.arrivals``: processes by name. The times of a replay come from the trace."""
     sections = {}
     for name, cls in ARRIVALS.items():
         rate: Kind = Maybe(number(above=0)) if cls is Replay else number(above=0)
@@ -155,12 +148,10 @@ class Shares:
     label = "mapping of services to shares"
 
     def read(self, node: Node, path: str) -> dict[str, float]:
-        """The share of each."""
         if not isinstance(node, Table):
             raise problem(node.where, path, f"expected services and their shares, got {describe(node)}")
         share: Kind = number(minimum=0)
         return {name: share.read(value, f"{path}.{name}") for name, value in node.entries.items()}
 
     def show(self, value: Mapping[str, float]) -> str:
-        """The shares in braces."""
         return "{" + ", ".join(f"{name}: {share:g}" for name, share in value.items()) + "}"

@@ -1,4 +1,4 @@
-"""Where a scenario's step times come from: devices, their links, and what the host adds."""
+"""Reads ``latency`` of scenarios: fitted, profiled or roofline step times, devices, links, host overhead."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,12 +23,11 @@ from shoal.forecast.roofline_ops import Link
 
 
 class DeviceName:
-    """A device whose data sheet is on record."""
+    """A device with a known data sheet."""
 
     label = "device"
 
     def read(self, node: Node, path: str) -> DeviceSpec:
-        """The data sheet."""
         text: str = Text().read(node, path)
         try:
             return device_spec(text)
@@ -41,17 +40,16 @@ class DeviceName:
 
 
 def link_section() -> Section:
-    """How fast the devices of one engine exchange data: what is written goes for any number of them."""
+    """Link between the devices of one engine, for any number of them."""
     section = section_of(Link, {(Link, "bandwidth"): byte_rate()}, {"start_s": "latency"})
     return Section(Link, tuple(key for key in section.keys if key.name in ("bandwidth", "latency")))
 
 
 @dataclass(frozen=True, slots=True)
 class OverheadSection(Section):
-    """What the host adds; that of every step may be written as a time alone."""
+    """Reads the host's overhead; a time alone is the overhead of each step."""
 
     def read(self, node: Node, path: str) -> HostOverhead:
-        """The overhead."""
         if isinstance(node, Scalar):
             return HostOverhead(step_s=seconds().read(node, path))
         overhead: HostOverhead = self.build(self.read_fields(node, path), node, path)
@@ -59,24 +57,21 @@ class OverheadSection(Section):
 
 
 def overhead_section() -> OverheadSection:
-    """The section for the host's overhead."""
     return OverheadSection(HostOverhead, section_of(HostOverhead, {}).keys)
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyKind:
-    """Where step times come from: the section whose own key was written."""
+    """The source of step times: the section whose own key is written."""
 
     sections: Mapping[str, Section]
-    """By that key."""
 
     @property
     def label(self) -> str:
-        """The keys, one of which must be there."""
+        """The keys, of which one must be written."""
         return "mapping with " + " or ".join(f"`{name}`" for name in self.sections)
 
     def read(self, node: Node, path: str) -> Any:
-        """The step times' description."""
         table = as_table(node, path)
         named = [name for name in self.sections if name in table.entries]
         if len(named) == 1:
@@ -89,12 +84,12 @@ class LatencyKind:
         raise problem(node.where, path, f"write one of {', '.join(self.sections)}, got {got}")
 
     def show(self, value: Any) -> str:
-        """The key that says which, with its value."""
+        """The key with its value."""
         return next(section.show(value) for section in self.sections.values() if type(value) is section.cls)
 
 
 def latency_kind(folder: Path) -> LatencyKind:
-    """The three kinds of step times; ``folder`` is where relative paths start."""
+    """The three sources of step times; folder: base of relative paths."""
     file, model, device, tp = FilePath(folder), ModelShape(folder), DeviceName(), integer(1)
     link, overhead = Maybe(link_section()), overhead_section()
     roofline = section_of(

@@ -1,4 +1,4 @@
-"""Scenarios of runs that were measured: the same requests in simulation, compared and fitted."""
+"""Scenarios from a log of a real run: simulates its requests, compares times, and fits the host overhead."""
 
 from dataclasses import replace
 from functools import partial
@@ -15,22 +15,21 @@ from shoal.measure import Comparison, RunRecord, compare_with_measured
 from shoal.simulate import OverheadFit, fit_overhead
 from shoal.workload import read_measured, read_trace
 
-_OF_THE_LOG = ("trace", "format", "lengths", "rate", "clients", "requests")
-"""Keys of a workload that flags cannot set beside a log."""
+_EXCLUDED_KEYS = ("trace", "format", "lengths", "rate", "clients", "requests")
+"""Keys of the workload that exclude a log."""
 _DIGITS = 7
-"""Digits of a fitted time: it is written in tenths of a microsecond."""
+"""Decimal places of a fitted time: tenths of a microsecond."""
 
 
 def load_measured_scenario(log: Path, flag: str, *, file: Path | None, flags: Table) -> Scenario:
-    """The scenario of ``file`` and ``flags`` with the requests of ``log`` as its workload.
+    """The scenario of ``file`` and ``flags``, with all requests of ``log`` as its workload.
 
-    All of them: a log is in the order of their ends, and each was slowed down by its neighbours. Where the
-    log says which service each was for, the scenario's shares do not count. flag: names
-    the log in errors. Raises ConfigError as ``load_scenario``, for flags that say otherwise, and for a log
-    that has no times.
+    No request can be left out: a log is in the order of their ends, and requests slow each other down. If the
+    log has services, the scenario's shares are ignored. flag: name of the log in errors. Raises ConfigError
+    as ``load_scenario``, for flags that conflict, and for a log without times.
     """
     workload = flags.entries.get("workload")
-    for name in _OF_THE_LOG if isinstance(workload, Table) else ():
+    for name in _EXCLUDED_KEYS if isinstance(workload, Table) else ():
         if isinstance(workload, Table) and name in workload.entries:
             where = workload.entries[name].where
             raise ConfigError(f"{flag} takes its requests, all of them, from {log}; leave out {where}")
@@ -40,14 +39,14 @@ def load_measured_scenario(log: Path, flag: str, *, file: Path | None, flags: Ta
     scenario = load_scenario(file=file, flags=overlay(flags, whole))
     if scenario.workload.clients is not None:
         raise ConfigError(f"{flag}: requests of a log come at their times; leave out workload.clients")
-    read_measured(log.expanduser())  # what is wrong with its times is better known now than after the run
-    said = all(row.service is not None for row in read_trace(log.expanduser(), "requests"))
-    shares = None if said else scenario.workload.services
+    read_measured(log.expanduser())  # errors in its times should be raised before the run
+    has_services = all(row.service is not None for row in read_trace(log.expanduser(), "requests"))
+    shares = None if has_services else scenario.workload.services
     return replace(scenario, workload=replace(scenario.workload, requests=None, services=shares))
 
 
 def compare_run(prepared: PreparedRun, run: RunRecord, log: Path) -> Comparison:
-    """The run beside what ``log`` measured of its requests, and with steps of 1% less and more time."""
+    """Compare the run, and runs with step times 1% shorter and longer, with the times in ``log``."""
     measured = read_measured(log.expanduser())
     runs = [
         run,
@@ -57,7 +56,7 @@ def compare_run(prepared: PreparedRun, run: RunRecord, log: Path) -> Comparison:
 
 
 def is_part(log: Path, whole: Path) -> bool:
-    """Whether all requests of ``log`` are in ``whole``, at the same times after its first."""
+    """Whether all requests of ``log`` are in ``whole``, at the same times after the first one."""
     part, all_of_them = (
         {
             (one.request_id, one.arrival_ns, one.prompt_tokens, one.output_tokens)
@@ -69,10 +68,10 @@ def is_part(log: Path, whole: Path) -> bool:
 
 
 def fit_scenario(scenario: Scenario, log: Path, count: int | None) -> tuple[HostOverhead, OverheadFit]:
-    """The overhead with which the scenario comes nearest to the times in ``log``, rounded, and the fit.
+    """Fit the host overhead to the times in ``log``; returns it rounded, and the fit.
 
-    count: only the first so many requests count, but all are simulated. Raises ConfigError for a scenario
-    whose step times hold the host's part already, and for several services.
+    count: number of leading requests that are compared; all are simulated. Raises ConfigError for a scenario
+    whose step times include the host's part, and for several services.
     """
     if len(scenario.services) > 1:
         raise ConfigError("--fit-overhead needs a scenario of one service, as the log is of one engine's")
@@ -93,7 +92,7 @@ def fit_scenario(scenario: Scenario, log: Path, count: int | None) -> tuple[Host
 
 
 def with_overhead(scenario: Scenario, overhead: HostOverhead) -> Scenario:
-    """The scenario with ``overhead`` wherever its step times come from tables or a data sheet."""
+    """The scenario with ``overhead`` on all step times from tables or a data sheet."""
     services = tuple(
         service if service.latency is None else replace(service, latency=_with(service.latency, overhead))
         for service in scenario.services

@@ -1,4 +1,4 @@
-"""What a scenario says of engines that are drained or die, and of requests that move between them."""
+"""Drains, deaths and the engine link of scenarios, and the migrations in simulation that follow from them."""
 
 from shoal.config.scenario import Scenario
 from shoal.config.scenario_pool import Pools
@@ -10,12 +10,12 @@ from shoal.simulate import Deaths, MigrationSpec
 
 
 def engine_link_section() -> Section:
-    """How fast engines exchange KV."""
+    """Link between engines, for migrations."""
     return section_of(Link, {(Link, "bytes_per_s"): byte_rate()}, {"bytes_per_s": "bandwidth"})
 
 
-def moving_of(scenario: Scenario, pools: Pools) -> MigrationSpec:
-    """Drains, a packer's moves, and the link for both; raises ConfigError where no KV can be sent over it."""
+def migrations_of(scenario: Scenario, pools: Pools) -> Moving:
+    """Drains, packing and link; raises ConfigError for a link if the size of KV is unknown."""
     if scenario.link is not None and not pools.sized:
         raise ConfigError(
             "link: nothing says how many bytes of KV would move; write the services' models (services: "
@@ -26,13 +26,13 @@ def moving_of(scenario: Scenario, pools: Pools) -> MigrationSpec:
 
 
 def deaths_of(scenario: Scenario) -> Deaths:
-    """Engines that die, and how soon they are back."""
+    """Deaths of engines, and their load time."""
     times = [(incident.at_s, incident.engine) for incident in scenario.deaths]
     return Deaths(times=times, load_s=scenario.load_s)
 
 
-def check_alone(scenario: Scenario) -> None:
-    """Refuse, for a group of ranks, what only engines of their own can do; raises ConfigError."""
+def check_data_parallel(scenario: Scenario) -> None:
+    """Raise ConfigError for settings that exclude data-parallel ranks."""
     written = {"link": scenario.link, "drains": scenario.drains, "deaths": scenario.deaths}
     for name, value in written.items():
         if value:

@@ -1,4 +1,4 @@
-"""The KV pool of a scenario's engines: how its size follows from what was written, or from the device."""
+"""Plans the KV pool of a scenario's engines, from the configured size or the device memory."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,25 +12,24 @@ from shoal.kvcache import KVShape, PoolLayout, plan_layout
 from shoal.simulate import kv_shape, token_layout
 
 LARGEST_BLOCKS = 2**26
-"""Blocks of all engines of a simulation together; each takes some dozens of bytes here."""
+"""Maximum blocks in all engines of a simulation; each takes some dozens of bytes of this process."""
 _SWAP_POOLS = 4
-"""Host memory for swapped KV, in pools, where nothing else is asked for; as in the real engine."""
+"""Default swap space as a multiple of the KV pool, as in the real engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """What is known of one service's model on its devices."""
+    """Model and devices of one service, as far as they are known."""
 
     model: ModelSpec | None
-    """Its shape; None: not known."""
+    """None: not known."""
     device: DeviceSpec | None
-    """One of the devices; None: not known."""
+    """None: not known."""
     tp: int
-    """Devices that share the model."""
+    """Tensor-parallel devices."""
     int8_kv: bool = False
-    """Whether KV is stored as int8, with scales."""
     ranks: int = 1
-    """Data-parallel ranks that divide the model's experts."""
+    """Data-parallel ranks, with expert parallelism."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +37,14 @@ class Pools:
     """The KV memory of each engine."""
 
     layout: PoolLayout
-    """Of the pool."""
     host: PoolLayout | None
-    """Of the host memory for swapped KV; None: there is none."""
+    """Swap space; None: there is none."""
     sized: bool
-    """Whether the number of bytes means something: the size of all services' KV is known."""
+    """Whether the size in bytes is real: the KV size of all services is known."""
 
 
 def plan_pools(scenario: Scenario, deployments: Mapping[str, Deployment]) -> Pools:
-    """The pools of one engine; deployments: by service. Raises ConfigError that says what is missing."""
+    """The pools of one engine; deployments: by service. Raises ConfigError if a size is not known."""
     pool = scenario.kv_cache
     kind = pool.layout or PRESETS[scenario.preset].layout
     shapes = {
@@ -63,7 +61,7 @@ def plan_pools(scenario: Scenario, deployments: Mapping[str, Deployment]) -> Poo
                 "model (services: [{name: chat, model: llama-3.1-8b}]), or the size of the pool as "
                 "kv_cache.tokens or kv_cache.blocks"
             )
-        memory = pool.memory_bytes or _left_on_device(deployments, pool)
+        memory = pool.memory_bytes or _memory_after_weights(deployments, pool)
         try:
             layout = plan_layout(shapes, memory_bytes=memory, block_size=pool.block_size, kind=kind)
         except ConfigError as error:
@@ -77,14 +75,14 @@ def plan_pools(scenario: Scenario, deployments: Mapping[str, Deployment]) -> Poo
             )
         layout = token_layout(blocks, pool.block_size, *deployments)
     else:
-        layout = _of_blocks(blocks, shapes, pool.block_size, kind)
-    pools = Pools(layout=layout, host=_host(scenario, layout, unknown), sized=not unknown)
-    _check_number(scenario, pools)
+        layout = _layout_of_blocks(blocks, shapes, pool.block_size, kind)
+    pools = Pools(layout=layout, host=_swap_layout(scenario, layout, unknown), sized=not unknown)
+    _check_num_blocks(scenario, pools)
     return pools
 
 
-def _check_number(scenario: Scenario, pools: Pools) -> None:
-    """Refuse more blocks than a simulation can keep account of; raises ConfigError."""
+def _check_num_blocks(scenario: Scenario, pools: Pools) -> None:
+    """Raise ConfigError for more blocks than a simulation can manage."""
     for what, layout in (("kv_cache", pools.layout), ("kv_cache.swap", pools.host)):
         blocks = 0 if layout is None else layout.merged_blocks * scenario.engines
         if blocks > LARGEST_BLOCKS:
@@ -95,14 +93,14 @@ def _check_number(scenario: Scenario, pools: Pools) -> None:
 
 
 def capacity(layout: PoolLayout, service: str) -> int:
-    """Tokens of ``service`` that the pool holds when it holds nothing else."""
+    """Tokens of ``service`` that the pool can hold for it alone."""
     view = layout.services[service]
     blocks = layout.merged_blocks * view.blocks_per_merged // view.units_per_block
     return blocks * layout.block_size
 
 
-def _of_blocks(blocks: int, shapes: Mapping[str, KVShape], block_size: int, kind: str) -> PoolLayout:
-    """A pool of so many blocks, which must be equal for all services."""
+def _layout_of_blocks(blocks: int, shapes: Mapping[str, KVShape], block_size: int, kind: str) -> PoolLayout:
+    """A pool of ``blocks`` blocks, which must have the same size for all services."""
     if len(set(shapes.values())) > 1:
         raise ConfigError(
             f"kv_cache: blocks of {', '.join(shapes)} differ in size, so a number of tokens or blocks does "
@@ -118,7 +116,7 @@ def _of_blocks(blocks: int, shapes: Mapping[str, KVShape], block_size: int, kind
     return layout
 
 
-def _host(scenario: Scenario, layout: PoolLayout, unknown: Sequence[str]) -> PoolLayout | None:
+def _swap_layout(scenario: Scenario, layout: PoolLayout, unknown: Sequence[str]) -> PoolLayout | None:
     if scenario.scheduler.preemption_mode != "swap":
         return None
     swap_bytes = scenario.kv_cache.swap_bytes
@@ -132,8 +130,8 @@ def _host(scenario: Scenario, layout: PoolLayout, unknown: Sequence[str]) -> Poo
     return None
 
 
-def _left_on_device(deployments: Mapping[str, Deployment], pool: ScenarioPool) -> int:
-    """Bytes that are left of a device beside the weights, of which each model has one copy."""
+def _memory_after_weights(deployments: Mapping[str, Deployment], pool: ScenarioPool) -> int:
+    """Device memory left for KV after the weights; services on one model share them."""
     devices = {deployment.device for deployment in deployments.values()}
     device = next(iter(devices))
     if device is None or len(devices) > 1:

@@ -1,4 +1,4 @@
-"""From a scenario to a run: engines, requests, and the facts that a report states."""
+"""``prepare``: converts a scenario into a simulation: engine specs, step times, requests, report facts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from shoal.config.scenario import (
     ScenarioService,
 )
 from shoal.config.scenario_facts import state_facts
-from shoal.config.scenario_migrations import check_alone, deaths_of, moving_of
+from shoal.config.scenario_migrations import check_data_parallel, deaths_of, migrations_of
 from shoal.config.scenario_pool import Deployment, capacity, plan_pools
 from shoal.core import ConfigError, Request
 from shoal.forecast import (
@@ -47,31 +47,27 @@ from shoal.simulate import (
 from shoal.workload import build_workload
 
 _STEPS_AT_ONCE = 1 << 18
-"""So that no length of an answer fills the memory."""
+"""Decode steps timed at once; bounds the memory for long outputs."""
 _BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "float8": 1.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRun:
-    """A scenario with everything read and computed."""
+    """A scenario that is ready to run."""
 
     scenario: Scenario
-    """As written."""
     engine: EngineSpec
-    """Each of its engines."""
     requests: Sequence[Request]
-    """All that arrive."""
     facts: Mapping[str, str]
-    """What is run, by name, for a report's head."""
+    """Facts for the head of a report, by name."""
     models: Mapping[str, ModelSpec | None]
-    """Each service's model; None: it is not known."""
-    migrations: MigrationSpec
-    """How its requests move."""
+    """Model by service; None: not known."""
+    moving: Moving
     ranks: int = 1
-    """Data-parallel ranks of the engine; above 1 it is the only one."""
+    """Data-parallel ranks; above 1 they are the only engine."""
 
     def with_times(self, change: Callable[[StepTimes], StepTimes]) -> "PreparedRun":
-        """The same run with other step times, made from those that it has."""
+        """The same run with changed step times."""
         services = {
             name: replace(service, times=change(service.times))
             for name, service in self.engine.services.items()
@@ -86,9 +82,9 @@ class PreparedRun:
         progress: Callable[[int], None] | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> RunRecord:
-        """Simulate. spans: keep every step for a timeline.
+        """Simulate. spans: record every step, for a timeline.
 
-        progress: called with the number of requests that have ended. stop: asked whether to end early.
+        progress: called with the number of finished requests. stop: returns whether to end early.
         """
         clients = self.scenario.workload.clients
         grouped = self.ranks > 1
@@ -105,7 +101,7 @@ class PreparedRun:
 
 
 def prepare(scenario: Scenario) -> PreparedRun:
-    """Read traces and latency models, plan the pools; raises ConfigError for what does not go together."""
+    """Read traces and latency models, and plan the pools; raises ConfigError for conflicting settings."""
     latencies = {service.name: _latency(service, scenario) for service in scenario.services}
     deployments = {
         service.name: _deployment(service, latencies[service.name], scenario.kv_cache.dtype == "int8")
@@ -130,9 +126,11 @@ def prepare(scenario: Scenario) -> PreparedRun:
             context_tokens=contexts[service.name],
             slo=service.slo,
             execution_s=service.execution_s
-            or _alone(times[service.name], means[service.name], scenario.scheduler.max_batched_tokens),
+            or _mean_time_alone(
+                times[service.name], means[service.name], scenario.scheduler.max_batched_tokens
+            ),
             quota=service.quota,
-            weights=_first_on_model(service.name, deployments),
+            weights=_weights_owner(service.name, deployments),
         )
         for service in scenario.services
     }
@@ -152,31 +150,31 @@ def prepare(scenario: Scenario) -> PreparedRun:
         requests=requests,
         facts=facts,
         models=models,
-        migrations=moving_of(scenario, pools),
+        moving=migrations_of(scenario, pools),
         ranks=ranks,
     )
 
 
 def mean_request(requests: Sequence[Request], service: str, room: int) -> tuple[int, int] | None:
-    """Mean prompt and output length of a service's requests, in whole tokens; None where there are none.
+    """Mean prompt and output length of a service's requests, in whole tokens; None without requests.
 
-    room: most tokens of prompt and output together, where outputs end. Requests that do not fit do not count;
-    where none fits, the mean request is the longest prompt that does, and one output token.
+    room: maximum tokens of prompt and output together, at which outputs end. Requests that do not fit are
+    excluded; if none fits, the mean request is the longest prompt that does, and one output token.
     """
-    own = [request for request in requests if request.service == service]
+    service_requests = [request for request in requests if request.service == service]
     served = [
         (len(request.prompt), min(_output_tokens(request), room - len(request.prompt)))
-        for request in own
+        for request in service_requests
         if len(request.prompt) + max(1, request.sampling.max_tokens or 1) <= room
     ]
     if not served:
-        return (max(1, room - 1), 1) if own else None
+        return (max(1, room - 1), 1) if service_requests else None
     prompts, outputs = zip(*served, strict=True)
     return round(fmean(prompts)), max(1, round(fmean(outputs)))
 
 
 def time_alone(times: StepTimes, prompt_tokens: int, output_tokens: int, max_batched_tokens: int) -> float:
-    """Seconds that a request takes when it runs alone: its prompt in chunks, then one step for each token."""
+    """Seconds of a request that runs alone: its prompt in chunks, then one step per token."""
     seconds = 0.0
     for number in range(ceil(prompt_tokens / max_batched_tokens)):
         before = number * max_batched_tokens
@@ -195,7 +193,7 @@ def time_alone(times: StepTimes, prompt_tokens: int, output_tokens: int, max_bat
 
 
 def _ranks(scenario: Scenario, deployments: Sequence[Deployment]) -> int:
-    """Data-parallel ranks of the engine; raises ConfigError for services that cannot share its devices."""
+    """Number of data-parallel ranks; raises ConfigError for services that cannot share devices."""
     degrees = sorted({deployment.tp for deployment in deployments})
     if len(degrees) > 1:
         raise ConfigError(
@@ -205,19 +203,19 @@ def _ranks(scenario: Scenario, deployments: Sequence[Deployment]) -> int:
     if ranks > 1 and scenario.engines > 1:
         raise ConfigError("latency.data_parallel: a group of ranks is one engine; leave out engines")
     if ranks > 1:
-        check_alone(scenario)
+        check_data_parallel(scenario)
     return ranks
 
 
-def _first_on_model(name: str, deployments: Mapping[str, Deployment]) -> str | None:
-    """The first service on the same model, whose weights are its own, too; None: the model is not known."""
+def _weights_owner(name: str, deployments: Mapping[str, Deployment]) -> str | None:
+    """The first service on the same model, which shares its weights; None: the model is not known."""
     model = deployments[name].model
     if model is None:
         return None
     return next(first for first, deployment in deployments.items() if deployment.model == model)
 
 
-def _alone(times: StepTimes, mean: tuple[int, int] | None, max_batched_tokens: int) -> float | None:
+def _mean_time_alone(times: StepTimes, mean: tuple[int, int] | None, max_batched_tokens: int) -> float | None:
     return None if mean is None else time_alone(times, *mean, max_batched_tokens)
 
 
@@ -238,7 +236,7 @@ def _latency(service: ScenarioService, scenario: Scenario) -> Latency:
 
 
 def _deployment(service: ScenarioService, latency: Latency, int8_kv: bool) -> Deployment:
-    """The service's model and device; raises ConfigError where service and latency name different models."""
+    """The service's model and device; raises ConfigError if service and latency have different models."""
     place = latency.roofline if isinstance(latency, RooflineLatency) else latency
     timed, device = (None, None) if isinstance(place, FitLatency) else (place.model, place.device)
     model = service.model or timed
@@ -267,7 +265,7 @@ def in_dtype(model: ModelSpec, dtype: str) -> ModelSpec:
 
 
 def step_times(name: str, latency: Latency, model: ModelSpec | None) -> StepTimes:
-    """How long steps of service ``name`` take; raises ConfigError for what ``latency`` leaves open."""
+    """Step times of service ``name``; raises ConfigError if ``latency`` is incomplete."""
     if isinstance(latency, FitLatency):
         return _fitted(name, latency)
     if isinstance(latency, ProfileLatency):
@@ -300,7 +298,7 @@ def _measured(latency: ProfileLatency, model: ModelSpec | None) -> StepTimes:
 
 
 def _with_overhead(times: StepTimes, overhead: HostOverhead, model: ModelSpec | None) -> StepTimes:
-    """The times with what the host adds, where it adds anything."""
+    """Step times with the host's overhead, if there is one."""
     if model is None or overhead == NO_OVERHEAD:
         return times
     return OverheadTimes(times, overhead, model.layers)

@@ -1,4 +1,4 @@
-"""Writes the scheduler's options as keys and values of YAML that are read as the same options."""
+"""Writes scheduler options as YAML that is read back as the same options."""
 
 from decimal import Decimal
 from typing import Any
@@ -18,10 +18,10 @@ _WIDTH = 120
 
 
 def scheduler_settings(options: SchedulerOptions, preset: str) -> dict[str, Any]:
-    """The section ``scheduler`` as plain values: the preset, and what differs from it.
+    """The section ``scheduler`` as plain values: the preset, and differences from it.
 
-    Times and sizes are written with their units. What only simulations have, such as knowing all lengths, is
-    written, too, and refused by servers.
+    Times and sizes have units. Policies of simulations, such as known output lengths, are written, too;
+    servers reject them.
     """
     return {"preset": preset, **differences(options, PRESETS[preset].scheduler)}
 
@@ -36,7 +36,7 @@ def differences(options: SchedulerOptions, base: SchedulerOptions) -> dict[str, 
 
 
 def plain(kind: Kind, value: Any) -> Any:
-    """A value as it is written under a key of that kind: text, a number, or a mapping of such."""
+    """A value as it is written under a key of that kind: text, a number, or a mapping."""
     if isinstance(kind, Maybe):
         return None if value is None else plain(kind.inner, value)
     if isinstance(kind, OrNever):
@@ -49,7 +49,7 @@ def plain(kind: Kind, value: Any) -> Any:
         return plain_section(kind, value)
     text = kind.show(value)
     if not _reads_as(kind, text, value):
-        text = f"{Decimal(repr(value)):f}"  # more digits than people write, and no unit
+        text = f"{Decimal(repr(value)):f}"  # all digits, and no unit
     found = yaml.safe_load(text)
     if isinstance(found, bool):
         return found
@@ -66,12 +66,12 @@ def plain_section(section: Section, value: Any) -> dict[str, Any]:
 
 
 def to_yaml(settings: dict[str, Any]) -> str:
-    """Settings as the text of a file; what has nothing below it stands in one line."""
+    """Settings as YAML text; sections without subsections are in one line."""
     return yaml.safe_dump(settings, sort_keys=False, default_flow_style=None, width=_WIDTH)
 
 
 def in_words(options: SchedulerOptions, base: SchedulerOptions) -> str:
-    """The differences for people: ``order edf, admission slice (tokens 32)``; "" for none."""
+    """The differences in words: ``order edf, admission slice (tokens 32)``; "" for none."""
     return ", ".join(f"{name} {_words(value)}" for name, value in differences(options, base).items())
 
 

@@ -1,11 +1,10 @@
-"""Reads an option dataclass from keys and values.
+"""``Section``: reads an option dataclass from keys and values, with keys derived from its fields.
 
-The keys are the dataclass's own fields: a key is the field's name without its unit (``memory_bytes``
-is written ``memory``), and the field's type says what it can be. So a room that adds an option adds
-a key, and nothing here names it a second time.
+A key is the field's name without its unit (``memory_bytes`` is written ``memory``), and the field's type
+determines its kind of value. So a new field of an option dataclass is a new key, without code here.
 
-No pydantic models: units, the wording and lines of errors and the documentation's labels would still be ours,
-and telling pydantic's errors in these words takes as much code as reading the values.
+There are no pydantic models: units, labels, and errors with lines would still need code, and converting
+pydantic's errors takes as much code as reading the values.
 """
 
 import dataclasses
@@ -34,66 +33,60 @@ from shoal.config.value_kinds import (
 from shoal.core import ShoalError
 
 Rules = Mapping[tuple[type, str], Kind]
-"""Kinds for fields whose type alone says too little, by (dataclass, field)."""
+"""Kinds of fields whose type is not sufficient, by (dataclass, field)."""
 
 _UNITS = {"_bytes": size, "_s": seconds, "_ns": nanoseconds}
 _RATE = "_per_s"
 
 
 class UnknownKey(SettingError):
-    """A key that its section does not have."""
+    """An error: an unknown key of a section."""
 
     def __init__(self, message: str, path: str, key: str) -> None:
         super().__init__(message, path)
         self.key = key
-        """As it was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key of a section and the dataclass field behind it."""
+    """A key of a section, and its field of the dataclass."""
 
     name: str
-    """As written."""
     field: str
-    """The field's name."""
     kind: Kind
-    """What it can be."""
     default: Any = dataclasses.MISSING
-    """What it is where nothing was written; MISSING: it must be."""
+    """MISSING: the key is required."""
 
     @property
     def required(self) -> bool:
-        """Whether it must be written."""
         return self.default is dataclasses.MISSING
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A dataclass as keys and values."""
+    """A kind of value: a dataclass as keys and values."""
 
     cls: type
-    """The dataclass."""
     keys: tuple[Key, ...]
-    """One for each of its fields that can be written."""
+    """Keys of the fields that can be written."""
     label: str = "keys and values"
-    """What the documentation calls this kind."""
+    """Name of this kind in the documentation."""
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Keys of earlier versions, and what they are called now."""
+    """Keys of earlier versions, and their present names."""
 
     def read(self, node: Node, path: str) -> Any:
-        """An instance of the dataclass; raises ConfigError for the first thing that is wrong."""
+        """An instance of the dataclass; raises ConfigError for the first mistake."""
         return self.build(self.read_fields(node, path), node, path)
 
     def build(self, fields: dict[str, Any], node: Node, path: str) -> Any:
-        """The dataclass with ``fields``; its own errors are raised with the place of the node."""
+        """An instance with ``fields``; its own errors are raised with the place of the node."""
         try:
             return self.cls(**fields)
         except (ShoalError, ValueError) as error:
             raise problem(node.where, path, str(error)) from error
 
     def read_fields(self, node: Node, path: str) -> dict[str, Any]:
-        """The fields that were written, by field name."""
+        """The written values, by field name."""
         table = as_table(node, path)
         by_name = {key.name: key for key in self.keys}
         prefix = f"{path}." if path else ""
@@ -112,7 +105,7 @@ class Section:
         }
 
     def show(self, value: Any) -> str:
-        """The instance as keys and values, only what differs from the defaults."""
+        """The keys and values of an instance that differ from the defaults."""
         shown = [
             f"{key.name}: {key.kind.show(getattr(value, key.field))}"
             for key in self.keys
@@ -121,7 +114,7 @@ class Section:
         return "{" + ", ".join(shown) + "}" if shown else "see its keys"
 
     def walk(self, path: str = "") -> Iterator[tuple[str, Key]]:
-        """Every key below this section with its full path; sections themselves are left out."""
+        """Yields every key below this section with its full path; sections themselves are not included."""
         for key in self.keys:
             full = f"{path}.{key.name}" if path else key.name
             kind = key.kind.inner if isinstance(key.kind, Maybe | Several) else key.kind
@@ -132,13 +125,13 @@ class Section:
 
 
 def unknown_key(where: str, path: str, name: str, possible: tuple[str, ...]) -> UnknownKey:
-    """The error for a key that is not in ``possible``; names the nearest that is."""
+    """The error for a key that is not in ``possible``, with a similar one."""
     near = hint(name, possible) or f"; possible here: {', '.join(possible)}"
     return UnknownKey(f"{where}: {path}: unknown key{near}", path, name)
 
 
 def section_of(cls: type, rules: Rules, renamed: Mapping[str, str] | None = None) -> Section:
-    """The section for dataclass ``cls``; ``renamed`` gives keys for fields that are called otherwise."""
+    """The section for dataclass ``cls``; renamed: keys by field, where they differ."""
     annotations = typing.get_type_hints(cls)
     keys = []
     for field in dataclasses.fields(cls):
@@ -152,13 +145,13 @@ def section_of(cls: type, rules: Rules, renamed: Mapping[str, str] | None = None
 
 
 def key_name(field: str) -> str:
-    """A field's name without its unit; a rate keeps it, or its name would say nothing."""
+    """A field's name without its unit; a rate keeps its unit."""
     unit = _unit_of(field)
     return field if unit is None else field.removesuffix(unit)
 
 
 def _unit_of(field: str) -> str | None:
-    """The end of a field's name that is the unit of a size or time."""
+    """The suffix of a field's name that is the unit of a size or time, if any."""
     if field.endswith(_RATE):
         return None
     return next((suffix for suffix in _UNITS if field.endswith(suffix)), None)

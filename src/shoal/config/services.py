@@ -1,4 +1,4 @@
-"""Services as they are written: a model alone is enough."""
+"""Reads ``services``: model, name, data type, chat template, sampling defaults, SLO, quota of each."""
 
 import os
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 
 @dataclass(frozen=True, slots=True)
 class ServiceSection(Section):
-    """A service; its name may be left out, and with only a model it may be that model's name alone."""
+    """Reads a service; its name is optional, and with only a model it may be the model's name alone."""
 
     def read(self, node: Node, path: str) -> Service:
-        """The service, named after its model where no name was written."""
+        """The service; its name defaults to the model's."""
         if isinstance(node, Scalar) and node.text is not None:
             node = Table({"model": node}, node.where, {"model": node.where})
         fields = self.read_fields(node, path)
@@ -43,9 +43,9 @@ class ServiceSection(Section):
 
 
 def service_section(template_folder: Path | None) -> Section:
-    """The section for a service.
+    """The keys of a service.
 
-    template_folder: where relative paths of templates start; None: templates are text, never read from files.
+    template_folder: base of relative paths of templates; None: templates are text, never read from files.
     """
     rules: Rules = {
         (Service, "dtype"): Choice(DTYPES),
@@ -70,7 +70,7 @@ def service_section(template_folder: Path | None) -> Section:
 
 
 def read_added_service(settings: Table) -> tuple[Service, tuple[str, ...] | None]:
-    """A service for running engines, and the names of these, which are beside its keys; None: all."""
+    """A service to add to running engines, and the engines in its key ``engines``; None: all."""
     entries = dict(settings.entries)
     engines = entries.pop("engines", None)
     node = Table(entries, settings.where, settings.key_places)
@@ -79,7 +79,7 @@ def read_added_service(settings: Table) -> tuple[Service, tuple[str, ...] | None
 
 
 def goal_kinds() -> Rules:
-    """Kinds of the latency goals."""
+    """Kinds of the SLO's keys."""
     return {
         (SLO, "ttft_s"): Maybe(seconds(above=0)),
         (SLO, "tpot_s"): Maybe(seconds(above=0)),
@@ -89,13 +89,13 @@ def goal_kinds() -> Rules:
 
 
 def check_name(name: str, where: str, path: str) -> None:
-    """Refuse a service's name that flags cannot carry; raises ConfigError."""
+    """Raise ConfigError for a service name that flags cannot express."""
     if not name.isprintable() or any(c.isspace() or c in "=," for c in name):
         raise problem(where, below(path, "name"), f"use no spaces, '=' or ',' in a name, got {name!r}")
 
 
 def default_name(model: str) -> str:
-    """The name of a service for ``model``: an alias or hub id as it is, a path's last part."""
+    """The default name of a service: an alias or hub id as it is, the last part of a path."""
     is_path = model.startswith((".", "/", "~")) or model.endswith(".gguf") or os.path.exists(model)
     if not is_path:
         return model
@@ -103,7 +103,7 @@ def default_name(model: str) -> str:
 
 
 def check_services(services: Sequence[Any]) -> None:
-    """Refuse no services and equal names; raises ConfigError."""
+    """Raise ConfigError without services, or for duplicate names."""
     if not services:
         raise ConfigError(
             "services: name at least one model, as in `shoal serve smollm2`, "

@@ -1,7 +1,7 @@
-"""Settings as they were written: text in a tree, each piece with the place it came from.
+"""The tree of settings parsed from YAML or flags: scalars, lists and tables, each with its source place.
 
-Scalars stay text until the key they belong to says what they mean. So ``name: no`` is a name, a
-flag and a file are read by the same code, and an error can quote what was written.
+Scalars stay text until they are read as the kind of their key. So ``name: no`` is a name, flags and files are
+read by the same code, and an error can quote what was written.
 """
 
 from collections.abc import Mapping
@@ -17,46 +17,38 @@ _PLAIN_TAG = "tag:yaml.org,2002:"
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """One value."""
-
     text: str | None
-    """As written; None where nothing or ``null`` was."""
+    """As written; None: nothing or ``null``."""
     where: str
-    """The place it came from."""
+    """Source place, such as a file and line, or a flag."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Several values in order."""
-
     items: "tuple[Node, ...]"
-    """The values."""
     where: str
-    """The place they came from."""
+    """Source place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Keys and values."""
-
     entries: "Mapping[str, Node]"
-    """Values by key."""
     where: str
-    """The place they came from."""
+    """Source place."""
     key_places: Mapping[str, str]
-    """Where each key was written."""
+    """Source place of each key."""
 
 
 Node = Scalar | Listing | Table
 
 
 class SettingError(ConfigError):
-    """Something that was written is wrong."""
+    """An error in a setting."""
 
     def __init__(self, message: str, path: str) -> None:
         super().__init__(message)
         self.path = path
-        """The key, as dots lead to it; "": the whole."""
+        """Dotted path of the key; "": the whole configuration."""
 
 
 def below(path: str, key: str) -> str:
@@ -65,12 +57,12 @@ def below(path: str, key: str) -> str:
 
 
 def problem(where: str, path: str, what: str) -> SettingError:
-    """The error that ``what`` is wrong with key ``path``, written at ``where``."""
+    """An error: ``what`` is wrong with the key at ``path``, written at ``where``."""
     return SettingError(": ".join(part for part in (where, path, what) if part), path)
 
 
 def node_of(value: object, where: str) -> Node:
-    """Parsed JSON as settings; where: the place that errors name."""
+    """Parsed JSON as settings; where: the place in errors."""
     if isinstance(value, dict):
         entries = {str(key): node_of(inner, where) for key, inner in value.items()}
         return Table(entries, where, dict.fromkeys(entries, where))
@@ -82,7 +74,7 @@ def node_of(value: object, where: str) -> Node:
 
 
 def place_of(node: Node, *keys: str | int) -> str:
-    """Where the innermost of ``keys`` was written, as far as they are there; a number counts in a list."""
+    """Source place of the innermost of ``keys`` that exists; a number is an index in a list."""
     where = node.where
     for key in keys:
         if isinstance(node, Table) and isinstance(key, str) and key in node.entries:
@@ -107,7 +99,7 @@ def describe(node: Node) -> str:
 
 
 def read_yaml(path: Path) -> Table:
-    """The settings in a YAML file; raises ConfigError with the line of what is wrong."""
+    """The settings in a YAML file; raises ConfigError with the line of a mistake."""
     return parse_yaml(read_text(path), str(path))
 
 
@@ -122,7 +114,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_yaml(text: str, source: str) -> Table:
-    """The settings in YAML ``text``; ``source`` names it in errors."""
+    """The settings in YAML ``text``; source: its name in errors."""
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
@@ -142,7 +134,7 @@ def parse_yaml(text: str, source: str) -> Table:
 
 
 class _Converter:
-    """Turns PyYAML's nodes into ours; every node once, so aliases cost nothing and cannot loop."""
+    """Converts PyYAML nodes; each node once, so that aliases cost nothing and cannot loop."""
 
     def __init__(self, source: str) -> None:
         self._source = source

@@ -1,4 +1,4 @@
-"""The whole configuration: every key, and how a file and flags become option dataclasses."""
+"""``Config``: all settings of a server, and ``load_config``, which reads them from a YAML file and flags."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from shoal.config.devices import (
     named_devices,
 )
 from shoal.config.flags import overlay
-from shoal.config.foreign_files import refuse_modelfile, refuse_other_yaml
+from shoal.config.foreign_files import reject_foreign_yaml, reject_modelfile
 from shoal.config.policies import Policy
 from shoal.config.presets import PRESETS
 from shoal.config.sections import Key, Section, UnknownKey, section_of
@@ -33,8 +33,8 @@ from shoal.schedule import ADMISSIONS, ORDERS, PREEMPT_FOR_WAITING, VICTIMS, Sch
 
 S = TypeVar("S")
 
-# What needs output lengths that are known beforehand, which only workloads have.
-_OFFLINE = ("oracle",)
+# Policies that need known output lengths, which only workloads have.
+_OFFLINE_ONLY = ("oracle",)
 _DEFAULT_PRESET = "shoal"
 _RENAMED = {"eviction": "preemption_mode", "preempt": "preempt_for_waiting"}
 _MAX_QUEUE: Any = EngineOptions.__dataclass_fields__["max_queue"].default
@@ -42,41 +42,35 @@ _MAX_QUEUE: Any = EngineOptions.__dataclass_fields__["max_queue"].default
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(Generic[S]):
-    """Everything that a file and flags can say."""
+    """All settings of a file and flags."""
 
     services: tuple[Service, ...]
-    """What is served."""
     server: S
     """The HTTP server's own option dataclass."""
     devices: tuple[EngineDevice, ...] = (EngineDevice(device="cpu", name="0"),)
-    """The device of each engine."""
     placement: Placement = field(default_factory=dict)
-    """Which engines have a service."""
+    """Engines of each service."""
     cluster: ClusterOptions = field(default_factory=ClusterOptions)
-    """How the engines are run, watched and chosen."""
     kv_cache: KVCacheOptions = field(default_factory=KVCacheOptions)
-    """The KV pool of each engine."""
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
-    """The scheduler of each engine."""
     threads: int | None = None
     """CPU threads of each engine; None: see ``engine_plans``."""
     attention: str = "auto"
-    """Attention backend."""
     max_queue: int = _MAX_QUEUE
-    """Waiting requests beyond which further ones are rejected; its key is ``server.max_queue``."""
+    """Maximum waiting requests, beyond which new ones are rejected; its key is ``server.max_queue``."""
 
     def engine_plans(self) -> tuple[EnginePlan, ...]:
-        """What each engine is built from.
+        """The plan of each engine.
 
-        Where no threads are written, one engine takes every core; of several each on the CPU takes its part
-        of all cores but one, which is left to the API process. Over Ray this machine's cores mean nothing.
+        By default a single engine uses every core. Of several engines, each on the CPU uses an equal part of
+        all cores but one, which is left for the API process. With Ray there is no default of this machine.
         """
         return tuple(
             EnginePlan(name=device.name, options=self._options_on(device)) for device in self.devices
         )
 
     def engine_options(self) -> EngineOptions:
-        """What the only engine is built from; raises ConfigError if there are several."""
+        """The options of the only engine; raises ConfigError if there are several."""
         if len(self.devices) != 1:
             names = ", ".join(device.device for device in self.devices)
             raise ConfigError(
@@ -88,7 +82,7 @@ class Config(Generic[S]):
     def _options_on(self, device: EngineDevice) -> EngineOptions:
         everywhere = (device.name,)
         kv_bytes = device.kv_memory_bytes or self.kv_cache.memory_bytes
-        sharing = sum(other.device == device.device for other in self.devices) if self._here else 1
+        sharing = sum(other.device == device.device for other in self.devices) if self._is_local else 1
         return EngineOptions(
             services=tuple(s for s in self.services if device.name in self.placement.get(s.name, everywhere)),
             device=device.device,
@@ -101,22 +95,22 @@ class Config(Generic[S]):
         )
 
     @property
-    def _here(self) -> bool:
+    def _is_local(self) -> bool:
         """Whether the engines run on this machine."""
         return self.cluster.backend == "local"
 
     def _default_threads(self, device: EngineDevice) -> int | None:
-        if len(self.devices) == 1 or device.device != "cpu" or not self._here:
+        if len(self.devices) == 1 or device.device != "cpu" or not self._is_local:
             return None
         return max(1, (default_threads() - 1) // len(self.devices))
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSection(Section):
-    """The server's options and, beside them, the length of the engine's queue."""
+    """Reads the server's options, and ``max_queue``, which is an option of engines."""
 
     def read(self, node: Node, path: str) -> tuple[Any, dict[str, Any]]:
-        """The server's option dataclass, and what belongs to the configuration itself."""
+        """The server's option dataclass, and fields of ``Config``."""
         fields = self.read_fields(node, path)
         rest = {"max_queue": fields.pop("max_queue")} if "max_queue" in fields else {}
         return self.build(fields, node, path), rest
@@ -124,10 +118,10 @@ class ServerSection(Section):
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSection(Section):
-    """The scheduler's options, over those of the preset that is named beside them."""
+    """Reads the scheduler's options, which override those of its preset."""
 
     def read(self, node: Node, path: str) -> tuple[SchedulerOptions, str]:
-        """The options, and the preset's name."""
+        """The options, and the name of the preset."""
         fields = self.read_fields(node, path)
         preset = fields.pop("preset", _DEFAULT_PRESET)
         try:
@@ -138,10 +132,9 @@ class SchedulerSection(Section):
 
 @dataclass(frozen=True, slots=True)
 class ConfigSection(Section):
-    """The top of the file."""
+    """Reads the top level of the file."""
 
     def read(self, node: Node, path: str) -> "Config[Any]":
-        """The whole configuration."""
         fields = self.read_fields(node, path)
         fields["server"], rest = fields["server"]
         if "scheduler" in fields:
@@ -151,7 +144,7 @@ class ConfigSection(Section):
 
 
 def _with_layout(options: KVCacheOptions | None, node: Node, layout: str) -> KVCacheOptions:
-    """The pool's options, with the preset's layout where none was written."""
+    """The pool's options, with the preset's layout if none is written."""
     options = KVCacheOptions() if options is None else options
     written = as_table(node, "").entries.get("kv_cache")
     if isinstance(written, Table) and "layout" in written.entries:
@@ -160,8 +153,8 @@ def _with_layout(options: KVCacheOptions | None, node: Node, layout: str) -> KVC
 
 
 def scheduler_section(*, offline: bool = False) -> SchedulerSection:
-    """The scheduler's keys; offline: also the policies that need output lengths known beforehand."""
-    left_out = () if offline else _OFFLINE
+    """The scheduler's keys; offline: including policies that need known output lengths."""
+    left_out = () if offline else _OFFLINE_ONLY
     rules: dict[tuple[type, str], Any] = {
         (SchedulerOptions, "order"): Policy({name: section_of(cls, {}) for name, cls in ORDERS.items()}),
         (SchedulerOptions, "lengths"): Choice(tuple(name for name in PREDICTORS if name not in left_out)),
@@ -184,9 +177,9 @@ def scheduler_section(*, offline: bool = False) -> SchedulerSection:
 
 
 def config_section(server: type[S], folder: Path = Path()) -> Section:
-    """Every key there is.
+    """All keys of the configuration.
 
-    server: the HTTP server's option dataclass. folder: where relative paths start.
+    server: the HTTP server's option dataclass. folder: base of relative paths.
     """
     rules: dict[tuple[type, str], Any] = {
         (KVCacheOptions, "block_size"): integer(1, 4096),
@@ -212,9 +205,9 @@ def config_section(server: type[S], folder: Path = Path()) -> Section:
 
 
 def load_config(server: type[S], *, file: Path | None = None, flags: Table | None = None) -> Config[S]:
-    """The configuration in ``file``, with ``flags`` over it; raises ConfigError for the first mistake.
+    """The configuration in ``file``, overridden by ``flags``; raises ConfigError for the first mistake.
 
-    Relative paths of chat templates and files of keys start at the file's folder, or where the command runs.
+    Relative paths start at the file's folder, or without a file at the working directory.
     """
     table = _read_file(file) if file else Table({}, "", {})
     section = config_section(server, file.parent if file else Path())
@@ -227,7 +220,7 @@ def load_config(server: type[S], *, file: Path | None = None, flags: Table | Non
     try:
         config: Config[S] = section.read(table, "")
     except UnknownKey as error:
-        raise ConfigError(f"{error}{elsewhere(error.key, section)}") from None
+        raise ConfigError(f"{error}{hint_other_section(error.key, section)}") from None
     check_services(config.services)
     config = replace(config, devices=named_devices(config.devices, table))
     services, engines = [s.name for s in config.services], [d.name for d in config.devices]
@@ -236,15 +229,15 @@ def load_config(server: type[S], *, file: Path | None = None, flags: Table | Non
 
 
 def _read_file(file: Path) -> Table:
-    """The settings in a file; raises ConfigError, also for the configuration of another program."""
+    """The settings in a file; raises ConfigError, also for configurations of other programs."""
     text = read_text(file)
-    refuse_modelfile(text, file)
+    reject_modelfile(text, file)
     table = parse_yaml(text, str(file))
-    refuse_other_yaml(table, file)
+    reject_foreign_yaml(table, file)
     return table
 
 
-def elsewhere(key: str, section: Section) -> str:
-    """Where the key ``key`` does exist, if it is not where it was written."""
-    homes = [path for path, known in section.walk() if known.name == key]
-    return f" (there is '{homes[0]}')" if homes else ""
+def hint_other_section(key: str, section: Section) -> str:
+    """For an unknown key: a hint at a section that has it, or ""."""
+    paths = [path for path, known in section.walk() if known.name == key]
+    return f" (there is '{paths[0]}')" if paths else ""

@@ -1,4 +1,4 @@
-"""A described cluster as YAML: devices, links, and speeds of kinds of which no data sheet is on record."""
+"""Reads and writes cluster topology files: devices, links, and speeds of devices without a data sheet."""
 
 import json
 import re
@@ -18,38 +18,30 @@ _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 
 @dataclass(frozen=True, slots=True)
 class PairLink:
-    """A link of two devices that is not as their hosts say."""
+    """A link of two devices that differs from the default of their hosts."""
 
     devices: tuple[str, ...]
-    """Their names."""
     bytes_per_s: float
     """As in ``Link``."""
     latency_s: float
-    """As in ``Link``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """All links."""
-
     host: Link
     """Between devices of one host."""
     network: Link
-    """Between devices of two."""
+    """Between devices of two hosts."""
     pairs: tuple[PairLink, ...] = ()
-    """Those that are otherwise."""
+    """Exceptions."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopologyFile:
-    """A whole file."""
-
     devices: tuple[Device, ...]
-    """All devices."""
     links: Links
-    """Their links."""
     speeds: Mapping[str, float] = field(default_factory=dict)
-    """Bytes per second by kind."""
+    """Bytes per second by kind of device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,27 +51,25 @@ class Speeds:
     label: str = "bytes per second by kind"
 
     def read(self, node: Node, path: str) -> Mapping[str, float]:
-        """The speeds."""
         entries = as_table(node, path).entries
         return {kind: float(byte_rate().read(value, f"{path}.{kind}")) for kind, value in entries.items()}
 
     def show(self, value: Mapping[str, float]) -> str:
-        """In braces."""
         return "{" + ", ".join(f"{kind}: {format_byte_rate(speed)}" for kind, speed in value.items()) + "}"
 
 
 def read_topology(path: Path) -> Topology:
-    """The cluster that a file describes; raises ConfigError with the line of what is wrong."""
+    """The cluster in a file; raises ConfigError with the line of a mistake."""
     return _topology(read_yaml(path))
 
 
 def parse_topology(text: str, source: str) -> Topology:
-    """As ``read_topology``, of YAML ``text``; ``source`` names it in errors."""
+    """As ``read_topology``, from YAML ``text``; source: its name in errors."""
     return _topology(parse_yaml(text, source))
 
 
 def topology_section() -> Section:
-    """What such a file can say."""
+    """The keys of a topology file."""
     rules: Rules = {
         (Link, "bytes_per_s"): byte_rate(),
         (PairLink, "bytes_per_s"): byte_rate(),
@@ -122,7 +112,7 @@ def _topology(table: Table) -> Topology:
 
 
 def format_topology(topology: Topology) -> str:
-    """The YAML that reads back as the same; rates to the byte, latencies to the nanosecond."""
+    """YAML that is read back as the same topology; rates to the byte, latencies to the nanosecond."""
     cluster = topology.cluster
     lines = [
         "# Devices and links of a cluster, as `shoal topology` found them; edit what you know better.",

@@ -1,4 +1,4 @@
-"""Kinds of values that a key can take: how each is read and how it is called in the documentation."""
+"""Kinds of configuration values: text, switch, choice, number with unit, list; parsers and doc labels."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,27 +23,26 @@ _FALSE = {"false", "no", "off"}
 
 
 class Kind(Protocol):
-    """Reads one node as a value; raises ConfigError with place, key path and what is possible."""
+    """Reads one node as a value; raises ConfigError with place, key and the possible values."""
 
     @property
     def label(self) -> str:
-        """What the documentation calls this kind."""
+        """Name of this kind in the documentation."""
 
     def read(self, node: Node, path: str) -> Any:
-        """The value, in the unit that the option's field has."""
+        """The value, in the unit of the option's field."""
 
     def show(self, value: Any) -> str:
-        """A value as it would be written, for the documentation of defaults."""
+        """A value as it would be written; for defaults in the documentation."""
 
 
 class ScalarKind:
-    """Base of kinds that are one piece of text."""
+    """Base of kinds that are written as one scalar."""
 
     label: str
     expected: str
 
     def read(self, node: Node, path: str) -> Any:
-        """The parsed text."""
         if not isinstance(node, Scalar) or node.text is None:
             raise problem(node.where, path, f"expected {self.expected}, got {describe(node)}")
         try:
@@ -52,30 +51,26 @@ class ScalarKind:
             raise problem(node.where, path, str(error)) from None
 
     def parse(self, text: str) -> Any:
-        """The value that ``text`` means; raises ValueError saying what is possible."""
+        """The value of ``text``; raises ValueError with the possible values."""
         raise NotImplementedError
 
     def show(self, value: Any) -> str:
-        """The value as text."""
         return str(value)
 
 
 class Text(ScalarKind):
-    """Any text that is not empty."""
+    """Any non-empty text."""
 
     label = "text"
     expected = "text"
 
     def parse(self, text: str) -> str:
-        """The text as written."""
         if not text.strip():
             raise ValueError("expected text, got an empty string")
         return text
 
 
 class Switch(ScalarKind):
-    """Yes or no."""
-
     label = "true or false"
     expected = "true or false"
 
@@ -87,29 +82,22 @@ class Switch(ScalarKind):
         return word in _TRUE
 
     def show(self, value: Any) -> str:
-        """``true`` or ``false``."""
         return str(value).lower()
 
 
 @dataclass(frozen=True, slots=True)
 class Choice(ScalarKind):
-    """One of a few words."""
-
     names: tuple[str, ...]
-    """The words."""
 
     @property
     def label(self) -> str:  # type: ignore[override]
-        """The words."""
         return " or ".join(f"`{name}`" for name in self.names)
 
     @property
     def expected(self) -> str:  # type: ignore[override]
-        """The words, for an error."""
         return "one of " + ", ".join(self.names)
 
     def parse(self, text: str) -> str:
-        """The word, if it is one of them."""
         if text not in self.names:
             raise ValueError(f"expected {self.expected}, got {text!r}{hint(text, self.names)}")
         return text
@@ -117,25 +105,20 @@ class Choice(ScalarKind):
 
 @dataclass(frozen=True, slots=True)
 class Bounded(ScalarKind):
-    """A number with a unit and a range; the functions below make those that there are."""
+    """A number with a unit and a range; see the functions below."""
 
     label: str
-    """What the documentation calls it."""
+    """Name in the documentation."""
     expected: str
-    """What an error calls it."""
+    """Name in errors."""
     parser: Callable[[str], float]
-    """Text to number."""
     minimum: float | None = None
-    """The least that it may be."""
     maximum: float | None = None
-    """The most that it may be."""
     shower: Callable[[Any], str] = str
-    """Number to text."""
     above: float | None = None
-    """A number that it must exceed."""
+    """Exclusive minimum."""
 
     def parse(self, text: str) -> Any:
-        """The number, if it lies in the range."""
         value = self.parser(text)
         if self.minimum is not None and value < self.minimum:
             raise ValueError(f"must be at least {self.shower(self.minimum)}, got {text}")
@@ -146,7 +129,6 @@ class Bounded(ScalarKind):
         return value
 
     def show(self, value: Any) -> str:
-        """The number in its customary unit."""
         return self.shower(value)
 
 
@@ -163,7 +145,7 @@ def integer(minimum: int | None = None, maximum: int | None = None) -> Bounded:
 
 
 def number(minimum: float | None = None, maximum: float | None = None, above: float | None = None) -> Bounded:
-    """A number, or a percentage, within bounds; above: it must be more than that."""
+    """A number, or a percentage, within bounds; above: exclusive minimum."""
     shower = "{:g}".format
     return Bounded(
         "number or percent", "a number or a percentage", parse_number, minimum, maximum, shower, above
@@ -176,18 +158,18 @@ def size() -> Bounded:
 
 
 def byte_rate() -> Bounded:
-    """Bytes per second, more than none."""
+    """A positive number of bytes per second."""
     expected = "bytes per second such as 25GB"
     return Bounded("bytes per second", expected, parse_byte_rate, None, None, format_byte_rate, 0)
 
 
 def seconds(above: float | None = None, minimum: float | None = None) -> Bounded:
-    """A time, kept in seconds; above: it must be more than that, minimum: at least that."""
+    """A time, as seconds; above: exclusive minimum."""
     return Bounded("time", "a time such as 200ms", parse_duration, minimum, None, format_duration, above)
 
 
 def nanoseconds() -> Bounded:
-    """A time, kept in whole nanoseconds."""
+    """A time, as whole nanoseconds."""
     return Bounded(
         "time",
         "a time such as 200ms",
@@ -203,11 +185,9 @@ class Maybe:
     """Another kind, or ``null``."""
 
     inner: Kind
-    """The other kind."""
 
     @property
     def label(self) -> str:
-        """The inner kind's."""
         return self.inner.label
 
     def read(self, node: Node, path: str) -> Any:
@@ -217,7 +197,6 @@ class Maybe:
         return self.inner.read(node, path)
 
     def show(self, value: Any) -> str:
-        """``null`` or the inner kind's spelling."""
         return "null" if value is None else self.inner.show(value)
 
 
@@ -226,17 +205,15 @@ class OrNever:
     """Another kind, or the word ``never``."""
 
     inner: Kind
-    """The other kind."""
     never: float | None
-    """What the word stands for: a value that nothing reaches, or None."""
+    """Value of the word: larger than any other, or None."""
 
     @property
     def label(self) -> str:
-        """The inner kind's, or the word."""
         return f"{self.inner.label} or `never`"
 
     def read(self, node: Node, path: str) -> Any:
-        """What the word stands for, or what the inner kind reads."""
+        """The value of the word, or what the inner kind reads."""
         if isinstance(node, Scalar) and node.text == "never":
             return self.never
         try:
@@ -245,43 +222,38 @@ class OrNever:
             raise SettingError(f"{error}, or never", path) from None
 
     def show(self, value: Any) -> str:
-        """The word, or the inner kind's spelling."""
         never = value is None if self.never is None else value >= self.never
         return "never" if never else self.inner.show(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """A list of another kind; a single value may stand without brackets."""
+    """A list of another kind; a single value needs no brackets."""
 
     inner: Kind
-    """Of its values."""
 
     @property
     def label(self) -> str:
-        """List of the inner kind."""
         return f"list of {self.inner.label}"
 
     def read(self, node: Node, path: str) -> tuple[Any, ...]:
-        """The values in order."""
         items = node.items if isinstance(node, Listing) else (node,)
         return tuple(self.inner.read(item, f"{path}[{index}]") for index, item in enumerate(items))
 
     def show(self, value: Any) -> str:
-        """The list in brackets."""
         return "[" + ", ".join(self.inner.show(item) for item in value) + "]"
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Jinja source, inline or in a file beside the configuration file."""
+    """Jinja source, inline or in a file."""
 
     folder: Path | None
-    """Where relative paths start; None: no files are read."""
+    """Base of relative paths; None: no files are read."""
     label: str = "Jinja text or path"
 
     def read(self, node: Node, path: str) -> str:
-        """The Jinja source; text without braces is the path of a file that holds it."""
+        """The Jinja source; text without braces is the path of a file with it."""
         text: str = Text().read(node, path)
         if "{" in text:
             return text
@@ -300,18 +272,16 @@ class Template:
             ) from error
 
     def show(self, value: Any) -> str:
-        """The source."""
         return str(value)
 
 
 def hint(word: str, possible: Sequence[str]) -> str:
-    """``, did you mean 'x'?`` where something in ``possible`` is near, else nothing."""
+    """``, did you mean 'x'?`` if a word in ``possible`` is similar, else ""."""
     near = get_close_matches(word, possible, n=1, cutoff=0.6)
     return f", did you mean '{near[0]}'?" if near else ""
 
 
 def as_table(node: Node, path: str) -> Table:
-    """The node as keys and values."""
     if isinstance(node, Table):
         return node
     if isinstance(node, Scalar) and node.text is None:

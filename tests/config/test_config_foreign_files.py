@@ -1,4 +1,4 @@
-"""Files of other programs are recognised, and shown as configurations of ours."""
+"""Configuration files of other programs are recognized and converted to drafts."""
 
 import re
 from pathlib import Path
@@ -166,7 +166,7 @@ def draft(message):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_another_programs_file_is_shown_as_one_of_ours(name, tmp_path):
+def test_a_foreign_file_is_converted_to_a_draft(name, tmp_path):
     text, looks, services, remarks = FILES[name]
     message = refusal(tmp_path, text, "Modelfile" if name == "modelfile" else "file.yaml")
     assert looks in message.splitlines()[0]
@@ -176,7 +176,7 @@ def test_another_programs_file_is_shown_as_one_of_ours(name, tmp_path):
     assert "secret" not in message
 
 
-def test_what_a_flat_file_says_of_the_server_is_kept(tmp_path):
+def test_server_settings_of_a_flat_file_are_kept(tmp_path):
     config = from_yaml(tmp_path, draft(refusal(tmp_path, VLLM)))
     assert (config.server.host, config.server.port) == ("0.0.0.0", 9000)
     assert config.kv_cache.prefix_caching is False
@@ -197,13 +197,13 @@ def test_switches_of_flat_files(text, caching, tmp_path):
 
 
 @pytest.mark.parametrize("model", ["llama3.2", "llama3.2:1b"])
-def test_a_model_of_ollamas_library_is_remarked_on(model, tmp_path):
+def test_a_model_of_ollamas_library_has_a_remark(model, tmp_path):
     message = refusal(tmp_path, f"FROM {model}\n")
     assert f"({model}: names of Ollama's library mean nothing here" in message
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_our_own_files_are_ours(path):
+def test_our_own_files_are_accepted(path):
     from shoal.serve.options import ServerOptions
 
     load_config(ServerOptions, file=path)
@@ -224,7 +224,7 @@ def test_our_own_files_are_ours(path):
         "FROM",
     ],
 )
-def test_mistakes_in_our_own_files_stay_mistakes_in_ours(text, tmp_path):
+def test_errors_in_our_own_files_show_no_draft(text, tmp_path):
     path = tmp_path / "shoal.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as error:
@@ -239,7 +239,7 @@ def test_aliases_of_yaml_cost_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("file", ["shoal.yaml", "a/b.yml", "Modelfile"])
-def test_a_file_as_a_model_is_told_to_be_a_configuration(file):
+def test_a_configuration_file_as_a_model_is_an_error(file):
     with pytest.raises(
         ConfigError, match=f"MODEL: {file} is no model; for a configuration write --config {file}"
     ):
