@@ -14,7 +14,7 @@ import numpy as np
 
 from shoal.forecast.device_specs import DeviceSpec
 from shoal.forecast.profile_files.reading import read_profile
-from shoal.forecast.roofline import experts_touched
+from shoal.forecast.roofline import expected_active_experts
 
 MEASURED = {"a100-80": "a100_sxm", "h100": "h100_sxm", "h200": "h200_sxm", "l40s": "l40s"}
 Rows = list["Kernel"]
@@ -177,7 +177,7 @@ def _experts(table: list[dict[str, Any]]) -> Rows:
             continue
         chosen = row["num_tokens"] * row["topk"]
         numbers = 3 * row["hidden_size"] * row["inter_size"] / row["moe_tp_size"]
-        touched = experts_touched(row["num_experts"], row["topk"], row["num_tokens"])
+        touched = expected_active_experts(row["num_experts"], row["topk"], row["num_tokens"])
         moved = 2 * (touched * numbers + 2 * chosen * row["hidden_size"])
         rows.append(Kernel(2 * chosen * numbers, moved, 0, row["latency"] * 1e-3))
     return rows

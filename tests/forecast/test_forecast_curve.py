@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from shoal.core import ConfigError
 from shoal.forecast import (
-    Bend,
     CurveTimes,
     FittedTimes,
     LatencyModel,
     LatencyProfile,
+    PiecewiseCost,
     StepRows,
     fit_curve,
     load_profile,
@@ -23,8 +23,8 @@ from shoal.forecast import (
 
 TRUTH = CurveTimes(
     constant_s=1.5e-2,
-    tokens=Bend((4, 16, 32, 64, 1024), (5e-4, 6e-3, 1e-2, 4e-2, 0.9)),
-    decodes=Bend((1, 4, 32), (4e-3, 1.2e-2, 4e-2)),
+    tokens=PiecewiseCost((4, 16, 32, 64, 1024), (5e-4, 6e-3, 1e-2, 4e-2, 0.9)),
+    decodes=PiecewiseCost((1, 4, 32), (4e-3, 1.2e-2, 4e-2)),
     chunk_s=3e-3,
     context_s=8e-6,
     work_s=5e-7,
@@ -56,10 +56,10 @@ def many_steps(seed: int, count: int = 600) -> list[StepRows]:
 
 
 def test_a_bend_is_linear_between_knots_and_goes_on_beyond():
-    bend = Bend((2, 6, 10), (1.0, 1.0, 3.0))
-    assert [bend.at(n) for n in (0, 1, 2, 4, 6, 7, 10, 12)] == [0.0, 0.5, 1.0, 1.0, 1.0, 1.5, 3.0, 4.0]
-    assert Bend((), ()).at(7) == 0.0
-    assert Bend((8,), (2.0,)).at(16) == 4.0
+    cost = PiecewiseCost((2, 6, 10), (1.0, 1.0, 3.0))
+    assert [cost.at(n) for n in (0, 1, 2, 4, 6, 7, 10, 12)] == [0.0, 0.5, 1.0, 1.0, 1.0, 1.5, 3.0, 4.0]
+    assert PiecewiseCost((), ()).at(7) == 0.0
+    assert PiecewiseCost((8,), (2.0,)).at(16) == 4.0
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_bend_is_linear_between_knots_and_goes_on_beyond():
 )
 def test_what_is_no_bend_is_refused(knots, seconds, problem):
     with pytest.raises(ConfigError, match=problem):
-        Bend(knots, seconds)
+        PiecewiseCost(knots, seconds)
 
 
 def test_a_step_by_hand():
@@ -153,7 +153,7 @@ def test_a_bent_truth_needs_the_curve():
 
 def test_what_the_samples_never_vary_costs_nothing():
     curve, _ = fit_curve([StepRows(0, 0, ((n, 0),), 1) for n in (8, 30, 100)], [0.02, 0.04, 0.12])
-    assert curve.decodes == Bend((), ())
+    assert curve.decodes == PiecewiseCost((), ())
     assert curve.context_s == 0
     assert curve.tokens.knots == (8, 32, 100)
 

@@ -12,7 +12,7 @@ from shoal.core import ConfigError
 from shoal.forecast.data_parallel import RankTimes
 from shoal.forecast.overhead import HostOverhead, OverheadTimes
 from shoal.forecast.profile_files.tables import ProfileTimes
-from shoal.forecast.roofline import experts_touched
+from shoal.forecast.roofline import expected_active_experts
 from shoal.forecast.roofline_ops import Link
 from shoal.forecast.step_times import StepRows
 
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def shared_us(tokens: int, imbalance: float = 1.0) -> float:
     """All layers' experts for the tokens of two ranks, and gathering and scattering them."""
-    touched = experts_touched(8, 2, tokens) / 2
+    touched = expected_active_experts(8, 2, tokens) / 2
     moved = 2 * tokens * (64 + 8) + 2 * tokens * 64
     return 3 * (experts_us(tokens / 2 * imbalance, touched) + 2 * 5 + moved / 2 / 1e9 * 1e6)
 
@@ -44,7 +44,7 @@ def own_us(folder: Path, rows: StepRows, tokens: int | None = None) -> float:
     """What a rank takes without experts, if need be as if it computed more tokens."""
     dense = write_profile(folder.parent / "dense")
     times = ProfileTimes.load(dense, model=MODEL)
-    return 1e6 * (times.step_time(rows) + times.widening(rows.new_tokens, tokens or rows.new_tokens))
+    return 1e6 * (times.step_time(rows) + times.padding_time(rows.new_tokens, tokens or rows.new_tokens))
 
 
 DECODES = [StepRows(12, 900, (), 12), StepRows(30, 1200, (), 30)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from layer_tables import MODEL, write_profile
 from shoal.core import ConfigError
 from shoal.forecast.profile_files.reading import Curve
-from shoal.forecast.profile_files.tables import ProfileTimes, times_at
+from shoal.forecast.profile_files.tables import ProfileTimes, interpolate_experts
 from shoal.forecast.step_times import StepRows
 
 EXPERTS = replace(MODEL, experts=8, experts_per_token=2)
@@ -93,7 +93,7 @@ def test_between_measured_experts_times_are_linear(
         experts: Curve(np.array([1.0, 4.0]), np.array([random.uniform(1, 9), random.uniform(1, 99)]))
         for experts in measured
     }
-    found = times_at(curves, np.array([0.0, *touched]))
+    found = interpolate_experts(curves, np.array([0.0, *touched]))
     assert found[0] == 0.0
     axis = sorted(measured)
     for tokens, x in enumerate(touched, start=1):
@@ -112,7 +112,7 @@ def test_points_that_no_step_can_reach_need_not_be_measured() -> None:
         2: Curve(np.array([1.0, 2.0]), np.array([10.0, 12.0])),
         4: Curve(np.array([2.0]), np.array([20.0])),
     }
-    assert times_at(curves, np.array([0.0, 2.0, 3.0])).tolist() == [0.0, 10.0, 16.0]
+    assert interpolate_experts(curves, np.array([0.0, 2.0, 3.0])).tolist() == [0.0, 10.0, 16.0]
 
 
 def test_tables_and_model_must_fit(tmp_path: Path) -> None:

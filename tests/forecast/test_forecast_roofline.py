@@ -12,7 +12,7 @@ from shoal.core import ConfigError
 from shoal.forecast.device_specs import DEVICE_SPECS, device_spec
 from shoal.forecast.model_spec import MODEL_SPECS, ModelSpec, model_spec
 from shoal.forecast.profile_files.tables import ProfileTimes
-from shoal.forecast.roofline import RooflineTimes, experts_touched, kv_tokens
+from shoal.forecast.roofline import RooflineTimes, expected_active_experts, kv_tokens
 from shoal.forecast.roofline_ops import Efficiency, Link
 from shoal.forecast.step_times import StepRows
 
@@ -141,8 +141,8 @@ def test_experts_touched_by_brute_force() -> None:
     counts = [
         len({int(e) for _ in range(5) for e in generator.choice(8, 2, replace=False)}) for _ in range(4000)
     ]
-    assert experts_touched(8, 2, 5) == pytest.approx(np.mean(counts), rel=0.01)
-    assert experts_touched(8, 2, 1) == pytest.approx(2)
+    assert expected_active_experts(8, 2, 5) == pytest.approx(np.mean(counts), rel=0.01)
+    assert expected_active_experts(8, 2, 1) == pytest.approx(2)
 
 
 def test_experts_cost_less_than_a_dense_mlp_of_their_sum() -> None:

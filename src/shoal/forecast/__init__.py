@@ -1,16 +1,14 @@
-"""Predictions of what requests will need.
+"""Predictions: output lengths, peak memory of a batch, step times (latency models), traffic statistics.
 
-Here belong predicted output lengths, the memory peak that follows from them, the duration of a step, and
-statistics of a service's recent traffic: vectorised functions of numbers, without a clock and without state
-other than what was learned from finished requests. What a prediction is used for (admission, preemption) is
-decided in rooms above.
+These are vectorised functions of numbers, without a clock, and without state except what is learned from
+finished requests. Their use (admission, preemption, simulation) is in other packages.
 """
 
 from shoal.forecast.curve_fit import fit_curve
 from shoal.forecast.device_specs import DEVICE_SPECS, DeviceSpec, device_spec
 from shoal.forecast.draws import derive_seeds, uniforms
 from shoal.forecast.latency import LatencyModel, StepShape
-from shoal.forecast.latency_curve import Bend, CurveTimes
+from shoal.forecast.latency_curve import CurveTimes, PiecewiseCost
 from shoal.forecast.latency_fit import FitReport, PaddedSample, fit_latency, fit_padded
 from shoal.forecast.latency_padded import Bilinear, PaddedLatency
 from shoal.forecast.latency_profile import LatencyProfile, load_profile, save_profile
@@ -34,7 +32,7 @@ __all__ = [
     "NO_OVERHEAD",
     "PREDICTORS",
     "Accuracy",
-    "Bend",
+    "PiecewiseCost",
     "Bilinear",
     "CurveTimes",
     "Demand",

@@ -1,4 +1,4 @@
-"""Fits a curve of step times to measured steps."""
+"""Fit of the piecewise linear step-time model (``latency_curve``) to measured steps."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 
 from shoal.forecast.latency import FloatArray
-from shoal.forecast.latency_curve import Bend, CurveTimes
+from shoal.forecast.latency_curve import CurveTimes, PiecewiseCost
 from shoal.forecast.latency_fit import FitReport, fit_costs
 from shoal.forecast.step_times import StepRows
 
@@ -14,11 +14,11 @@ from shoal.forecast.step_times import StepRows
 def fit_curve(rows: Sequence[StepRows], seconds: Sequence[float]) -> tuple[CurveTimes, FitReport]:
     """Fit a curve to measured steps; raises ValueError without usable samples.
 
-    As in ``fit_latency``, costs are not negative, errors are relative, and a second fit leaves out the worst
-    samples. The curve bends at powers of two, as far as there are samples between one and the next. What does
-    not vary in the samples costs 0.
+    As in ``fit_latency``, costs are not negative, errors are relative, and a second fit leaves out outliers.
+    Knots are powers of two, if there are samples between one and the next. A count that does not vary in the
+    samples costs 0.
 
-    rows: what each step computed. seconds: how long it took.
+    rows: the computation of each step. seconds: its duration.
     """
     tokens = np.array([step.new_tokens for step in rows], dtype=np.int64)
     decodes = np.array([step.decodes for step in rows], dtype=np.int64)
@@ -34,11 +34,11 @@ def fit_curve(rows: Sequence[StepRows], seconds: Sequence[float]) -> tuple[Curve
         ]
     )
     costs, report = fit_costs(features, np.asarray(seconds, dtype=np.float64))
-    constant, *bends, chunk, context, work = costs
+    constant, *rises, chunk, context, work = costs
     curve = CurveTimes(
         constant_s=constant,
-        tokens=_bend(token_knots, bends[: len(token_knots)]),
-        decodes=_bend(decode_knots, bends[len(token_knots) :]),
+        tokens=_piecewise_cost(token_knots, rises[: len(token_knots)]),
+        decodes=_piecewise_cost(decode_knots, rises[len(token_knots) :]),
         chunk_s=chunk,
         context_s=context,
         work_s=work,
@@ -47,7 +47,7 @@ def fit_curve(rows: Sequence[StepRows], seconds: Sequence[float]) -> tuple[Curve
 
 
 def _knots(counts: np.ndarray) -> tuple[int, ...]:
-    """Powers of two up to the largest count, without those that have no count since the knot before."""
+    """Powers of two up to the largest count, except those without a count since the previous knot."""
     knots: list[int] = []
     power, largest = 1, int(counts.max(initial=0))
     while not knots or knots[-1] < largest:
@@ -60,13 +60,13 @@ def _knots(counts: np.ndarray) -> tuple[int, ...]:
 
 
 def _pieces(counts: np.ndarray, knots: Sequence[int]) -> FloatArray:
-    """How far each count reaches into each piece, as a share of it [samples, knots]."""
+    """The covered share of each piece for each count [samples, knots]."""
     columns = [
         np.clip((counts - below) / (above - below), 0.0, 1.0) for below, above in pairwise((0, *knots))
     ]
     return np.column_stack([np.empty((len(counts), 0)), *columns])
 
 
-def _bend(knots: Sequence[int], rises: Sequence[float]) -> Bend:
-    """A bend from the cost that each piece adds."""
-    return Bend(tuple(knots), tuple(np.cumsum(rises).tolist()))
+def _piecewise_cost(knots: Sequence[int], rises: Sequence[float]) -> PiecewiseCost:
+    """From the cost that each piece adds."""
+    return PiecewiseCost(tuple(knots), tuple(np.cumsum(rises).tolist()))

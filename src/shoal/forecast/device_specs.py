@@ -1,8 +1,8 @@
-"""Data sheets of devices, and the share of their peak rates that real kernels reach.
+"""Data sheets of devices: memory, bandwidth, peak rates, links, and efficiencies of kernels.
 
-The factors of A100-80, H100, H200, L40S and RTX 4090 are fits to measured kernels, which
-``benchmarks/latency_models --fit`` prints; those of ``cpu`` are fitted to steps of our own engine. The
-others take those of their nearest relative.
+The efficiencies of A100-80, H100, H200, L40S and RTX 4090 are fits to measured kernels
+(``benchmarks/latency_models.py --fit``); those of ``cpu`` are fitted to steps of Shoal's engine. Other
+devices have those of the most similar device.
 """
 
 from collections.abc import Mapping
@@ -15,25 +15,23 @@ from shoal.forecast.roofline_ops import Efficiencies, Efficiency, Link
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSpec:
-    """One accelerator."""
+    """One kind of device."""
 
     name: str
-    """Name in lower case."""
+    """In lower case."""
     memory_bytes: int
-    """All of its memory."""
     bandwidth: float
-    """Of that memory, bytes per second."""
+    """Memory bandwidth in bytes per second."""
     flops: float
     """Dense 16-bit matrix operations per second."""
     link: Link
     """Between the devices of a node."""
     efficiencies: Efficiencies
-    """Shares of the peak rates that kernels reach."""
 
 
 _GIB = 2**30
 _POINTWISE = Efficiency(1.0, 1.0, 2.11e-6)
-"""Measured on the RTX 4090 alone."""
+"""Measured only on the RTX 4090."""
 
 _A100 = Efficiencies(
     matmul=Efficiency(0.859, 0.764, 5.77e-6, 1.6),
@@ -70,8 +68,8 @@ _RTX_4090 = Efficiencies(
     experts=_L40S.experts,
     pointwise=_POINTWISE,
 )
-# Fitted to steps of Shoal's own engine, of two models of 135M and 270M in bfloat16 (experts: a guess). What a
-# layer takes beside its products and its KV is in the start of decode attention.
+# Fitted to steps of Shoal's engine with two models of 135M and 270M in bfloat16 (experts: a guess). The start
+# of decode attention includes all that a layer takes besides matrix products and KV.
 _CPU = Efficiencies(
     matmul=Efficiency(0.94, 1.0, 0.0, 2.4),
     prefill=Efficiency(0.8, 0.9, 3e-6, row_s=6.1e-5),
@@ -86,7 +84,7 @@ _H100_NVLINK = Link(200e9, 4.36e-6, 1.8e-7)
 _H200_NVLINK = Link(204e9, 4.54e-6, 9e-8)
 _V100_NVLINK = Link(52e9, 5.06e-6, 2.2e-7)
 _PCIE = Link(9.41e9, 5.36e-6, 3.29e-6, 1.67)
-# Two of them, without a bridge: what fits a step of vLLM with 2,048 prompt tokens, which took 357 ms.
+# Two devices without a bridge; fitted to a step of vLLM with 2,048 prompt tokens, which took 357 ms.
 _PCIE_5 = Link(16e9, 2e-5, 3.29e-6, 1.67)
 _SHARED_MEMORY = Link(5e9, 5e-5, 1e-5)
 
@@ -119,20 +117,20 @@ _SPECS = [
 ]
 
 DEVICE_SPECS: Mapping[str, DeviceSpec] = {spec.name: spec for spec in _SPECS}
-"""By name. ``cpu`` is two cores of a Zen 4, measured at 209 billion products of bfloat16 a second."""
+"""By name. ``cpu`` is two cores of a Zen 4, measured at 209 billion bfloat16 products per second."""
 
 
 def find_device_spec(name: str) -> DeviceSpec | None:
-    """The device called ``name``, ignoring case, spaces, dashes and underscores; None if it is not known."""
+    """The device called ``name``, ignoring case, spaces, dashes and underscores; None if unknown."""
     plain = _plain(name)
     return next((spec for key, spec in DEVICE_SPECS.items() if _plain(key) == plain), None)
 
 
 def device_spec(name: str) -> DeviceSpec:
-    """As ``find_device_spec``, but raises a ConfigError that lists all devices if there is none."""
+    """As ``find_device_spec``, but raises a ConfigError that lists all devices if unknown."""
     spec = find_device_spec(name)
     if spec is None:
-        # A family's name, such as a100, means its members rather than names with a similar spelling.
+        # For the name of a family, such as a100, suggest its members, not names with a similar spelling.
         family = [key for key in DEVICE_SPECS if _plain(name) and _plain(key).startswith(_plain(name))]
         near = family or get_close_matches(name.lower(), DEVICE_SPECS, n=1)
         hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""

@@ -1,4 +1,4 @@
-"""``core.randomness`` for whole arrays: the same numbers, computed for many requests at once."""
+"""Vectorised ``core.randomness``: the same random numbers, for arrays of seeds."""
 
 from functools import lru_cache
 from typing import Any
@@ -31,12 +31,12 @@ def derive_seeds(seeds: Seeds, counters: npt.NDArray[Any]) -> Seeds:
 
 @lru_cache(maxsize=64)
 def counters(count: int) -> npt.NDArray[np.uint64]:
-    """0, 1, ... as a column [count, 1], so that ``derive_seeds`` continues every seed by each of them."""
+    """0, 1, ... as a column [count, 1], for ``derive_seeds``."""
     column = np.arange(count, dtype=np.uint64)[:, None]
     column.flags.writeable = False
     return column
 
 
 def uniforms(seeds: Seeds) -> npt.NDArray[np.float64]:
-    """The number in [0, 1) that ``core.uniform`` makes of a derived seed, for each of ``seeds``."""
+    """``core.uniform``: a number in [0, 1) for each derived seed."""
     return (seeds >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -1,9 +1,8 @@
-"""A linear model of step time.
+"""Linear step-time model of continuous batches.
 
-A continuous batch has no padding, so its time follows from four counts of the step: how many sequences
-are in it, how many tokens it computes, how many cached positions its decoding rows read, and how many
-(query, key) pairs its prefill chunks attend. SCLS's padded forms (``latency_padded``) are the special
-case in which all rows are equal.
+A continuous batch has no padding, so its time follows from four counts: sequences, computed tokens, cached
+positions read by decoding rows, and (query, key) pairs of prefill chunks. SCLS's formulas for padded batches
+(``latency_padded``) are the special case of equal rows.
 """
 
 import math
@@ -22,21 +21,20 @@ Counts = NDArray[np.int64] | NDArray[np.float64] | int
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """What one step computes, in counts."""
+    """The computation of one step in four counts."""
 
     sequences: int
-    """Rows of the step."""
     new_tokens: int
     """Tokens computed by all rows."""
     decode_context: int
-    """Positions attended by decoding rows (those with one new token), including the new token."""
+    """Positions attended by decoding rows (those with one new token), including the new tokens."""
     prefill_work: int
-    """Positions attended by each new token of the other rows, summed: a chunk of q tokens after c computed
-    ones attends q * (c + (q + 1) / 2), because attention is causal."""
+    """Sum of positions attended by the new tokens of other rows: q * (c + (q + 1) / 2) for a chunk of q
+    tokens after c computed tokens, because attention is causal."""
 
     @classmethod
     def of(cls, rows: Iterable[tuple[int, int]]) -> "StepShape":
-        """The shape of a step with these rows (new tokens, tokens computed before)."""
+        """From rows of (new tokens, tokens computed before)."""
         sequences = new_tokens = decode_context = prefill_work = 0
         for count, context in rows:
             sequences += 1
@@ -49,7 +47,7 @@ class StepShape:
 
     @classmethod
     def equal_rows(cls, sequences: int, new_tokens: int, context: int) -> "StepShape":
-        """The shape of ``sequences`` rows, each with ``new_tokens`` after ``context`` computed tokens."""
+        """From ``sequences`` rows, each with ``new_tokens`` after ``context`` computed tokens."""
         attended = sequences * _attended(new_tokens, context)
         decodes = new_tokens == 1
         return cls(sequences, sequences * new_tokens, attended if decodes else 0, 0 if decodes else attended)
@@ -59,27 +57,25 @@ class StepShape:
 class LatencyModel:
     """Step time as a sum of costs in seconds.
 
-    No cost is negative, so a larger step never takes less time. Raises ConfigError for other values.
+    Costs are finite and not negative, so a larger step never takes less time. Raises ConfigError otherwise.
     """
 
     constant_s: float
-    """Of every step."""
+    """Per step."""
     sequence_s: float
-    """Of each row."""
+    """Per row."""
     token_s: float
-    """Of each new token."""
+    """Per new token."""
     context_s: float
-    """Of each position that a decoding row attends."""
+    """Per position that a decoding row attends."""
     work_s: float
-    """Of each position that a prefill token attends."""
+    """Per position that a prefill token attends."""
 
     def __post_init__(self) -> None:
-        """Reject costs that are negative or not finite."""
         for name in self.__slots__:
             require_cost(name, getattr(self, name))
 
     def step_time(self, shape: StepShape) -> float:
-        """Seconds for one step of ``shape``."""
         return (
             self.constant_s
             + self.sequence_s * shape.sequences
@@ -91,7 +87,7 @@ class LatencyModel:
     def step_times(
         self, sequences: Counts, new_tokens: Counts, decode_context: Counts, prefill_work: Counts
     ) -> FloatArray:
-        """Seconds for many steps at once; the counts are arrays or numbers that broadcast together."""
+        """Seconds of many steps; the counts are arrays or numbers that broadcast."""
         return np.asarray(
             self.constant_s
             + np.multiply(self.sequence_s, sequences)
@@ -104,8 +100,8 @@ class LatencyModel:
     def slice_time(self, sequences: int, prompt_tokens: int, output_tokens: int) -> float:
         """Seconds for a batch of equal prompts to generate ``output_tokens`` each, in closed form.
 
-        One step prefills all prompts and samples each first token; the other output_tokens - 1 come from
-        one decode step each, which attend prompt_tokens + 1, prompt_tokens + 2 and so on positions.
+        One step prefills all prompts and samples the first tokens; output_tokens - 1 decode steps follow,
+        which attend prompt_tokens + 1, prompt_tokens + 2, ... positions.
         """
         decodes = output_tokens - 1
         per_decode = self.constant_s + (self.sequence_s + self.token_s) * sequences
@@ -114,27 +110,27 @@ class LatencyModel:
         return prefill + decodes * per_decode + self.context_s * attended
 
     def execution_time(self, prompt_tokens: int, output_tokens: int) -> float:
-        """Seconds that a request takes alone: L^ of SeaLLM's Eq. 7, to which latencies are normalised."""
+        """Seconds of a request alone: L^ of SeaLLM's Eq. 7, the divisor of normalised latency."""
         return self.slice_time(1, prompt_tokens, output_tokens)
 
 
 def shape_matrix(shapes: Iterable[StepShape]) -> FloatArray:
-    """The shapes as rows [sequences, new tokens, decode context, prefill work]."""
+    """Rows of [sequences, new tokens, decode context, prefill work]."""
     return np.array([astuple(shape) for shape in shapes], dtype=np.float64).reshape(-1, 4)
 
 
 def sum_of_lengths(prompt_tokens: int, output_tokens: int) -> int:
-    """Sum of the lengths l that one row's decode iterations attend: l = L + 1 .. L + S - 1."""
+    """Sum of the positions that one row's decode steps attend: l = L + 1 .. L + S - 1."""
     decodes = output_tokens - 1
     return decodes * prompt_tokens + decodes * output_tokens // 2
 
 
 def require_cost(name: str, value: float) -> None:
-    """Raise ConfigError if ``value`` cannot be a cost."""
+    """Raise ConfigError unless ``value`` is finite and not negative."""
     if not (math.isfinite(value) and value >= 0):
         raise ConfigError(f"latency cost {name} must be a finite number of at least 0, got {value!r}")
 
 
 def _attended(new_tokens: int, context: int) -> int:
-    """Positions that a causal chunk attends, summed over its tokens."""
+    """Sum of the positions that the tokens of a causal chunk attend."""
     return new_tokens * context + new_tokens * (new_tokens + 1) // 2

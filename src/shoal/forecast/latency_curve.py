@@ -1,9 +1,8 @@
-"""A piecewise linear model of step time: matrix products do not take twice as long for twice the tokens.
+"""Piecewise linear step-time model: a curve over tokens, plus the cost of attention.
 
-A step reads all weights once, whatever it computes, so the first tokens cost next to nothing and later ones
-more and more; and kernels change with size. A linear model is off by a tenth. The curve is linear between
-powers of two, and adds the cost of attention: for every decoding row, for every chunk of a prompt, and for
-the positions that they attend.
+A step reads all weights once, so the first tokens cost almost nothing and later ones more; and kernels differ
+by size. A linear model has errors of about 10%. The curve is linear between powers of two; the cost of
+attention is per decoding row, per prompt chunk, and per attended position.
 """
 
 from bisect import bisect_right
@@ -18,19 +17,18 @@ from shoal.forecast.step_times import StepRows
 
 
 @dataclass(frozen=True, slots=True)
-class Bend:
-    """A cost that grows with a count: 0 at 0, linear between knots, extrapolated beyond the last.
+class PiecewiseCost:
+    """A cost by a count: 0 at 0, linear between knots, extrapolated beyond the last.
 
-    Raises ConfigError if knots do not rise or the cost falls.
+    Raises ConfigError if knots do not increase or the cost decreases.
     """
 
     knots: tuple[int, ...]
-    """Counts in rising order, the first above 0."""
+    """Increasing counts above 0."""
     seconds: tuple[float, ...]
-    """The cost at each knot, never falling."""
+    """The cost at each knot, not decreasing."""
 
     def __post_init__(self) -> None:
-        """Reject other values."""
         if len(self.knots) != len(self.seconds):
             raise ConfigError(f"{len(self.knots)} knots need as many seconds, got {len(self.seconds)}")
         if any(after <= before for before, after in pairwise((0, *self.knots))):
@@ -41,7 +39,6 @@ class Bend:
             raise ConfigError(f"seconds must never fall, got {list(self.seconds)}")
 
     def at(self, count: int) -> float:
-        """Seconds for ``count``."""
         if count <= 0 or not self.knots:
             return 0.0
         piece = min(bisect_right(self.knots, count), len(self.knots) - 1)
@@ -58,25 +55,23 @@ class CurveTimes:
     """
 
     constant_s: float
-    """Of every step."""
-    tokens: Bend
-    """By the tokens that it computes."""
-    decodes: Bend
-    """By its decoding rows, beyond the cost of their tokens."""
+    """Per step."""
+    tokens: PiecewiseCost
+    """By computed tokens."""
+    decodes: PiecewiseCost
+    """By decoding rows, in addition to the cost of their tokens."""
     chunk_s: float
-    """Of each chunk of a prompt."""
+    """Per prompt chunk."""
     context_s: float
-    """Of each position that a decoding row attends."""
+    """Per position that a decoding row attends."""
     work_s: float
-    """Of each position that a chunk's token attends."""
+    """Per position that a token of a chunk attends."""
 
     def __post_init__(self) -> None:
-        """Reject costs that are negative or not finite."""
         for name in ("constant_s", "chunk_s", "context_s", "work_s"):
             require_cost(name, getattr(self, name))
 
     def step_time(self, rows: StepRows) -> float:
-        """Seconds of one step."""
         seconds = self._base(rows.new_tokens, rows.decodes) + self.context_s * rows.decode_context
         if rows.chunks:
             work = sum(count * before + count * (count + 1) // 2 for count, before in rows.chunks)
@@ -84,12 +79,12 @@ class CurveTimes:
         return seconds
 
     def decode_times(self, sequences: int, context: int, steps: int) -> FloatArray:
-        """Seconds of each of a run of decode steps, added in the same order as in ``step_time``."""
+        """As in ``StepTimes``; costs are added in the same order as in ``step_time``."""
         contexts = np.arange(context, context + sequences * steps, sequences, dtype=np.int64)
         return np.asarray(self._base(sequences, sequences) + self.context_s * contexts, dtype=np.float64)
 
     def execution_time(self, prompt_tokens: int, output_tokens: int) -> float:
-        """Seconds that a request takes alone: L^ of SeaLLM's Eq. 7, to which latencies are normalised."""
+        """Seconds of a request alone: L^ of SeaLLM's Eq. 7, the divisor of normalised latency."""
         chunk = (prompt_tokens, 0)
         first = StepRows(0, 0, (chunk,), 1) if prompt_tokens > 1 else StepRows(1, 1, (), 1)
         decodes = self.decode_times(1, prompt_tokens + 1, output_tokens - 1)

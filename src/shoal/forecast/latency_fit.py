@@ -1,10 +1,9 @@
-"""Fits of step times to measurements: non-negative costs, relative errors, robust to a few bad samples.
+"""Fits of step-time models to measurements: non-negative costs, relative errors, robust to outliers.
 
-The squared *relative* error is minimised, so that short decode steps count as much as long prefills. A
-disturbance of the machine makes a measured step longer, never shorter, so its error relative to the
-measurement stays below 1 and cannot pull the fit far. But such a fit underestimates the mean by the square of
-the noise. So a second fit leaves out the samples that deviate most and takes errors relative to the first
-fit's predictions.
+The squared *relative* error is minimised, so that short decode steps count as much as long prefills. Noise of
+the machine makes a measured step longer, never shorter, so its error relative to the measurement is below 1
+and has little effect. But such a fit underestimates the mean by the square of the noise. So a second fit
+leaves out outliers, and takes errors relative to the predictions of the first fit.
 """
 
 from collections.abc import Sequence
@@ -16,24 +15,22 @@ from numpy.typing import NDArray
 from shoal.forecast.latency import FloatArray, LatencyModel, StepShape, shape_matrix
 from shoal.forecast.latency_padded import Bilinear, PaddedLatency
 
-MOST_DROPPED = 0.1
+MAX_DROPPED = 0.1
 """Share of the samples that the second fit may leave out."""
-FAR_OUT = 5.0
-"""It leaves out samples with more than this many times the median error."""
+OUTLIER_FACTOR = 5.0
+"""Outliers have more than this multiple of the median error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitReport:
-    """How well a fit describes all of its samples, including those that the second fit left out."""
+    """Errors of a fit over all samples, including outliers."""
 
     rmse_s: float
-    """Root of the mean squared error."""
     mean_absolute_percent_error: float
     """In percent of the measured time."""
     samples: int
-    """Number of samples."""
     dropped: int
-    """How many of them the second fit left out."""
+    """Outliers that the second fit left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +38,15 @@ class PaddedSample:
     """One measured iteration of a padded batch."""
 
     sequences: int
-    """Rows of the batch."""
     length: int
     """Tokens of each row."""
     seconds: float
-    """How long it took."""
 
 
 def fit_latency(shapes: Sequence[StepShape], seconds: Sequence[float]) -> tuple[LatencyModel, FitReport]:
     """Fit a linear model to measured steps; raises ValueError without usable samples.
 
-    What does not vary in the samples (for instance because none has a prefill) costs 0.
+    A count that does not vary in the samples (for instance because none has a prefill) costs 0.
     """
     features = np.column_stack([np.ones(len(shapes)), shape_matrix(shapes)])
     costs, report = fit_costs(features, np.asarray(seconds, dtype=np.float64))
@@ -65,7 +60,7 @@ def fit_latency(shapes: Sequence[StepShape], seconds: Sequence[float]) -> tuple[
 def fit_padded(
     prefill: Sequence[PaddedSample], decode: Sequence[PaddedSample]
 ) -> tuple[PaddedLatency, FitReport, FitReport]:
-    """Fit SCLS's two forms, with a report for prefill and one for decode; raises ValueError likewise."""
+    """Fit SCLS's formulas, with reports for prefill and decode; raises ValueError as ``fit_latency``."""
     prefill_form, prefill_report = _fit_bilinear(prefill)
     decode_form, decode_report = _fit_bilinear(decode)
     return PaddedLatency(prefill=prefill_form, decode=decode_form), prefill_report, decode_report
@@ -81,7 +76,7 @@ def _fit_bilinear(samples: Sequence[PaddedSample]) -> tuple[Bilinear, FitReport]
 
 
 def fit_costs(features: FloatArray, seconds: FloatArray) -> tuple[list[float], FitReport]:
-    """Fit the costs of the columns of ``features`` [samples, columns] twice, as the module says.
+    """Fit the costs of the columns of ``features`` [samples, columns], in the two fits described above.
 
     Raises ValueError without usable samples.
     """
@@ -90,8 +85,8 @@ def fit_costs(features: FloatArray, seconds: FloatArray) -> tuple[list[float], F
     if not (np.isfinite(seconds).all() and (seconds > 0).all()):
         raise ValueError("measured times must be finite and above 0")
     predicted = features @ _solve(features, seconds, seconds)
-    kept = _without_worst(np.abs(predicted / seconds - 1))
-    # A disturbed sample that was kept nevertheless has an error below 2.
+    kept = _without_outliers(np.abs(predicted / seconds - 1))
+    # Limits the relative error of an outlier that was kept to 2.
     scale = np.maximum(predicted, seconds / 2)
     costs = _solve(features[kept], seconds[kept], scale[kept])
     error = features @ costs - seconds
@@ -106,7 +101,7 @@ def fit_costs(features: FloatArray, seconds: FloatArray) -> tuple[list[float], F
 
 def _solve(features: FloatArray, seconds: FloatArray, unit: FloatArray) -> FloatArray:
     """Non-negative least squares of errors in ``unit``s; columns are scaled, since they differ by 1e6."""
-    from scipy.optimize import nnls  # takes a third of a second to import, and only fits need it
+    from scipy.optimize import nnls  # a slow import
 
     relative = features / unit[:, None]
     scale = np.linalg.norm(relative, axis=0)
@@ -116,10 +111,10 @@ def _solve(features: FloatArray, seconds: FloatArray, unit: FloatArray) -> Float
     return costs
 
 
-def _without_worst(errors: FloatArray) -> NDArray[np.bool_]:
-    """Which samples to keep: all but those far out, of which at most ``MOST_DROPPED`` are left out."""
-    far = errors > FAR_OUT * np.median(errors)
-    worst = np.argsort(-errors, kind="stable")[: int(MOST_DROPPED * len(errors))]
+def _without_outliers(errors: FloatArray) -> NDArray[np.bool_]:
+    """Which samples to keep: all except outliers, of which at most ``MAX_DROPPED`` are left out."""
+    far = errors > OUTLIER_FACTOR * np.median(errors)
+    worst = np.argsort(-errors, kind="stable")[: int(MAX_DROPPED * len(errors))]
     kept = np.ones(len(errors), dtype=np.bool_)
     kept[worst] = ~far[worst]
     return kept

@@ -1,4 +1,4 @@
-"""SCLS's serving time of a padded batch: bilinear in batch size and length (Cheng et al., section 4.2)."""
+"""SCLS's latency model of padded batches: bilinear in batch size and length (Cheng et al., section 4.2)."""
 
 from dataclasses import dataclass
 from typing import TypeVar
@@ -11,19 +11,17 @@ Size = TypeVar("Size", float, FloatArray)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bilinear:
-    """Seconds as product * N * l + sequence * N + length * l + constant, for N rows of length l."""
+    """Seconds as product * N * l + sequence * N + length * l + constant, for N rows of length l.
+
+    The paper's coefficients 1 to 4. Raises ConfigError for costs that are negative or not finite.
+    """
 
     product: float
-    """The paper's first coefficient."""
     sequence: float
-    """The second."""
     length: float
-    """The third."""
     constant: float
-    """The fourth."""
 
     def __post_init__(self) -> None:
-        """Reject costs that are negative or not finite; raises ConfigError."""
         for name in self.__slots__:
             require_cost(name, getattr(self, name))
 
@@ -41,12 +39,12 @@ class PaddedLatency:
     """The paper's Eqs. 3 and 4, and their sum over a slice."""
 
     prefill: Bilinear
-    """Of a batch of N prompts padded to L tokens."""
+    """For N prompts padded to L tokens."""
     decode: Bilinear
-    """Of one iteration in which each of N rows attends l positions, including its new token."""
+    """For one iteration in which each of N rows attends l positions, including its new token."""
 
     def serve(self, sequences: Size, length: float, tokens: int) -> Size:
-        """Seconds for N = ``sequences`` prompts padded to L = ``length`` to generate S = ``tokens`` each.
+        """Seconds for N = ``sequences`` prompts padded to L = ``length`` that generate S = ``tokens`` each.
 
         The prefill samples the first token, so S - 1 decode iterations follow, with l = L + 1 .. L + S - 1.
         (The paper's Eq. 2 sums one more, to L + S, as if the prefill sampled no token.)

@@ -1,4 +1,4 @@
-"""Latency profiles: models fitted to the services of a device, stored as JSON."""
+"""Latency profiles: fitted step-time models of services on one device, read from and written to JSON."""
 
 import json
 import math
@@ -9,17 +9,15 @@ from typing import Any, TypeVar
 
 from shoal.core import ConfigError
 from shoal.forecast.latency import LatencyModel
-from shoal.forecast.latency_curve import Bend, CurveTimes
+from shoal.forecast.latency_curve import CurveTimes, PiecewiseCost
 from shoal.forecast.latency_padded import Bilinear, PaddedLatency
 from shoal.forecast.step_times import FittedTimes, StepTimes
 
 FORMAT = "shoal-latency"
-"""Value of ``format`` in the file."""
 VERSION = 1
-"""Value of ``version`` in the file."""
 
 Key = tuple[str, int]
-"""A service, and its tensor-parallel degree."""
+"""Service, tensor-parallel degree."""
 
 Costs = TypeVar("Costs", LatencyModel, Bilinear)
 
@@ -31,29 +29,28 @@ class LatencyProfile:
     device: str
     """As configured, such as ``cpu`` or ``cuda:0``."""
     threads: int
-    """CPU threads of the engine that was measured."""
+    """CPU threads of the measured engine."""
     models: Mapping[Key, LatencyModel]
     """Linear models."""
     padded: Mapping[Key, PaddedLatency] = field(default_factory=dict)
-    """SCLS's forms of the same keys, if they were fitted."""
+    """SCLS's formulas; may lack keys of ``models``."""
     curves: Mapping[Key, CurveTimes] = field(default_factory=dict)
-    """Curves of the same keys, if they were fitted."""
+    """Piecewise linear models; may lack keys of ``models``."""
 
     def model(self, service: str, degree: int = 1) -> LatencyModel:
-        """The linear model of ``service``; raises a ConfigError that names the possible services."""
+        """The linear model of ``service``; raises a ConfigError that names the known services."""
         return _find(self.models, service, degree)
 
     def times(self, service: str, degree: int = 1) -> StepTimes:
-        """Step times of ``service``: its curve, or else its linear model; raises ConfigError as ``model``."""
+        """The curve of ``service``, or else its linear model; raises ConfigError as ``model``."""
         curve = self.curves.get((service, degree))
         return curve if curve is not None else FittedTimes(self.model(service, degree))
 
     def padded_form(self, service: str, degree: int = 1) -> PaddedLatency:
-        """SCLS's forms of ``service``; raises a ConfigError that names the possible services."""
+        """SCLS's formulas for ``service``; raises ConfigError as ``model``."""
         return _find(self.padded, service, degree)
 
     def to_json(self) -> dict[str, Any]:
-        """The profile as plain values."""
         services = []
         for (name, degree), model in self.models.items():
             entry = {"name": name, "tensor_parallel": degree, "step": asdict(model)}
@@ -72,7 +69,7 @@ class LatencyProfile:
 
     @classmethod
     def from_json(cls, value: Any, where: str) -> "LatencyProfile":
-        """A profile from plain values; raises a ConfigError that begins with ``where`` and names the key."""
+        """From plain values; raises a ConfigError that begins with ``where`` and names the key."""
         top = _mapping(value, where)
         if top.get("format") != FORMAT:
             raise ConfigError(
@@ -113,7 +110,7 @@ class LatencyProfile:
 
 
 def save_profile(profile: LatencyProfile, path: Path) -> None:
-    """Write ``profile`` as JSON; raises ConfigError if the file cannot be written."""
+    """Write JSON; raises ConfigError if the file cannot be written."""
     try:
         path.write_text(json.dumps(profile.to_json(), indent=2) + "\n", encoding="utf-8")
     except OSError as error:
@@ -121,7 +118,7 @@ def save_profile(profile: LatencyProfile, path: Path) -> None:
 
 
 def load_profile(path: Path) -> LatencyProfile:
-    """Read what ``save_profile`` wrote; raises ConfigError naming the file and the key."""
+    """Read a file of ``save_profile``; raises ConfigError with the file and the key."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -140,9 +137,9 @@ Form = TypeVar("Form", LatencyModel, PaddedLatency)
 def _find(forms: Mapping[Key, Form], service: str, degree: int) -> Form:
     form = forms.get((service, degree))
     if form is None:
-        there = ", ".join(f"{name} (tensor parallel {n})" for name, n in forms) or "none"
+        known = ", ".join(f"{name} (tensor parallel {n})" for name, n in forms) or "none"
         raise ConfigError(
-            f"no latency profile of {service} with tensor parallel {degree}; there is: {there}; "
+            f"no latency profile of {service} with tensor parallel {degree}; there is: {known}; "
             f"`shoal profile {service}` measures it"
         )
     return form
@@ -178,33 +175,33 @@ def _padded(value: Any, where: str) -> PaddedLatency:
 def _curve(value: Any, where: str) -> CurveTimes:
     read = _mapping(value, where)
     names = [known.name for known in fields(CurveTimes)]
-    _only(read, names, where)
+    _check_keys(read, names, where)
     values: dict[str, Any] = {
-        name: (_bend if name in ("tokens", "decodes") else _cost)(read.get(name), f"{where}.{name}")
+        name: (_piecewise_cost if name in ("tokens", "decodes") else _cost)(read.get(name), f"{where}.{name}")
         for name in names
     }
     return CurveTimes(**values)
 
 
-def _bend(value: Any, where: str) -> Bend:
+def _piecewise_cost(value: Any, where: str) -> PiecewiseCost:
     read = _mapping(value, where)
-    _only(read, ("knots", "seconds"), where)
+    _check_keys(read, ("knots", "seconds"), where)
     for name in ("knots", "seconds"):
         if not isinstance(read.get(name), list):
             raise ConfigError(f"{where}.{name}: expected a list, got {read.get(name)!r}")
     knots = [_count(knot, f"{where}.knots[{i}]") for i, knot in enumerate(read["knots"])]
     seconds = [_cost(cost, f"{where}.seconds[{i}]") for i, cost in enumerate(read["seconds"])]
     try:
-        return Bend(tuple(knots), tuple(seconds))
+        return PiecewiseCost(tuple(knots), tuple(seconds))
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
 
 
 def _costs(cls: type[Costs], value: Any, where: str) -> Costs:
-    """A dataclass of costs, all of which must be given."""
+    """Read a dataclass of costs; all keys are required."""
     read = _mapping(value, where)
     names = [known.name for known in fields(cls)]
-    _only(read, names, where)
+    _check_keys(read, names, where)
     return cls(**{name: _cost(read.get(name), f"{where}.{name}") for name in names})
 
 
@@ -214,7 +211,7 @@ def _cost(value: Any, where: str) -> float:
     return value
 
 
-def _only(read: dict[str, Any], names: Sequence[str], where: str) -> None:
+def _check_keys(read: dict[str, Any], names: Sequence[str], where: str) -> None:
     unknown = sorted(read.keys() - set(names))
     if unknown:
         raise ConfigError(f"{where}.{unknown[0]}: unknown key; possible here: {', '.join(names)}")

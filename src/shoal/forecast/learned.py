@@ -1,8 +1,9 @@
-"""Output lengths learned online from prompts.
+"""Output-length predictor learned online from prompts: a linear classifier of length buckets.
 
-UELLM (He et al., section 4.1) sorts requests into buckets of output length by a fine-tuned language model,
-and a monitor corrects those that outgrow their bucket. Here the classifier is linear in hashed features of
-the prompt's tokens: it answers in a fraction of a millisecond and learns from the service's own requests.
+UELLM (He et al., section 4.1) classifies requests into buckets of output length with a fine-tuned language
+model, and a monitor corrects those that outgrow their bucket. Here the classifier is linear in hashed
+features of the prompt's tokens: it takes a fraction of a millisecond, and learns from the service's own
+requests.
 """
 
 from bisect import bisect_left, bisect_right
@@ -23,13 +24,12 @@ Values = npt.NDArray[np.float64]
 FIRST_BOUND = 16
 """Longest output in the first bucket."""
 COLUMNS = 1 << 13
-"""Number of hashed features. Less than 10,000, from where OpenBLAS uses further threads: on a busy machine a
-training step would wait a hundred milliseconds for them."""
+"""Number of hashed features. Below 10,000, since OpenBLAS uses more threads from there, which delay a
+training step by a hundred milliseconds on a busy machine."""
 EDGE_TOKENS = 4
-"""How many of the first and last tokens are features together with their positions."""
+"""How many of the first and last tokens are features with their positions."""
 READ_TOKENS = 256
-"""How many tokens at the start and at the end of a long prompt are read: the question is usually in one of
-the two."""
+"""How many tokens at the start and end of a long prompt are read: one of them usually has the question."""
 
 _TOKEN, _PAIR, _FROM_START, _FROM_END, _LENGTH, _LIMIT = (
     np.array([kind], dtype=np.uint64) for kind in range(1, 7)
@@ -38,37 +38,36 @@ _TOKEN, _PAIR, _FROM_START, _FROM_END, _LENGTH, _LIMIT = (
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """How often the bucket of a finished request was predicted correctly."""
+    """Accuracy of predicted buckets over finished requests."""
 
     hits: int
-    """Requests whose bucket was predicted."""
+    """Correct predictions."""
     majority: int
-    """Requests in the most frequent bucket: what the best constant prediction would have hit."""
+    """Requests in the most frequent bucket: the hits of the best constant prediction."""
     samples: int
-    """Requests that were counted."""
 
     @property
     def hit_rate(self) -> float:
-        """Share of requests whose bucket was predicted; 0 without any."""
+        """0 without samples."""
         return self.hits / max(1, self.samples)
 
     @property
     def majority_share(self) -> float:
-        """Share of requests in the most frequent bucket; 0 without any."""
+        """0 without samples."""
         return self.majority / max(1, self.samples)
 
 
 class LearnedLengths:
-    """Predicts the bucket of output length that a request of one service falls in, from its prompt.
+    """Predicts the bucket of a request's output length from its prompt, for one service.
 
     Buckets end at 16, 32, 64, ... tokens, the last at ``maximum``. The classifier is trained on batches of
-    finished requests; before the first batch a request is predicted to reach its ``max_new_tokens``. It is
-    linear, one-vs-all, with hinge loss and a constant learning rate, so that it keeps following its traffic.
-    A feature's weight is the share of requests without it: what a chat template puts into every prompt has
-    none. The same requests in the same order give the same predictions.
+    finished requests; before the first batch, the prediction is ``max_new_tokens``. It is linear, one-vs-all,
+    with hinge loss and a constant learning rate, so that it adapts to changing traffic. The weight of a
+    feature is the share of requests without it, so the text of a chat template has none. The same requests in
+    the same order give the same predictions.
 
-    maximum: longest output that the service allows. batch: how many finished requests are learned at once.
-    window: how many finished requests ``accuracy`` covers.
+    maximum: longest output that the service allows. batch: finished requests per training step. window:
+    finished requests that ``accuracy`` covers.
     """
 
     def __init__(self, maximum: int, *, batch: int = 8, window: int = 200) -> None:
@@ -76,9 +75,9 @@ class LearnedLengths:
             if value < 1:
                 raise ConfigError(f"{name} of the learned length predictor must be at least 1, got {value}")
         self.bounds = _geometric_bounds(maximum)
-        """Longest output in each bucket."""
+        """Longest output of each bucket."""
         self.corrections = 0
-        """How often a request outgrew its prediction."""
+        """Number of times that a request outgrew its prediction."""
         self._batch = batch
         self._samples: list[tuple[Columns, int]] = []  # (features, bucket) for the next training step
         self._requests = 0
@@ -88,11 +87,11 @@ class LearnedLengths:
         self._trained = False
 
     def bucket_of(self, tokens: int) -> int:
-        """Number of the bucket for outputs of so many tokens; the last also takes longer ones."""
+        """Index of the bucket of an output length; the last bucket includes longer outputs."""
         return min(bisect_left(self.bounds, tokens), len(self.bounds) - 1)
 
     def predict(self, request: Request, generated: int, max_new_tokens: int) -> int:
-        """Longest output of the predicted bucket; once the request has outgrown that, of the next one."""
+        """Upper end of the predicted bucket; for a request that has outgrown it, of the next bucket."""
         if generated > 0:
             self.corrections += 1
             bucket = bisect_right(self.bounds, generated)
@@ -104,7 +103,7 @@ class LearnedLengths:
         return min(length, max_new_tokens)
 
     def record(self, request: Request, output_tokens: int) -> None:
-        """Learn that the request ended with ``output_tokens``, after checking the prediction for it."""
+        """Count the accuracy of the prediction for a finished request, then learn from it."""
         columns, bucket = _columns_of(request), self.bucket_of(output_tokens)
         predicted = self._classify(columns) if self._trained else len(self.bounds) - 1
         if request.sampling.max_tokens is not None:
@@ -118,7 +117,7 @@ class LearnedLengths:
 
     @property
     def accuracy(self) -> Accuracy:
-        """Of the predictions made just before each of the last finished requests was learned."""
+        """Accuracy of predictions for the last finished requests, made before learning from each."""
         buckets = Counter(bucket for _, bucket in self._outcomes)
         return Accuracy(
             hits=sum(hit for hit, _ in self._outcomes),
@@ -127,7 +126,7 @@ class LearnedLengths:
         )
 
     def _classify(self, columns: Columns) -> int:
-        """The bucket with the highest score: the classifier's ``predict`` in a tenth of the time."""
+        """The bucket with the highest score; as ``classifier.predict`` in a tenth of the time."""
         weights = self._classifier.coef_
         scores = weights[:, columns] @ self._values(columns) + self._classifier.intercept_
         if len(scores) == 1:  # scikit-learn keeps one row of weights for two classes
@@ -135,7 +134,6 @@ class LearnedLengths:
         return int(scores.argmax())
 
     def _train(self) -> None:
-        """Train the classifier on one batch."""
         if len(self.bounds) > 1:
             rows = [(columns, self._values(columns)) for columns, _ in self._samples]
             buckets = [bucket for _, bucket in self._samples]
@@ -144,7 +142,7 @@ class LearnedLengths:
         self._samples.clear()
 
     def _values(self, columns: Columns) -> Values:
-        """Weights of the features present, scaled to unit length, so that long prompts count no more."""
+        """Weights of the present features, scaled to unit length, so that long prompts do not count more."""
         values = 1.0 - self._with_feature[columns] / (self._requests + 1)
         unit: Values = values / np.linalg.norm(values)
         return unit
@@ -160,14 +158,14 @@ def _geometric_bounds(maximum: int) -> tuple[int, ...]:
 
 
 def _new_classifier() -> Any:
-    # Imported here because it takes a second, which only users of this predictor should pay.
+    # A slow import, needed only for this predictor.
     from sklearn.linear_model import SGDClassifier
 
     return SGDClassifier(loss="hinge", penalty=None, learning_rate="constant", eta0=1.0, random_state=0)
 
 
 def _matrix(rows: Sequence[tuple[Columns, Values]]) -> Any:
-    """Sparse matrix [requests, COLUMNS] from the features present in each row and their values."""
+    """Sparse matrix [requests, COLUMNS] from the present features and values of each row."""
     from scipy.sparse import csr_matrix
 
     starts = np.concatenate(([0], np.cumsum([len(columns) for columns, _ in rows])))
@@ -177,9 +175,9 @@ def _matrix(rows: Sequence[tuple[Columns, Values]]) -> Any:
 
 
 def _columns_of(request: Request) -> Columns:
-    """Columns of the request's features, ascending and distinct; a synthetic prompt has only its length."""
+    """Distinct, sorted columns of the request's features; of a synthetic prompt, only its length."""
     prompt, limit = request.prompt, request.sampling.max_tokens
-    # Two bins in every doubling of the prompt's length, one in every doubling of max_tokens.
+    # Two bins per doubling of the prompt's length, one per doubling of max_tokens.
     hashes = [derive_seeds(_LENGTH, np.array([int(2 * np.log2(max(1, len(prompt))))]))]
     if limit is not None:
         hashes.append(derive_seeds(_LIMIT, np.array([limit.bit_length()])))
@@ -190,7 +188,7 @@ def _columns_of(request: Request) -> Columns:
 
 
 def _token_hashes(prompt: Sequence[int]) -> list[Seeds]:
-    """Tokens, neighbouring pairs, and the first and last few with their positions."""
+    """Tokens, pairs of adjacent tokens, and the first and last tokens with their positions."""
     if len(prompt) > 2 * READ_TOKENS:
         prompt = [*prompt[:READ_TOKENS], *prompt[-READ_TOKENS:]]
     tokens = np.asarray(prompt, dtype=np.uint64)

@@ -1,4 +1,4 @@
-"""Output lengths of finished requests, and the distribution that they give for unfinished ones.
+"""History of output lengths of a service, and the distribution of lengths of unfinished requests.
 
 Past-Future scheduler (Gong et al., section 3.2): the output length of a request that has generated d tokens
 is predicted from the recent lengths greater than d.
@@ -18,10 +18,10 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
 _MAX_INSERTIONS = 4
-"""For more new lengths than this, sorting again costs less than inserting one after another."""
+"""With more new lengths than this, sorting all is faster than inserting each."""
 
 _MIN_COMPUTED = 1024
-"""For fewer targets than this, a binary search costs less than computing the places."""
+"""With fewer targets than this, a binary search is faster than computing the indices."""
 
 COLD_STARTS = ("kaplan-meier", "max")
 """Possible values of ``LengthHistory``'s ``cold_start``."""
@@ -31,23 +31,23 @@ _BEYOND_ALL: IntArray = np.array([np.iinfo(np.int64).max])
 
 @dataclass(frozen=True)
 class LengthDistribution:
-    """A distribution of output lengths. Probability that is left over lies at a request's own maximum."""
+    """A distribution of output lengths. Remaining probability is at the request's own maximum."""
 
     lengths: IntArray
-    """Possible lengths [n], ascending; may repeat."""
+    """Possible lengths [n], sorted; may repeat."""
     masses: FloatArray
     """Cumulative probabilities [n + 1]: 0, then P(length <= lengths[i])."""
     equal_masses: bool = False
-    """``masses`` are i / n."""
+    """Whether ``masses`` are i / n."""
 
     @property
     def cumulative(self) -> FloatArray:
-        """P(length <= lengths[i]) up to and including entry i."""
+        """P(length <= lengths[i])."""
         return self.masses[1:]
 
     @cached_property
     def _outcomes(self) -> IntArray:
-        """The lengths, then one beyond all, which stands for a request's maximum."""
+        """The lengths, then a sentinel for a request's maximum."""
         return np.concatenate((self.lengths, _BEYOND_ALL))
 
     @cached_property
@@ -60,34 +60,34 @@ class LengthDistribution:
         """P(length <= tokens)."""
         return self.masses.take(self.lengths.searchsorted(tokens, side="right"))
 
-    def _places(self, targets: FloatArray) -> IntArray:
+    def _indices(self, targets: FloatArray) -> IntArray:
         """``cumulative.searchsorted(targets, side="right")``; faster for many targets and equal masses."""
         size = len(self.lengths)
         if not self.equal_masses or targets.size < _MIN_COMPUTED:
             return self.cumulative.searchsorted(targets, side="right")
-        places: IntArray = (targets * size).astype(np.int64)
-        np.minimum(places, size - 1, out=places)
-        # Rounding may have put a target on the wrong side of a step.
-        places -= self.masses.take(places) > targets
-        places += self.masses.take(places + 1) <= targets
-        return places
+        indices: IntArray = (targets * size).astype(np.int64)
+        np.minimum(indices, size - 1, out=indices)
+        # Correct rounding errors at steps.
+        indices -= self.masses.take(indices) > targets
+        indices += self.masses.take(indices + 1) <= targets
+        return indices
 
     def draw(self, seeds: Seeds, generated: IntArray, max_new_tokens: IntArray, samples: int) -> IntArray:
         """Sampled output lengths [samples, n] of requests that have generated ``generated`` tokens [n].
 
-        Each is drawn from the lengths greater than that and capped at ``max_new_tokens`` [n], which it also
-        is if no length is greater. A draw depends on (seed, generated, sample) only.
+        Each is drawn from the lengths greater than that and capped at ``max_new_tokens`` [n]; without a
+        greater length it is ``max_new_tokens``. A draw depends only on (seed, generated, sample).
         """
         keys = derive_seeds(derive_seeds(seeds, generated), counters(samples))
         past = self._mass_until(generated)
         targets = uniforms(keys)
         targets *= 1.0 - past
         targets += past
-        picked = self._outcomes.take(self._places(targets))
-        return np.minimum(picked, max_new_tokens, out=picked)
+        drawn = self._outcomes.take(self._indices(targets))
+        return np.minimum(drawn, max_new_tokens, out=drawn)
 
     def mean_beyond(self, generated: IntArray, max_new_tokens: IntArray) -> FloatArray:
-        """Expected output length [n] of requests that have generated ``generated`` tokens, each capped."""
+        """Mean of what ``draw`` samples from [n]."""
         weighted = self._weighted
         low = self.lengths.searchsorted(generated, side="right")
         high = self.lengths.searchsorted(max_new_tokens, side="right")
@@ -99,14 +99,14 @@ class LengthDistribution:
 
 
 class LengthHistory:
-    """Output lengths of one service's last ``window`` finished requests; only ``record`` changes it.
+    """Output lengths of one service's last ``window`` finished requests.
 
     maximum: longest output that the service allows.
-    cold_start: what is assumed until the window is full for the first time. "max": the window starts full of
-        ``maximum`` (as in the paper), and each finished request replaces one entry. "kaplan-meier": finished
-        requests are the events and running ones the censored observations of Kaplan and Meier's estimator
-        (1958), because the first requests to finish are the short ones; the probability left over lies at
-        the maximum. A full window is used as it is: in steady state it is an unbiased sample.
+    cold_start: the estimate until the window is full for the first time. "max": the window starts full of
+        ``maximum`` (as in the paper), and each finished request replaces one entry. "kaplan-meier": Kaplan
+        and Meier's estimator (1958) with finished requests as events and running ones as censored
+        observations, because the first requests to finish are short; the remaining probability is at the
+        maximum. A full window is used directly: in steady state it is an unbiased sample.
     """
 
     def __init__(self, maximum: int, window: int = 1000, cold_start: str = "kaplan-meier") -> None:
@@ -117,12 +117,11 @@ class LengthHistory:
                 f"cold_start {cold_start!r} is not known; possible are {', '.join(COLD_STARTS)}"
             )
         self.window = window
-        """How many lengths are remembered."""
         filled = cold_start == "max"
         self._recent: deque[int] = deque([maximum] * window if filled else (), maxlen=window)
         self._sorted: IntArray = np.array(self._recent, dtype=np.int64)
-        # (dropped length or None, new length) of records not yet in ``_sorted``, which is seldom read. Beyond
-        # ``_MAX_INSERTIONS`` they are not kept here, since everything is then sorted again.
+        # (dropped length or None, new length) of records that are not in ``_sorted`` yet. Not complete beyond
+        # ``_MAX_INSERTIONS``, when all lengths are sorted again.
         self._pending: list[tuple[int | None, int]] = []
         self._finished: FinishedLengths | None = None
         self._full: LengthDistribution | None = None
@@ -130,16 +129,16 @@ class LengthHistory:
 
     @property
     def censors(self) -> bool:
-        """Whether running requests count as (censored) observations now."""
+        """Whether running requests count as censored observations (before the window is full)."""
         return len(self._recent) < self.window
 
     @property
     def mean(self) -> float | None:
-        """Mean of the remembered lengths; None before the first."""
+        """Mean of the recorded lengths; None before the first."""
         return self._total / len(self._recent) if self._recent else None
 
     def record(self, length: int) -> None:
-        """Add a request that finished with ``length`` output tokens; not a cancelled or failed one."""
+        """Add the output length of a finished request (not of cancelled or failed ones)."""
         if length < 1:
             raise ValueError(f"a finished request has at least 1 output token, got {length}")
         dropped = self._recent[0] if len(self._recent) == self.window else None
@@ -150,7 +149,7 @@ class LengthHistory:
         self._finished = self._full = None
 
     def _ascending(self) -> IntArray:
-        """The remembered lengths, sorted."""
+        """The recorded lengths, sorted."""
         if len(self._pending) > _MAX_INSERTIONS:
             self._sorted = np.sort(np.array(self._recent, dtype=np.int64))
         else:
@@ -164,7 +163,7 @@ class LengthHistory:
         return self._sorted
 
     def distribution(self, generated: IntArray) -> LengthDistribution:
-        """The present estimate, while running requests have generated ``generated`` tokens."""
+        """The current estimate; generated: output tokens of the running requests so far."""
         if self.censors:
             if self._finished is None:
                 self._finished = FinishedLengths.of(self._ascending())
@@ -176,46 +175,46 @@ class LengthHistory:
 
 @lru_cache(maxsize=16)
 def _equal_masses(lengths: int) -> FloatArray:
-    """``LengthDistribution.masses`` of so many equally likely lengths."""
+    """``LengthDistribution.masses`` of ``lengths`` equally likely lengths."""
     masses = np.arange(lengths + 1) / lengths
     masses.flags.writeable = False
     return masses
 
 
 def _inserted(ascending: IntArray, value: int) -> IntArray:
-    """A sorted copy with ``value`` added; several times as fast as ``np.insert``."""
-    at = int(ascending.searchsorted(value))
+    """A sorted copy with ``value`` added; several times faster than ``np.insert``."""
+    index = int(ascending.searchsorted(value))
     longer = np.empty(len(ascending) + 1, dtype=np.int64)
-    longer[:at], longer[at], longer[at + 1 :] = ascending[:at], value, ascending[at:]
+    longer[:index], longer[index], longer[index + 1 :] = ascending[:index], value, ascending[index:]
     return longer
 
 
 def _replaced(ascending: IntArray, dropped: int, value: int) -> IntArray:
     """A sorted copy with ``value`` in place of one ``dropped``."""
-    first, at = int(ascending.searchsorted(dropped)), int(ascending.searchsorted(value))
+    first, index = int(ascending.searchsorted(dropped)), int(ascending.searchsorted(value))
     replaced = ascending.copy()
-    if first < at:
-        replaced[first : at - 1], replaced[at - 1] = ascending[first + 1 : at], value
+    if first < index:
+        replaced[first : index - 1], replaced[index - 1] = ascending[first + 1 : index], value
     else:
-        replaced[at + 1 : first + 1], replaced[at] = ascending[at:first], value
+        replaced[index + 1 : first + 1], replaced[index] = ascending[index:first], value
     return replaced
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedLengths:
-    """Output lengths of finished requests, counted."""
+    """Counts of the output lengths of finished requests."""
 
     lengths: IntArray
-    """Every length that occurs, ascending."""
+    """Distinct lengths, sorted."""
     events: IntArray
-    """How often each occurs."""
+    """Number of requests of each length."""
     remaining: IntArray
-    """How many requests are at least as long as each."""
+    """Number of requests at least as long as each length."""
 
     @classmethod
     def of(cls, finished: IntArray) -> "FinishedLengths":
-        """Count the ``finished`` lengths, which are ascending."""
-        # As ``np.unique`` with counts, which would sort once more and takes three times as long.
+        """Count the sorted lengths ``finished``."""
+        # As ``np.unique`` with counts, which would sort again and take three times as long.
         new = np.empty(len(finished), dtype=np.bool_)
         new[:1] = True
         np.not_equal(finished[1:], finished[:-1], out=new[1:])
@@ -229,7 +228,7 @@ class FinishedLengths:
 def kaplan_meier(finished: FinishedLengths, running: IntArray) -> LengthDistribution:
     """Kaplan and Meier's product-limit estimate (1958) of the distribution of lengths.
 
-    running: tokens generated by running requests, whose lengths are known only to be greater.
+    running: output tokens of running requests so far, which are lower bounds of their lengths.
     """
     at_risk = finished.remaining + len(running)
     at_risk -= np.sort(running).searchsorted(finished.lengths, side="left")

@@ -1,4 +1,4 @@
-"""The shapes of transformers, and the sizes that follow: of matrices, weights and KV cache."""
+"""Model shapes (layers, heads, experts) by name or ``config.json``; sizes of weights and KV cache."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,39 +12,35 @@ _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "int8":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """The shape of a decoder-only transformer."""
+    """The shape of a decoder-only transformer; raises ConfigError for inconsistent numbers."""
 
     name: str
-    """Name in lower case, or a configuration's own."""
+    """In lower case, or the name in a configuration."""
     layers: int
-    """Number of layers."""
     hidden: int
     """Size of the hidden state."""
     heads: int
-    """Attention heads (of queries)."""
+    """Query heads."""
     kv_heads: int
-    """Heads of keys and values; as many as ``heads`` without grouping."""
+    """Equal to ``heads`` without grouping."""
     head_dim: int
-    """Size of a head."""
     intermediate: int
-    """Inner size of the MLP, of a single expert where there are experts."""
+    """Inner size of the MLP, or of one expert."""
     vocab: int
-    """Size of the vocabulary."""
     gated: bool = True
-    """The MLP has a gate: three matrices, not two."""
+    """Whether the MLP has a gate: three matrices, not two."""
     weight_bytes_each: float = 2.0
-    """Bytes of one weight."""
+    """Bytes per weight."""
     kv_bytes_each: float = 2.0
-    """Bytes of one number in the KV cache."""
+    """Bytes per number in the KV cache."""
     experts: int = 0
-    """Experts of the MLP; 0 in dense models."""
+    """0 in dense models."""
     experts_per_token: int = 0
-    """Experts that compute a token; 0 in dense models."""
+    """0 in dense models."""
     tied: bool = False
-    """The output head shares the embedding's weights."""
+    """Whether the output head shares the embedding's weights."""
 
     def __post_init__(self) -> None:
-        """Reject shapes that no model has."""
         for field in ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab"):
             if getattr(self, field) < 1:
                 raise ConfigError(
@@ -62,7 +58,7 @@ class ModelSpec:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], name: str | None = None) -> "ModelSpec":
-        """The shape from a Hugging Face ``config.json``; raises a ConfigError that names what is missing."""
+        """From a Hugging Face ``config.json``; raises a ConfigError that names missing keys."""
         config = {**config, **config.get("text_config", {})}
         title = name or str(config.get("_name_or_path") or config.get("model_type") or "model")
         kind = str(config.get("model_type", ""))
@@ -90,40 +86,39 @@ class ModelSpec:
 
     @property
     def mlp_matrices(self) -> int:
-        """Matrices of one MLP."""
         return 3 if self.gated else 2
 
     @property
     def attention_weights(self) -> int:
-        """Weights in one layer's projections of queries, keys, values and output."""
+        """Weights of one layer's query, key, value and output projections."""
         return self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
 
     @property
     def mlp_weights(self) -> int:
-        """Weights in one layer's MLP, with all experts and their router."""
+        """Weights of one layer's MLP, with all experts and the router."""
         mlp = self.mlp_matrices * self.hidden * self.intermediate
         return self.experts * (mlp + self.hidden) if self.experts else mlp
 
     @property
     def parameters(self) -> int:
-        """Weights in all matrices; norms and biases, far below 1%, are left out."""
+        """Weights of all matrices; norms and biases, far below 1%, are not counted."""
         embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
         return self.layers * (self.attention_weights + self.mlp_weights) + embeddings
 
     def weight_bytes(self, tp: int = 1, ranks: int = 1) -> int:
         """Bytes of weights on each of ``tp`` devices; every matrix is split evenly.
 
-        ranks: data-parallel ranks that divide the experts, and have all else each.
+        ranks: data-parallel ranks that share the experts, and replicate all other weights.
         """
         elsewhere = self.layers * self.mlp_weights * (ranks - 1) / ranks if self.experts else 0.0
         return -(-int((self.parameters - elsewhere) * self.weight_bytes_each) // tp)
 
     def kv_heads_on(self, tp: int) -> int:
-        """KV heads on each of ``tp`` devices; with more devices than heads some hold copies."""
+        """KV heads on each of ``tp`` devices; with more devices than heads, heads are replicated."""
         return max(1, -(-self.kv_heads // tp))
 
     def kv_bytes_per_token(self, tp: int = 1) -> int:
-        """Bytes of one token's keys and values in all layers, on each of ``tp`` devices."""
+        """Bytes of one token's KV in all layers, on each of ``tp`` devices."""
         return int(2 * self.layers * self.kv_heads_on(tp) * self.head_dim * self.kv_bytes_each)
 
 
@@ -253,11 +248,11 @@ _SPECS = [
 ]
 
 MODEL_SPECS: Mapping[str, ModelSpec] = {spec.name: spec for spec in _SPECS}
-"""By name; weights and KV take two bytes a number."""
+"""By name; weights and KV have two bytes per number."""
 
 
 _ALIASES = {"smollm2": "smollm2-135m"}
-"""What servers call models on record otherwise."""
+"""Other names of models in ``MODEL_SPECS``."""
 
 
 def find_model_spec(name: str) -> ModelSpec | None:
@@ -269,7 +264,7 @@ def find_model_spec(name: str) -> ModelSpec | None:
 
 
 def model_spec(name: str) -> ModelSpec:
-    """As ``find_model_spec``, but raises a ConfigError that lists similar names if there is none."""
+    """As ``find_model_spec``, but raises a ConfigError that lists similar names if unknown."""
     spec = find_model_spec(name)
     if spec is None:
         near = get_close_matches(name.lower(), MODEL_SPECS, n=3, cutoff=0.4)

@@ -1,4 +1,4 @@
-"""Statistics of one service's recent traffic, which orders, re-placement and reports use."""
+"""Traffic statistics of one service over sliding windows: arrival rate, lengths, execution time, latency."""
 
 import math
 from collections import deque
@@ -8,72 +8,59 @@ from dataclasses import dataclass
 from shoal.core import ConfigError
 
 NS = 1_000_000_000
-SHORTEST_SPAN_NS = NS
-"""A rate is taken over at least a second, or the first two arrivals could give thousands a second."""
+MIN_SPAN_NS = NS
+"""Minimum span of a rate; the first two arrivals could otherwise give thousands per second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Mean and standard deviation in the unit of the values."""
+    """Mean and population standard deviation."""
 
     mean: float
-    """Arithmetic mean."""
     deviation: float
-    """Of these very values (population, not sample)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """One service over its sliding windows; None where there is no data."""
+    """Traffic of one service over its sliding windows; None without data."""
 
     finished: int
-    """Finished requests that are remembered, whatever their age; the next three fields are theirs."""
+    """Finished requests in the window of requests, as for the next three fields."""
     prompt_tokens: Spread | None
-    """Prompt lengths."""
     output_tokens: Spread | None
-    """Output lengths."""
     execution_s: Spread
-    """Sums of the durations of the steps that a request took part in; the prior before data."""
+    """Sum of the durations of a request's steps; the prior before data."""
     arrivals_per_s: float
-    """Over the time window, as are the following."""
+    """Over the time window, as for the following fields."""
     latency_s: float | None
-    """Mean time from arrival to last token."""
+    """Mean end-to-end latency."""
     ttft_s: float | None
-    """Mean time to first token."""
+    """Mean."""
     attainment: float | None
-    """Share of requests that met their goals, among those that have any."""
+    """Share of the requests with goals that met them."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Finished:
-    """One finished request."""
-
     finish_ns: int
-    """When it finished."""
     prompt_tokens: int
-    """Length of its prompt."""
     output_tokens: int
-    """Length of its output."""
     execution_ns: int
     """Sum of the durations of its steps."""
     latency_ns: int
     """Arrival to last token."""
     ttft_ns: int
-    """Arrival to first token."""
     met: bool | None
-    """Whether it met its goals; None if it has none."""
+    """Whether it met its goals; None without goals."""
 
 
 @dataclass(slots=True)
 class _Sums:
-    """Sums over whole numbers, which are exact, so that values can be removed again without error."""
+    """Sums of integers, which are exact, so that values can be removed without error."""
 
     count: int = 0
-    """How many values."""
     total: int = 0
-    """Their sum."""
     squares: int = 0
-    """Sum of their squares."""
 
     def add(self, value: int, times: int = 1) -> None:
         """Add a value, or remove it with ``times`` -1."""
@@ -90,11 +77,10 @@ class _Sums:
 
 
 class ServiceMonitor:
-    """Arrivals and finished requests of one service over sliding windows; it reads no clock.
+    """Arrivals and finished requests of one service over sliding windows; has no clock.
 
-    prior_execution_s: execution time assumed before the first request has finished. window_requests: finished
-    requests that are remembered. window_s: age in seconds at which arrivals, latencies and attainment are
-    forgotten.
+    prior_execution_s: execution time before the first request has finished. window_requests: window of
+    lengths and execution times. window_s: window of arrivals, latencies and attainment.
     """
 
     def __init__(
@@ -113,7 +99,6 @@ class ServiceMonitor:
         self._prompts, self._outputs, self._executions = _Sums(), _Sums(), _Sums()
 
     def arrived(self, now_ns: int) -> None:
-        """Count a submitted request."""
         if self._first_arrival_ns is None:
             self._first_arrival_ns = now_ns
         self._arrivals.append(now_ns)
@@ -129,10 +114,9 @@ class ServiceMonitor:
         first_token_ns: int,
         met: bool | None,
     ) -> None:
-        """Count a finished request; not a cancelled or failed one.
+        """Count a finished request (not a cancelled or failed one).
 
-        execution_ns: sum of the durations of the steps it took part in. met: whether it met its goals; None
-        if it has none.
+        execution_ns: sum of the durations of its steps. met: whether it met its goals; None without goals.
         """
         if len(self._finished) == self._window_requests:
             self._count(self._finished.popleft(), times=-1)
@@ -150,12 +134,12 @@ class ServiceMonitor:
 
     @property
     def execution(self) -> tuple[float, float]:
-        """Mean and standard deviation of the execution time in seconds, in O(1); (prior, 0) before data."""
+        """Mean and standard deviation of execution time in seconds, in O(1); (prior, 0) before data."""
         spread = self._executions.spread(NS) or self._prior
         return spread.mean, spread.deviation
 
     def snapshot(self, now_ns: int) -> Traffic:
-        """Statistics at ``now_ns``, which is not earlier than anything counted so far."""
+        """Statistics at ``now_ns``, which must not be earlier than the last event."""
         self._forget_arrivals(now_ns)
         recent = [request for request in self._finished if request.finish_ns > now_ns - self._window_ns]
         return Traffic(
@@ -182,7 +166,7 @@ class ServiceMonitor:
         """Arrivals per second over the window, or since the first arrival if that is shorter."""
         if self._first_arrival_ns is None:
             return 0.0
-        span_ns = min(self._window_ns, max(SHORTEST_SPAN_NS, now_ns - self._first_arrival_ns))
+        span_ns = min(self._window_ns, max(MIN_SPAN_NS, now_ns - self._first_arrival_ns))
         return len(self._arrivals) * NS / span_ns
 
 

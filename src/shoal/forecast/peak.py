@@ -1,13 +1,12 @@
-"""The most memory that a batch of requests will hold at once, M*.
+"""Peak memory: the maximum KV blocks that a batch will hold at once, M*.
 
-Past-Future scheduler (Gong et al., section 3.3, equations 2-4): requests that advance together, one token per
-step, hold most at a moment when one of them finishes. Sorted by remaining tokens, longest first,
-M_i = sum of a_j over j <= i, plus i * b_i, with a the tokens held and b those remaining; M* = max M_i.
-Here tokens are rounded up to blocks, request by request, and shared blocks count once.
+Past-Future scheduler (Gong et al., section 3.3, equations 2-4): the memory of requests that advance by one
+token per step has its maximum when one of them finishes. Sorted by remaining tokens, longest first, M_i = sum
+of a_j over j <= i, plus i * b_i, with a the tokens held and b those remaining; M* = max M_i. Here tokens are
+rounded up to blocks for each request, and shared blocks count once.
 
-The peak of several services is the sum of each one's own: services whose steps alternate do not advance
-together, so one may be at its peak while another waits at its own. The formula over all of their requests
-together would promise too little memory.
+The peak of several services is the sum of their peaks: their steps alternate, so one may be at its peak while
+another waits at its own. The formula over the requests of all services would be too low.
 """
 
 from dataclasses import dataclass
@@ -23,17 +22,17 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class SharedBlocks:
-    """Blocks that several requests of a batch hold, in sets of blocks with the same holders."""
+    """Blocks shared by several requests of a batch, as sets of blocks with the same holders."""
 
     counts: IntArray
     """Number of blocks in each set [sets]."""
     members: IntArray
     """Indices of the requests that hold set 0, then of those that hold set 1, ..."""
     starts: IntArray
-    """Where each set begins in ``members`` [sets]."""
+    """Start of each set in ``members`` [sets]."""
 
     def without(self, member: int) -> "SharedBlocks":
-        """The shared blocks after request ``member`` has left; indices after it fall by one."""
+        """The shared blocks without request ``member``; indices after it decrease by one."""
         sizes = np.diff(np.append(self.starts, len(self.members)))
         sets = np.repeat(np.arange(len(self.counts)), sizes)
         keep = self.members != member
@@ -42,7 +41,7 @@ class SharedBlocks:
         return SharedBlocks(self.counts[kept], members - (members > member), starts)
 
     def held(self, requests: int) -> IntArray:
-        """How many shared blocks each of ``requests`` requests holds."""
+        """Number of shared blocks of each of ``requests`` requests."""
         sizes = np.diff(np.append(self.starts, len(self.members)))
         return np.bincount(self.members, weights=np.repeat(self.counts, sizes), minlength=requests).astype(
             np.int64
@@ -50,39 +49,37 @@ class SharedBlocks:
 
     @property
     def surplus(self) -> int:
-        """How many blocks too many are counted if each request counts all of its blocks."""
+        """Excess of blocks if each request counts all of its blocks."""
         sizes = np.diff(np.append(self.starts, len(self.members)))
         return int((self.counts * (sizes - 1)).sum())
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The memory that one service's requests hold now, and how it is counted."""
+    """The current memory of one service's requests, and its layout."""
 
     tokens: IntArray
     """Tokens of each request, at least 1 [n]."""
     block_size: int
-    """Tokens in a block."""
+    """Tokens per block."""
     blocks_per_merged: int = 1
-    """Blocks of the service in one merged block, as in its layout."""
+    """Blocks of the service per merged block."""
     units_per_block: int = 1
-    """Units of the pool that a block takes, as in its layout."""
+    """Units of the pool per block."""
     shared: SharedBlocks | None = None
-    """Blocks that several of the requests hold."""
 
     def merged(self, blocks: IntArray) -> IntArray:
-        """Number of merged blocks for so many blocks."""
         return -(-blocks // self.blocks_per_merged) * self.units_per_block
 
     def total(self, tokens: IntArray) -> int:
-        """Merged blocks if each request has so many ``tokens`` [n], at least as many as now."""
+        """Merged blocks if the requests have ``tokens`` [n], at least as many as now."""
         blocks = int((-(-tokens // self.block_size)).sum())
         if self.shared is not None:
             blocks -= self.shared.surplus
         return -(-blocks // self.blocks_per_merged) * self.units_per_block
 
     def timeline(self, remaining: IntArray) -> "Timeline":
-        """The blocks held when each request finishes, if all advance together by ``remaining`` [draws, n]."""
+        """Blocks held when each request finishes; remaining: tokens to come [draws, n]."""
         order, ends = _longest_first(remaining)
         held = running_blocks(self.tokens, order, ends, self.block_size)
         if self.shared is not None and len(self.shared.counts):
@@ -92,16 +89,15 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The moments at which a service's requests finish, for each draw of their output lengths."""
+    """Blocks held when each of a service's requests finishes, for each draw of their output lengths."""
 
     demand: Demand
-    """How memory is counted, and what the first requests share."""
     tokens: IntArray
-    """Tokens of each request now [n]."""
+    """Current tokens of each request [n]."""
     remaining: IntArray
-    """Tokens that each will still get [draws, n]."""
+    """Tokens to come of each request [draws, n]."""
     ends: IntArray
-    """The steps after which requests finish: ``remaining``, in any order within a draw [draws, n]."""
+    """Steps after which requests finish: ``remaining``, in any order within a draw [draws, n]."""
     held: IntArray
     """Blocks held at each of ``ends`` by the requests that finish then or later [draws, n]."""
 
@@ -112,18 +108,18 @@ class Timeline:
     def peak_with_each(self, tokens: IntArray, remaining: IntArray) -> IntArray:
         """M* with the first, the first two, ... candidates, which share no blocks [k, draws].
 
-        tokens: of each candidate now [k]. remaining: tokens that each will still get [draws, k]. It needs no
-        sorting and so costs a fraction of new timelines.
+        tokens: current tokens of each candidate [k]. remaining: tokens to come of each [draws, k]. Needs no
+        sorting, so it is much faster than new timelines.
         """
         size = self.demand.block_size
         ends = np.concatenate((self.ends, remaining), axis=1)
-        # [k, draws, n + k]. Moments at which a candidate finishes that has not joined yet do no harm.
+        # [k, draws, n + k]. Ends of candidates that have not joined yet do not change the maximum.
         last = remaining.T[:, :, None]
         held = blocks_in(ends + (tokens + (size - 1))[:, None, None], size)
         held *= ends <= last
         running = _held_after(self.demand, self.tokens, self.remaining, last).T
         held[0] += np.concatenate((self.held, running), axis=1)
-        for before, after in pairwise(held):  # many times as fast as a cumulative sum along this axis
+        for before, after in pairwise(held):  # much faster than a cumulative sum along this axis
             after += before
         return self.demand.merged(held.max(axis=2))
 
@@ -142,8 +138,8 @@ def _held_after(demand: Demand, tokens: IntArray, remaining: IntArray, steps: In
 
 
 def _longest_first(remaining: IntArray) -> tuple[IntArray, IntArray]:
-    """Indices of the requests by falling ``remaining``, and ``remaining`` in that order; both [draws, n]."""
-    # One sort of numbers that hold both takes less time than ``argsort`` and ``take_along_axis``.
+    """Indices of requests by descending ``remaining``, and ``remaining`` in that order; both [draws, n]."""
+    # Sorting numbers that encode both is faster than ``argsort`` and ``take_along_axis``.
     bits = remaining.shape[1].bit_length()
     keys = remaining << bits
     keys |= np.arange(remaining.shape[1])

@@ -1,4 +1,4 @@
-"""Predictors of a single request's output length, by name.
+"""Output-length predictors by name: maximum, history, learned, oracle.
 
 A prediction is more than the tokens generated so far and at most the request's ``max_new_tokens``.
 """
@@ -14,37 +14,35 @@ from shoal.forecast.lengths import IntArray, LengthDistribution, LengthHistory
 
 _NO_RUNNING: IntArray = np.zeros(0, dtype=np.int64)
 _ROUNDING = 1e-6
-"""A mean this close to a whole number differs from it only by floating-point error."""
+"""Tolerance for floating-point errors of a mean that is a whole number."""
 
 
 class MaximumLengths:
-    """Predicts that every request generates as much as it may."""
+    """Predicts ``max_new_tokens`` for every request."""
 
     def predict(self, request: Request, generated: int, max_new_tokens: int) -> int:
-        """``max_new_tokens``."""
         return max_new_tokens
 
     def record(self, request: Request, output_tokens: int) -> None:
-        """Nothing to learn."""
+        """Does nothing."""
 
 
 class HistoryLengths:
     """Predicts the mean of the recent output lengths greater than what is generated, rounded up.
 
-    Past-Future scheduler (Gong et al., section 3.2), with the mean in place of a draw. A request longer than
-    all of them is predicted to be half done: if it were predicted to reach its limit, as in the paper, an
-    order by remaining length would never let the first long request finish. ``history`` belongs to the
-    service, which also records into it; running requests do not count.
+    Past-Future scheduler (Gong et al., section 3.2), with the mean instead of a draw. A request longer than
+    all of them is predicted to be half done: predicting its limit, as in the paper, would starve the first
+    long request in an order by remaining length. ``history`` belongs to the service, which records into it;
+    running requests do not count.
     """
 
     def __init__(self, history: LengthHistory) -> None:
         self._history = history
         self._distribution: LengthDistribution | None = None
-        # Predictions from that distribution, by (generated, max_new_tokens).
+        # Cache of predictions from the distribution, by (generated, max_new_tokens).
         self._predictions: dict[tuple[int, int], int] = {}
 
     def predict(self, request: Request, generated: int, max_new_tokens: int) -> int:
-        """The mean of the lengths beyond ``generated``, each capped at ``max_new_tokens``."""
         distribution = self._history.distribution(_NO_RUNNING)
         if distribution is not self._distribution:
             self._distribution = distribution
@@ -61,21 +59,20 @@ class HistoryLengths:
         return prediction
 
     def record(self, request: Request, output_tokens: int) -> None:
-        """Nothing to learn: the owner of the history records into it."""
+        """Does nothing: the service records into the history."""
 
 
 class OracleLengths:
-    """Predicts the true output length of requests that know it (workloads), ``max_new_tokens`` for others."""
+    """Predicts ``true_output_tokens`` of simulated requests; ``max_new_tokens`` if unknown or exceeded."""
 
     def predict(self, request: Request, generated: int, max_new_tokens: int) -> int:
-        """The true length; ``max_new_tokens`` if it is unknown or already exceeded."""
         true = request.true_output_tokens
         if true is None or true <= generated:
             return max_new_tokens
         return min(true, max_new_tokens)
 
     def record(self, request: Request, output_tokens: int) -> None:
-        """Nothing to learn."""
+        """Does nothing."""
 
 
 PREDICTORS: Mapping[str, Callable[[int, LengthHistory], LengthPredictor]] = {
@@ -84,14 +81,13 @@ PREDICTORS: Mapping[str, Callable[[int, LengthHistory], LengthPredictor]] = {
     "learned": lambda maximum, history: LearnedLengths(maximum),
     "oracle": lambda maximum, history: OracleLengths(),
 }
-"""Factories by name: each makes a service's predictor from its longest output and its length history."""
+"""Factories by name, with a service's longest output and its length history as arguments."""
 
 
 def make_predictor(name: str, maximum: int, history: LengthHistory) -> LengthPredictor:
-    """Make a service's predictor called ``name``.
+    """Make the predictor ``name`` for one service; raises ConfigError for an unknown name.
 
     maximum: longest output, in tokens, that the service allows. history: lengths of its finished requests,
-    which its owner records, also for the ``history`` predictor. Raises ConfigError if there is no such
-    predictor.
+    which the service records.
     """
     return lookup("length predictor", PREDICTORS, name)(maximum, history)

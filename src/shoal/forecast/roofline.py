@@ -1,7 +1,7 @@
-"""Step times from a model's shape and a device's data sheet, corrected by measured efficiencies.
+"""Roofline step-time model: from a model's shape and a device's data sheet, with measured efficiencies.
 
-For devices without measurements; where there is a profile, ``ProfileTimes`` is more accurate.
-Tensor parallelism splits every matrix and the heads evenly, and adds what devices exchange.
+For devices without a profile; ``ProfileTimes`` is more accurate. Tensor parallelism splits every matrix and
+the heads evenly, and adds the time of collectives.
 """
 
 from functools import partial
@@ -14,7 +14,7 @@ from shoal.forecast.latency import FloatArray
 from shoal.forecast.model_spec import ModelSpec
 from shoal.forecast.roofline_ops import Link
 from shoal.forecast.step_times import StepRows
-from shoal.forecast.tensor_parallel import RequestContext
+from shoal.forecast.tensor_parallel import CollectiveTimes
 
 _ACTIVATION_BYTES = 2
 _LOGIT_BYTES = 4
@@ -26,14 +26,14 @@ class RooflineTimes:
     def __init__(
         self, model: ModelSpec, device: DeviceSpec, tp: int = 1, *, link: Link | None = None
     ) -> None:
-        """link: between the devices; None: that of the data sheet.
+        """link: between devices; None: that of the data sheet.
 
         Raises ConfigError if the heads cannot be split over ``tp`` devices.
         """
         if tp < 1 or model.heads % tp:
             raise ConfigError(f"{model.name} has {model.heads} heads, which tp={tp} does not divide")
         self.model, self.device, self.tp = model, device, tp
-        self._exchange = RequestContext(model, partial((link or device.link).all_reduce, devices=tp))
+        self._collectives = CollectiveTimes(model, partial((link or device.link).all_reduce, devices=tp))
         self._heads = model.heads // tp
         self._kv_heads = model.kv_heads_on(tp)
         position = 2 * self._kv_heads * model.head_dim * model.kv_bytes_each
@@ -44,19 +44,17 @@ class RooflineTimes:
         self._by_sampled: dict[int, float] = {}
 
     def step_time(self, rows: StepRows) -> float:
-        """Seconds of one step."""
-        seconds = self._decoding(rows.new_tokens, rows.sampled, rows.decodes)
+        seconds = self._base(rows.new_tokens, rows.sampled, rows.decodes)
         seconds = seconds + self._per_context * rows.decode_context
         return seconds + self._prefill_attention(rows.chunks) if rows.chunks else seconds
 
     def decode_times(self, sequences: int, context: int, steps: int) -> FloatArray:
-        """Seconds of each of a run of decode steps."""
         contexts = np.arange(context, context + sequences * steps, sequences, dtype=np.int64)
         seconds = np.asarray(self._per_context * contexts, dtype=np.float64)
-        return self._decoding(sequences, sequences, sequences) + seconds
+        return self._base(sequences, sequences, sequences) + seconds
 
-    def _decoding(self, tokens: int, sampled: int, decodes: int) -> float:
-        """Seconds of a step, without reading the KV of decoding rows and without the attention of chunks."""
+    def _base(self, tokens: int, sampled: int, decodes: int) -> float:
+        """Seconds of a step without reading the KV of decoding rows and without the attention of chunks."""
         by_tokens = self._by_tokens.get(tokens)
         if by_tokens is None:
             by_tokens = self._by_tokens[tokens] = self._layers(tokens)
@@ -66,7 +64,7 @@ class RooflineTimes:
         return by_tokens + by_sampled + self._per_decode * decodes
 
     def _layers(self, tokens: int) -> float:
-        """Seconds of all layers, without what depends on contexts."""
+        """Seconds of all layers, without the parts that depend on contexts."""
         model, device = self.model, self.device
         heads = (self._heads + 2 * self._kv_heads) * model.head_dim
         layer = self._matmul(tokens, model.hidden, heads)
@@ -74,7 +72,7 @@ class RooflineTimes:
         layer += self._experts(tokens) if model.experts else self._mlp(tokens)
         layer += self._pointwise(tokens)
         layer += device.efficiencies.decode.start_s
-        layer += self._exchange.layer_s(tokens)
+        layer += self._collectives.layer_s(tokens)
         return model.layers * layer
 
     def _matmul(self, tokens: int, inputs: int, outputs: float) -> float:
@@ -92,12 +90,12 @@ class RooflineTimes:
         return up + self._matmul(tokens, model.hidden, width)
 
     def _experts(self, tokens: int) -> float:
-        """Seconds of a mixture-of-experts MLP, if tokens choose experts independently and evenly."""
+        """Seconds of a mixture-of-experts MLP, for tokens that choose experts independently and evenly."""
         model = self.model
         numbers = model.mlp_matrices * model.hidden * model.intermediate / self.tp
-        touched = experts_touched(model.experts, model.experts_per_token, tokens)
+        active = expected_active_experts(model.experts, model.experts_per_token, tokens)
         rows = tokens * model.experts_per_token
-        moved = touched * numbers * model.weight_bytes_each + 2 * rows * model.hidden * _ACTIVATION_BYTES
+        moved = active * numbers * model.weight_bytes_each + 2 * rows * model.hidden * _ACTIVATION_BYTES
         return self.device.efficiencies.experts.seconds(
             2.0 * rows * numbers, moved, self.device.flops, self.device.bandwidth
         )
@@ -114,7 +112,7 @@ class RooflineTimes:
         return pointwise.seconds(0.0, moved, self.device.flops, self.device.bandwidth) + 3 * pointwise.start_s
 
     def _head(self, sampled: int) -> float:
-        """Seconds of the logits of ``sampled`` rows and of sampling; 0 without such rows."""
+        """Seconds of logits and sampling for ``sampled`` rows."""
         if not sampled:
             return 0.0
         model, device = self.model, self.device
@@ -122,10 +120,10 @@ class RooflineTimes:
         choice = device.efficiencies.pointwise.seconds(
             0.0, 2 * sampled * model.vocab * _LOGIT_BYTES, device.flops, device.bandwidth
         )
-        return logits + self._exchange.logits_s(sampled) + choice
+        return logits + self._collectives.logits_s(sampled) + choice
 
     def _prefill_attention(self, chunks: tuple[tuple[int, int], ...]) -> float:
-        """Seconds of all layers' attention for the chunks of one step."""
+        """Seconds of all layers' attention for the prompt chunks of one step."""
         model, device = self.model, self.device
         pairs = positions = tokens = 0
         for count, before in chunks:
@@ -141,15 +139,15 @@ class RooflineTimes:
         return model.layers * (layer - prefill.start_s + len(chunks) * prefill.row_s)
 
 
-def experts_touched(experts: int, per_token: int, tokens: int) -> float:
-    """Expected number of experts that some token activates, if each chooses ``per_token`` evenly."""
+def expected_active_experts(experts: int, per_token: int, tokens: int) -> float:
+    """Expected number of experts activated by ``tokens`` that each choose ``per_token`` evenly."""
     return experts * (1.0 - (1.0 - per_token / experts) ** tokens)
 
 
 def kv_tokens(model: ModelSpec, device: DeviceSpec, tp: int = 1, utilisation: float = 0.9) -> int:
-    """Tokens whose KV fits beside the weights in a share ``utilisation`` of each device's memory.
+    """Tokens of KV that fit with the weights into a share ``utilisation`` of each device's memory.
 
-    Raises ConfigError if not even the weights fit.
+    Raises ConfigError if the weights do not fit.
     """
     room = int(device.memory_bytes * utilisation) - model.weight_bytes(tp)
     if room <= 0:

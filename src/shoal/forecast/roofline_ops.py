@@ -1,8 +1,8 @@
-"""The time of one kernel on a device: its work divided by peak rates and measured efficiencies.
+"""Roofline time of one kernel or all-reduce: work divided by peak rates and measured efficiencies.
 
-Every kernel has a time to start, a time for its arithmetic and a time for its memory traffic. The last two
-overlap imperfectly: the norm (compute^q + memory^q)^(1/q) lies between their sum (q = 1) and the roofline's
-maximum (q = infinity), and its power q is fitted.
+Every kernel has a start time, a compute time and a memory time. The last two overlap imperfectly: the norm
+(compute^q + memory^q)^(1/q) lies between their sum (q = 1) and the roofline's maximum (q = infinity); the
+power q is fitted.
 """
 
 from dataclasses import dataclass
@@ -12,52 +12,49 @@ from shoal.core import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """The share of a device's peak rates that a kind of kernel reaches."""
+    """Efficiency of one kind of kernel on a device; raises ConfigError for numbers out of range."""
 
     compute: float
     """Share of the peak arithmetic rate that large kernels reach, in (0, 1]."""
     memory: float
-    """Share of the memory bandwidth that they reach, in (0, 1]."""
+    """Share of the memory bandwidth that large kernels reach, in (0, 1]."""
     start_s: float
-    """Seconds to start."""
     overlap: float = 1.0
-    """The power q above: 1 adds the two times, a large number takes the longer."""
+    """The power q: 1 adds the two times, a large number takes the maximum."""
     row_s: float = 0.0
-    """Seconds that each sequence of a batch adds."""
+    """Seconds per sequence of a batch."""
 
     def __post_init__(self) -> None:
-        """Reject values that no kernel has."""
         if not (0 < self.compute <= 1 and 0 < self.memory <= 1 and self.overlap >= 1):
             raise ConfigError(f"efficiencies must be in (0, 1] and overlap at least 1, got {self}")
 
     def seconds(self, flops: float, moved: float, peak: float, bandwidth: float) -> float:
-        """Seconds of one kernel of ``flops`` operations that moves ``moved`` bytes."""
+        """Seconds of one kernel with ``flops`` operations and ``moved`` bytes of memory traffic."""
         compute = flops / (peak * self.compute)
         memory = moved / (bandwidth * self.memory)
         longer, shorter = (compute, memory) if compute > memory else (memory, compute)
         if longer <= 0:
             return self.start_s
-        # Equal to the norm, and safe from overflow and underflow of the powers.
+        # Equal to the norm, without overflow or underflow of the powers.
         together = longer * (1.0 + (shorter / longer) ** self.overlap) ** (1.0 / self.overlap)
         return self.start_s + float(together)
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Reductions between the devices of one tensor-parallel group."""
+    """The interconnect of one tensor-parallel group."""
 
     bandwidth: float
     """Bytes per second that each of two devices sends."""
     start_s: float
     """Seconds of the smallest reduction on two devices."""
     device_s: float = 0.0
-    """Seconds that each further device adds."""
+    """Seconds per further device."""
     sharing: float = 0.0
-    """Each of n devices has (2 / n)^sharing of the bandwidth: 0 if a switch connects them, more on a shared
-    bus."""
+    """Each of n devices has (2 / n)^sharing of the bandwidth: 0 with a switch, more on a shared bus."""
 
     def all_reduce(self, message: float, devices: int) -> float:
-        """Seconds to sum ``message`` bytes over ``devices``: each sends 2 (n - 1) / n of them."""
+        """Seconds to sum ``message`` bytes over ``devices``; each sends 2 (n - 1) / n of them."""
         if devices < 2:
             return 0.0
         sent = 2 * (devices - 1) / devices * message
@@ -74,7 +71,7 @@ class Efficiencies:
     prefill: Efficiency
     """Attention of prompt chunks."""
     decode: Efficiency
-    """Attention of single tokens, whose arithmetic hides behind its reads."""
+    """Attention of single tokens, which is bound by memory."""
     experts: Efficiency
     """Fused mixture-of-experts MLPs."""
     pointwise: Efficiency

@@ -1,4 +1,4 @@
-"""Blocks held by the first, the first two, ... of many requests that grow by equally many tokens."""
+"""Block counts for ``peak``: blocks of the first, the first two, ... requests while all of them grow."""
 
 from functools import lru_cache
 
@@ -11,13 +11,13 @@ IntArray = npt.NDArray[np.int64]
 def running_blocks(tokens: IntArray, order: IntArray, steps: IntArray, size: int) -> IntArray:
     """Blocks that the first i + 1 requests of ``order`` hold after ``steps[i]`` more tokens [draws, n].
 
-    tokens: of each request now, at least 1 [n]. order: indices of requests [draws, n]. steps: for each place
-    in ``order`` [draws, n]. size: tokens in a block.
+    tokens: current tokens of each request, at least 1 [n]. order: indices of requests [draws, n]. steps: for
+    each position in ``order`` [draws, n]. size: tokens per block.
 
-    A request with a tokens holds ceil(a / size) blocks, after k more tokens k // size others, and one further
-    block if the rest of k exceeds the free slots of its last one. How many requests do so is a cumulative
-    count for each possible rest. As many counts as fit share a 64-bit word, each in its own bit field, so
-    that one cumulative sum computes them all: for arrays of this size the number of calls takes the time.
+    A request with a tokens holds ceil(a / size) blocks; k more tokens add k // size blocks, and one further
+    block if the rest of k exceeds the free slots of the last block. The number of requests with a further
+    block is a cumulative count for each possible rest. Several counts share a 64-bit word, each in its own
+    bit field, so that one cumulative sum computes them all: at this size, numpy calls dominate the time.
     """
     draws, requests = order.shape
     bits = max(1, requests.bit_length())
@@ -27,9 +27,9 @@ def running_blocks(tokens: IntArray, order: IntArray, steps: IntArray, size: int
     columns[0] = whole
     counts = columns.take(order, axis=1).cumsum(axis=2)
     further, rest = split(steps, size)
-    places = _rows(size, bits, steps.size).take(rest)
-    places += _numbers(draws, requests)
-    held: IntArray = counts.ravel().take(places)
+    positions = _rows(size, bits, steps.size).take(rest)
+    positions += _numbers(draws, requests)
+    held: IntArray = counts.ravel().take(positions)
     held >>= shift.take(rest)
     held &= (1 << bits) - 1
     held += counts[0]
@@ -39,7 +39,7 @@ def running_blocks(tokens: IntArray, order: IntArray, steps: IntArray, size: int
 
 
 def split(tokens: IntArray, size: int) -> tuple[IntArray, IntArray]:
-    """Whole blocks of ``size`` and the remaining tokens; shifts take a fraction of a division's time."""
+    """Whole blocks of ``size`` and remaining tokens; shifts are faster than divisions."""
     if size & (size - 1):
         whole, rest = np.divmod(tokens, size)
         return whole, rest
@@ -47,7 +47,7 @@ def split(tokens: IntArray, size: int) -> tuple[IntArray, IntArray]:
 
 
 def blocks_in(tokens: IntArray, size: int) -> IntArray:
-    """Whole blocks of ``size`` alone, written over ``tokens``."""
+    """Whole blocks of ``size``, computed in place of ``tokens``."""
     if size & (size - 1):
         tokens //= size
     else:
@@ -57,7 +57,7 @@ def blocks_in(tokens: IntArray, size: int) -> IntArray:
 
 @lru_cache(maxsize=256)
 def _numbers(rows: int, columns: int) -> IntArray:
-    """0, 1, 2, ... row by row."""
+    """0, 1, 2, ... in row-major order."""
     numbers = np.arange(rows * columns).reshape(rows, columns)
     numbers.flags.writeable = False
     return numbers
@@ -65,10 +65,10 @@ def _numbers(rows: int, columns: int) -> IntArray:
 
 @lru_cache(maxsize=64)
 def _fields(size: int, bits: int) -> tuple[IntArray, IntArray]:
-    """What a request adds to each word, by its filled slots [1 + words, size]; the shift of each rest [size].
+    """Increments of each word by filled slots of a request [1 + words, size]; the shift of each rest [size].
 
-    Fields have ``bits`` bits; the first row is for whole blocks. Without a rest there is no further block:
-    its shift leaves nothing of a word.
+    Fields have ``bits`` bits; the first row is for whole blocks. A rest of 0 has no further block: its shift
+    clears the word.
     """
     per_word = 63 // bits
     rests = np.arange(size)
@@ -82,12 +82,12 @@ def _fields(size: int, bits: int) -> tuple[IntArray, IntArray]:
 
 
 def _words(size: int, bits: int) -> IntArray:
-    """The row that has each rest's count [size]."""
+    """The row with the count of each rest [size]."""
     words: IntArray = np.maximum(np.arange(size) - 1, 0) // (63 // bits) + 1
     return words
 
 
 @lru_cache(maxsize=256)
 def _rows(size: int, bits: int, entries: int) -> IntArray:
-    """Where the row of each rest begins, if a row has so many ``entries`` [size]."""
+    """Start of the row of each rest, for rows of ``entries`` [size]."""
     return _words(size, bits) * entries

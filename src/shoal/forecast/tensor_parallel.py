@@ -1,4 +1,4 @@
-"""What the devices that share a model exchange in a step."""
+"""Times of tensor-parallel collectives in a step: all-reduces of hidden states, gathering of logits."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,31 +6,29 @@ from dataclasses import dataclass
 from shoal.forecast.model_spec import ModelSpec
 
 _BYTES = 2
-"""Of one activation or logit."""
+"""Size of one activation or logit."""
 
 
 @dataclass(frozen=True, slots=True)
-class RequestContext:
-    """Seconds of the exchanges of tensor parallelism (Shoeybi et al., Megatron-LM, section 3), as in vLLM.
+class CollectiveTimes:
+    """Seconds of tensor-parallel collectives (Shoeybi et al., Megatron-LM, section 3), as in vLLM.
 
-    Every device has a part of each result, and the parts are summed: twice in a layer, after attention and
-    after the MLP or its experts, and once for the embedding, whose rows are divided. The logits of sampled
-    rows are gathered.
+    There are two all-reduces per layer, after attention and after the MLP or its experts, and one for the
+    embedding, whose rows are split. The logits of sampled rows are gathered.
     """
 
     model: ModelSpec
-    """The model that is shared."""
-    reduce: Callable[[float], float]
-    """Seconds to sum so many bytes over all devices, which is 0 on one device."""
+    all_reduce_s: Callable[[float], float]
+    """Seconds to sum a number of bytes over all devices; 0 on one device."""
 
     def layer_s(self, tokens: int) -> float:
-        """Seconds to sum the hidden states of so many tokens after the two parts of one layer."""
+        """Seconds of the two all-reduces of one layer."""
         return 2 * self.embedding_s(tokens)
 
     def embedding_s(self, tokens: int) -> float:
-        """Seconds to sum the hidden states of so many tokens once."""
-        return self.reduce(_BYTES * tokens * self.model.hidden)
+        """Seconds of one all-reduce of hidden states."""
+        return self.all_reduce_s(_BYTES * tokens * self.model.hidden)
 
     def logits_s(self, sampled: int) -> float:
-        """Seconds to gather the logits of so many rows, which are sent once; what is summed is sent twice."""
-        return self.reduce(_BYTES * sampled * self.model.vocab / 2) if sampled else 0.0
+        """Seconds to gather logits; a gather sends each byte once, an all-reduce twice."""
+        return self.all_reduce_s(_BYTES * sampled * self.model.vocab / 2) if sampled else 0.0

@@ -1,1 +1,1 @@
-"""Profiles in files: measured layer times, read and made into step times."""
+"""Step times from files of measured layer times, in the format of LLMServingSim's profiler."""

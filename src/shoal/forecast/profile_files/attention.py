@@ -1,4 +1,4 @@
-"""Attention measured by chunks and what they attend, as tables by prompt tokens and their keys."""
+"""Tables of measured attention times, interpolated over prompt tokens, their key, decodes and context."""
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -11,9 +11,9 @@ from shoal.forecast.latency import FloatArray
 
 
 class Line:
-    """A piecewise linear function; constant before its first point, extrapolated after its last.
+    """A piecewise linear function: constant before its first point, extrapolated after its last.
 
-    ``at`` and ``many`` do the same operations in the same order, so their results are equal to the last bit.
+    ``at`` and ``many`` do the same operations in the same order, so their results are bitwise equal.
     """
 
     def __init__(self, points: FloatArray, values: FloatArray) -> None:
@@ -24,7 +24,6 @@ class Line:
         self._lists = points.tolist(), values.tolist(), slopes.tolist()
 
     def at(self, x: float) -> float:
-        """The value at ``x``."""
         points, values, slopes = self._lists
         if x < points[0]:
             x = points[0]
@@ -32,7 +31,6 @@ class Line:
         return float(values[i] + (x - points[i]) * slopes[i])
 
     def many(self, x: FloatArray) -> FloatArray:
-        """The values at each of ``x``."""
         x = np.maximum(x, self._points[0])
         i = np.searchsorted(self._points, x, side="right") - 1
         result: FloatArray = self._values[i] + (x - self._points[i]) * self._slopes[i]
@@ -40,9 +38,9 @@ class Line:
 
 
 def bracket(axis: Sequence[float], x: float) -> tuple[int, float]:
-    """Index of the point of ``axis`` at or below ``x``, and the share of the way to the next.
+    """Index of the point of ``axis`` at or below ``x``, and the fraction of the way to the next point.
 
-    The share is above 1 beyond the last point.
+    The fraction is above 1 beyond the last point.
     """
     if len(axis) == 1 or x <= axis[0]:
         return 0, 0.0
@@ -51,36 +49,36 @@ def bracket(axis: Sequence[float], x: float) -> tuple[int, float]:
 
 
 PrefillPoint = tuple[int, float, int, int]
-"""Prompt tokens, their key, decoding rows, and the context of these."""
+"""Prompt tokens, their key, decoding rows, mean context of decoding rows."""
 Plane = list[list[float]]
-"""Microseconds by decoding rows and their context."""
+"""Microseconds by decoding rows and context."""
 
 
 def prefill_key(chunks: Sequence[tuple[int, int]]) -> float:
-    """How many positions a prompt token attends, on average over all tokens of ``chunks``.
+    """Mean number of positions that a prompt token attends, over all tokens of ``chunks``.
 
-    chunks: (new tokens, computed before). A token attends what came before its chunk and, because attention
-    is causal, half of the chunk: in two chunks of 100 tokens without context it attends 50 positions, in one
-    chunk of 200 tokens 100. LLMServingSim's profiler has the same coordinate.
+    chunks: (new tokens, computed before). A token attends all tokens before its chunk and, because attention
+    is causal, on average half of the chunk: 50 positions in two chunks of 100 tokens without context, 100 in
+    one chunk of 200 tokens. LLMServingSim's profiler has the same coordinate.
     """
     tokens = sum(count for count, _ in chunks)
     return sum(count * (before + count / 2) for count, before in chunks) / tokens
 
 
 class PrefillKeyTable:
-    """Microseconds of one layer's attention in a step, by its prompt tokens, their key and its decoding rows.
+    """Microseconds of one layer's attention in a step, by prompt tokens, their key and decoding rows.
 
-    Decodes alone, prompts alone and both together are three tables, because different kernels run. The
-    measured keys may differ from one number of tokens to the next: a short key with many tokens takes several
-    chunks, whose lengths are whole numbers. Within a table times are linear along each axis. Before the first
-    point of an axis its time is taken; beyond the last, times are extrapolated and never fall.
+    Decodes only, prompts only, and both are three tables, because the kernels differ. The measured keys may
+    differ between numbers of tokens: a short key with many tokens takes several chunks, whose lengths are
+    whole numbers. Times are interpolated linearly along each axis; they are constant before the first point,
+    and extrapolated without decreasing after the last.
     """
 
     def __init__(self, measured: Mapping[PrefillPoint, float], source: Path) -> None:
-        """measured: microseconds, from ``source``.
+        """measured: microseconds, from the file ``source``.
 
-        Points may be missing, such as those whose context does not fit in memory: see ``_planes``. Raises
-        ConfigError if one of the three tables has no row.
+        Points may be missing, for instance because their context does not fit in memory: see ``_planes``.
+        Raises ConfigError if one of the three tables has no row.
         """
         alone: dict[int, dict[float, float]] = {}
         decodes_alone: dict[int, dict[float, float]] = {}
@@ -111,7 +109,7 @@ class PrefillKeyTable:
         self._mixed = [_planes(mixed[tokens], self._rows_axis, self._context_axis) for tokens in self._tokens]
 
     def decode_line(self, decodes: int) -> Line:
-        """Microseconds of ``decodes`` rows alone, by their mean context."""
+        """Microseconds of a step with only ``decodes`` rows, by their mean context."""
         line = self._lines.get(decodes)
         if line is None:
             i, share = bracket(self._decodes, decodes)
@@ -122,29 +120,31 @@ class PrefillKeyTable:
         return line
 
     def chunks(self, rows: Sequence[tuple[int, int]], decodes: int, decode_context: float) -> float:
-        """Microseconds of chunks (new tokens, computed before) beside decoding rows of that mean context."""
+        """Microseconds of chunks (new tokens, computed before) with ``decodes`` rows of a mean context."""
         tokens, key = sum(count for count, _ in rows), prefill_key(rows)
         if not decodes:
             i, share = bracket(self._alone_axis, tokens)
-            return _between([line.at(key) for line in self._alone[i : i + 2]], share)
+            return _interpolate([line.at(key) for line in self._alone[i : i + 2]], share)
         i, share = bracket(self._tokens, tokens)
-        places = range(i, min(i + 2, len(self._tokens)))
-        return _between([self._mixed_at(place, key, decodes, decode_context) for place in places], share)
+        positions = range(i, min(i + 2, len(self._tokens)))
+        return _interpolate(
+            [self._mixed_at(position, key, decodes, decode_context) for position in positions], share
+        )
 
-    def _mixed_at(self, place: int, key: float, decodes: int, context: float) -> float:
-        """Microseconds at a measured number of prompt tokens (index ``place`` of the axis) beside decodes."""
-        j, key_share = bracket(self._keys[place], key)
+    def _mixed_at(self, position: int, key: float, decodes: int, context: float) -> float:
+        """Microseconds at a measured number of prompt tokens (index ``position`` of the axis)."""
+        j, key_share = bracket(self._keys[position], key)
         k, decode_share = bracket(self._rows_axis, decodes)
         m, context_share = bracket(self._context_axis, context)
         by_key = []
-        for plane in self._mixed[place][j : j + 2]:
-            by_decodes = [_between(line[m : m + 2], context_share) for line in plane[k : k + 2]]
-            by_key.append(_between(by_decodes, decode_share))
-        return _between(by_key, key_share)
+        for plane in self._mixed[position][j : j + 2]:
+            by_decodes = [_interpolate(line[m : m + 2], context_share) for line in plane[k : k + 2]]
+            by_key.append(_interpolate(by_decodes, decode_share))
+        return _interpolate(by_key, key_share)
 
 
-def _between(ends: Sequence[float], share: float) -> float:
-    """The value at ``share`` of the way between two ends, or the only end; beyond both it does not fall."""
+def _interpolate(ends: Sequence[float], share: float) -> float:
+    """Interpolate between two ends, or take the only one; ``share`` above 1 extrapolates, not decreasing."""
     rise = ends[-1] - ends[0]
     return ends[-1] if share > 1 and rise < 0 else ends[0] + rise * share
 
@@ -159,10 +159,10 @@ def _planes(
 ) -> list[Plane]:
     """For each key of one number of prompt tokens, microseconds by all rows and all contexts.
 
-    A point that was not measured is interpolated along context or key, whichever changes less between its two
-    neighbours: where a kernel waits for the prompt, its time hardly changes with the decodes' context, and
-    where it waits for the decodes, hardly with the key. Without two neighbours it is extrapolated along
-    context, and without any context interpolated along rows.
+    A missing point is interpolated along context or key, whichever changes less between its two neighbours:
+    if the prompt dominates a kernel's time, it hardly depends on the decodes' context; if decodes dominate,
+    hardly on the key. Without two neighbours it is extrapolated along context; without any context,
+    interpolated along rows.
     """
     by_context: dict[tuple[float, int], dict[float, float]] = {}
     by_key: dict[tuple[int, int], dict[float, float]] = {}
@@ -173,7 +173,7 @@ def _planes(
     for key in sorted({key for key, _ in by_context}):
         lines = {
             decodes: [
-                _filled(by_context[key, decodes], context, by_key.get((decodes, context), {}), key)
+                _fill_missing(by_context[key, decodes], context, by_key.get((decodes, context), {}), key)
                 for context in context_axis
             ]
             for decodes in rows_axis
@@ -186,32 +186,32 @@ def _planes(
     return planes
 
 
-def _filled(
+def _fill_missing(
     along_context: Mapping[float, float], context: int, along_key: Mapping[float, float], key: float
 ) -> float:
-    """Microseconds at ``context`` and ``key``, from one of the two lines that cross there."""
+    """Microseconds at ``context`` and ``key``, from one of the two lines through that point."""
     if context in along_context:
         return along_context[context]
-    guesses = []
-    for line, place in ((along_context, float(context)), (along_key, key)):
-        low = max((point for point in line if point < place), default=None)
-        high = min((point for point in line if point > place), default=None)
+    estimates = []
+    for line, position in ((along_context, float(context)), (along_key, key)):
+        low = max((point for point in line if point < position), default=None)
+        high = min((point for point in line if point > position), default=None)
         if low is not None and high is not None:
             rise = line[high] - line[low]
-            guesses.append((abs(rise), line[low] + rise * (place - low) / (high - low)))
-    return min(guesses)[1] if guesses else _line(along_context).at(context)
+            estimates.append((abs(rise), line[low] + rise * (position - low) / (high - low)))
+    return min(estimates)[1] if estimates else _line(along_context).at(context)
 
 
 ChunkPoint = tuple[int, int, int, int]
-"""One chunk of a prompt, the tokens computed before it, decoding rows, and the context of these."""
+"""Tokens of a prompt chunk, tokens computed before it, decoding rows, mean context of decoding rows."""
 
 
 def by_prefill_key(measured: Mapping[ChunkPoint, float]) -> dict[PrefillPoint, float]:
-    """Microseconds by key; ``measured`` has them by chunk and context, and points may be missing.
+    """Convert microseconds by chunk and context to microseconds by key; points may be missing.
 
-    Such a grid knows nothing of several chunks in one step, whose key is lower than that of a single chunk of
-    as many tokens. So points are added for equal chunks without context: the first takes what it takes beside
-    the decodes, and each other what it takes alone beyond the start of a kernel.
+    Such a grid has no steps with several chunks, whose key is lower than that of a single chunk of as many
+    tokens. So points are added for equal chunks without context: the first takes its time with the decodes,
+    each other its time without them, less the start of a kernel.
     """
     points: dict[PrefillPoint, float] = {}
     for (chunk, before, decodes, context), micros in measured.items():

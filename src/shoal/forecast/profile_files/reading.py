@@ -1,4 +1,4 @@
-"""Reading a folder of measured layer times, in the format of LLMServingSim's profiler."""
+"""Reads a folder of measured layer times (CSV and meta.yaml), in the format of LLMServingSim's profiler."""
 
 import csv
 import math
@@ -18,7 +18,7 @@ from shoal.forecast.profile_files.attention import PrefillPoint, by_prefill_key
 
 
 def read_meta(folder: Path) -> Mapping[str, Any]:
-    """Contents of ``meta.yaml``, {} where there is none; raises ConfigError for anything but a mapping."""
+    """Contents of ``meta.yaml``, {} without the file; raises ConfigError unless it is a mapping."""
     path = folder / "meta.yaml"
     if not path.is_file():
         return {}
@@ -32,12 +32,12 @@ def read_meta(folder: Path) -> Mapping[str, Any]:
 
 
 def measured_model(meta: Mapping[str, Any]) -> ModelSpec | None:
-    """The model that was measured; None: none is named, or one that is not on record."""
+    """The measured model; None if not named or unknown."""
     return find_model_spec(str(meta.get("model", "")))
 
 
 def measured_device(meta: Mapping[str, Any]) -> DeviceSpec | None:
-    """The device that it was measured on, by its name or by what its driver calls it; None as above."""
+    """The measured device, by its name or the driver's name for it; None if not named or unknown."""
     found = find_device_spec(str(meta.get("hardware", "")))
     if found is not None:
         return found
@@ -52,7 +52,7 @@ _DEFAULTS: Mapping[str, Mapping[str, str]] = {
     "attention.csv": {"layer": "attention", "decode_q_len": "1"},
     "moe.csv": {"ep": "1"},
 }
-"""Values of key columns that older files do not have."""
+"""Defaults of key columns that are missing in older files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +60,15 @@ class Curve:
     """Microseconds measured at some counts."""
 
     counts: FloatArray
-    """Ascending and distinct."""
+    """Sorted and distinct."""
     micros: FloatArray
     """The time at each count."""
 
     def at_integers(self, most: int) -> FloatArray:
-        """Microseconds at 0, 1, ... ``most``: linear between the measured counts.
+        """Microseconds at 0, 1, ... ``most``: interpolated linearly between the measured counts.
 
-        Above the last count they are extrapolated from the last two; below the first its time is taken, and 0
-        costs nothing.
+        Above the last count they are extrapolated from the last two; below the first they are constant, and 0
+        at 0.
         """
         counts = np.arange(most + 1, dtype=np.float64)
         values = np.interp(counts, self.counts, self.micros)
@@ -85,28 +85,25 @@ class ProfileFiles:
     """The contents of a profile's files, for one degree of tensor parallelism. Times are microseconds."""
 
     folder: Path
-    """Where the tables lie."""
     tp: int
-    """The degree."""
     dense: Mapping[str, Curve]
-    """Times of a layer's parts, and of the step's, by tokens."""
+    """Times of parts of a layer, and of parts that run once per step (``PER_STEP``), by tokens."""
     per_sequence: Mapping[str, Curve]
-    """Times of what runs once per step, by rows that sample."""
+    """Times of parts that run once per step, by sampled rows."""
     attention: Mapping[PrefillPoint, float]
-    """Times by (prompt tokens, their key, decodes, decode context)."""
     experts: Mapping[int, Curve]
-    """Times of one device's experts by tokens, for each measured number of activated experts; empty in dense
+    """Times of one device's experts by tokens, for each measured number of active experts; empty in dense
     models."""
     experts_file: Path
-    """The file that ``experts`` is read from."""
+    """Source of ``experts``."""
     meta: Mapping[str, Any]
     """Contents of ``meta.yaml``."""
 
 
 def read_profile(folder: Path, tp: int) -> ProfileFiles:
-    """Read the tables of degree ``tp`` from ``folder/tp<N>``, or from ``folder`` itself if it has them.
+    """Read the tables of degree ``tp`` from ``folder/tp<N>``, or from ``folder`` itself if they are there.
 
-    Raises a ConfigError that names the file and line, or the degrees that there are.
+    Raises a ConfigError that names the file and line, or the available degrees.
     """
     meta = read_meta(folder)
     tables = _tables_of(folder, tp, meta)
@@ -168,7 +165,7 @@ def _read_attention_by_key(path: Path) -> dict[PrefillPoint, float]:
 
 
 def _attention_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[Sequence[str | float], float]]:
-    """Rows of the one attention kernel in which a decoding row computes one token."""
+    """Rows of the attention kernel in which a decoding row computes one token."""
     for (layer, queries, *key), micros in _rows(path, ("layer", "decode_q_len", *columns)):
         if layer != "attention":
             raise ConfigError(
@@ -179,7 +176,7 @@ def _attention_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[Sequ
 
 
 def _read_experts(path: Path, devices: int) -> dict[int, Curve]:
-    """Curves over tokens, by activated experts, of one of ``devices`` devices that share the experts."""
+    """Curves over tokens, by active experts, of one of ``devices`` devices that share the experts."""
     degrees: set[int] = set()
     points: dict[int, dict[float, float]] = {}
     for key, micros in _rows(path, ("ep", "tokens", "activated_experts")):
@@ -208,7 +205,7 @@ def _curve(values: Mapping[float, float]) -> Curve:
 
 
 def _header(path: Path) -> Sequence[str]:
-    """Names of the columns; none if the file is missing or empty."""
+    """Column names; empty if the file is missing or empty."""
     if not path.is_file():
         return ()
     with path.open(newline="", encoding="utf-8") as lines:
@@ -216,7 +213,7 @@ def _header(path: Path) -> Sequence[str]:
 
 
 def _rows(path: Path, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str | float, ...], float]]:
-    """Each line's (key columns, microseconds): layers as text, prefill keys as floats, others as integers."""
+    """(key columns, microseconds) of each line: layers as text, prefill keys as floats, others as int."""
     defaults = _DEFAULTS.get(path.name, {})
     needed = [name for name in (*keys, "time_us") if name not in defaults]
     if not path.is_file():

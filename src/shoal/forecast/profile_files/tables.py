@@ -1,4 +1,4 @@
-"""Step times from tables of measured layer times: a layer's parts by tokens, attention by its shape."""
+"""Profile step-time model: sums of measured layer times, with experts, collectives and attention."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -19,62 +19,68 @@ from shoal.forecast.profile_files.reading import (
     measured_model,
     read_profile,
 )
-from shoal.forecast.roofline import experts_touched
+from shoal.forecast.roofline import expected_active_experts
 from shoal.forecast.roofline_ops import Link
 from shoal.forecast.step_times import StepRows
-from shoal.forecast.tensor_parallel import RequestContext
+from shoal.forecast.tensor_parallel import CollectiveTimes
 
 _DENSE_MLP = ("gate_up_proj", "act_fn", "down_proj")
 
 
-def expert_block(files: ProfileFiles, model: ModelSpec, tokens: int) -> FloatArray:
+def expert_times(files: ProfileFiles, model: ModelSpec, tokens: int) -> FloatArray:
     """Microseconds of one layer's experts and router at 0 .. ``tokens`` - 1 tokens; 0 in dense models.
 
-    Each device holds an equal share of the experts and computes all tokens of the step. Tokens are assumed to
-    choose experts independently and evenly, so that every device reads as many; a trained router prefers some
-    and activates fewer. Raises ConfigError if tables and model do not fit together.
+    Each device has an equal share of the experts and computes all tokens of the step. Tokens are assumed to
+    choose experts independently and evenly, so every device reads equally many; a trained router is uneven
+    and activates fewer. Raises ConfigError if tables and model do not match.
     """
     _check(files, model)
     if not files.experts:
         return np.zeros(tokens)
-    touched = [experts_touched(model.experts, model.experts_per_token, count) for count in range(tokens)]
-    return times_at(files.experts, np.array(touched) / files.tp)
+    active = _active_experts(model, tokens)
+    return interpolate_experts(files.experts, active / files.tp)
 
 
-def rank_experts(
+def rank_expert_times(
     files: ProfileFiles, model: ModelSpec, ranks: int, imbalance: float, tokens: int
 ) -> FloatArray:
-    """Microseconds of one layer's experts and router at 0 .. ``tokens`` - 1 tokens of ``ranks`` together.
+    """Microseconds of one layer's experts and router at 0 .. ``tokens`` - 1 tokens of all ``ranks``.
 
-    The busiest rank computes ``imbalance`` times an even share of them, with its share of the experts that
-    all tokens touch: what was measured on one device, as many tokens with as many experts. Raises ConfigError
-    as ``expert_block``.
+    The busiest rank computes ``imbalance`` times an even share of the tokens with its share of the active
+    experts; the time was measured on one device with as many tokens and experts. Raises ConfigError as
+    ``expert_times``.
     """
     _check(files, model)
-    touched = [experts_touched(model.experts, model.experts_per_token, count) for count in range(tokens)]
+    active = _active_experts(model, tokens)
     share = np.array([count * imbalance / ranks for count in range(tokens)])
-    return times_at(files.experts, np.array(touched) / ranks, share)
+    return interpolate_experts(files.experts, active / ranks, share)
 
 
-def times_at(
-    curves: Mapping[int, Curve], touched: FloatArray, tokens: FloatArray | None = None
+def _active_experts(model: ModelSpec, tokens: int) -> FloatArray:
+    """Expected number of active experts at 0 .. ``tokens`` - 1 tokens."""
+    experts, per_token = model.experts, model.experts_per_token
+    return np.array([expected_active_experts(experts, per_token, count) for count in range(tokens)])
+
+
+def interpolate_experts(
+    curves: Mapping[int, Curve], active: FloatArray, tokens: FloatArray | None = None
 ) -> FloatArray:
-    """Microseconds at ``tokens`` that activate ``touched`` experts, interpolated linearly.
+    """Microseconds at ``tokens`` with ``active`` experts, interpolated linearly.
 
-    tokens: one for each of ``touched``; None: 0, 1, ... curves: by activated experts. Below the smallest
-    measured number its times are taken; beyond the largest, times are extrapolated from the last two.
+    tokens: one for each of ``active``; None: 0, 1, ... curves: by active experts. Times are constant below
+    the smallest measured number of experts, and extrapolated from the last two above the largest.
     """
     measured = np.array(sorted(curves), dtype=np.float64)
-    places = np.arange(len(touched))
-    times = np.array([curves[int(experts)].at_integers(len(touched) - 1) for experts in measured])
+    indices = np.arange(len(active))
+    times = np.array([curves[int(experts)].at_integers(len(active) - 1) for experts in measured])
     if tokens is not None:
-        times = np.array([np.interp(tokens, places, row) for row in times])
+        times = np.array([np.interp(tokens, indices, row) for row in times])
     if len(measured) == 1:
         only: FloatArray = times[0]
         return only
-    i = np.clip(np.searchsorted(measured, touched, side="right") - 1, 0, len(measured) - 2)
-    share = np.maximum((touched - measured[i]) / (measured[i + 1] - measured[i]), 0.0)
-    low, high = times[i, places], times[i + 1, places]
+    i = np.clip(np.searchsorted(measured, active, side="right") - 1, 0, len(measured) - 2)
+    share = np.maximum((active - measured[i]) / (measured[i + 1] - measured[i]), 0.0)
+    low, high = times[i, indices], times[i + 1, indices]
     result: FloatArray = low + (high - low) * share
     return result
 
@@ -109,34 +115,34 @@ def _check(files: ProfileFiles, model: ModelSpec) -> None:
 _T = TypeVar("_T")
 
 PER_STEP = frozenset({"embedding", "final_layernorm"})
-"""Parts in ``dense.csv`` that run once in a step; all others run in each layer."""
+"""Parts in ``dense.csv`` that run once per step; all others run in each layer."""
 REDUCTION = "all_reduce"
-"""The row in ``dense.csv`` for one sum of a step's hidden states over all devices; see ``RequestContext``."""
+"""The row in ``dense.csv`` for one all-reduce of a step's hidden states; see ``CollectiveTimes``."""
 TIMES_PER_LAYER = {"layernorm": 2}
-"""Parts that run several times in a layer, such as before attention and before the MLP."""
-LEAST_TOKENS = 8192
-"""Times are computed beforehand for steps of at least so many tokens, however few were measured."""
+"""Parts that run several times per layer: before attention and before the MLP."""
+MIN_TABLE_TOKENS = 8192
+"""Times are precomputed for steps of at least up to this many tokens."""
 
 
 class ProfileTimes:
     """Step times from tables of one model on one device."""
 
     def __init__(self, files: ProfileFiles, model: ModelSpec, link: Link | None = None) -> None:
-        """model: says how many layers there are; the tables have the times of one. link: between the devices,
-        if there are several; None: as measured, in rows ``all_reduce`` of ``dense.csv``.
+        """model: for the number of layers; the tables have the times of one layer. link: between several
+        devices; None: collectives as measured, in rows ``all_reduce`` of ``dense.csv``.
 
         Raises ConfigError if only one of model and tables has experts.
         """
         tokens = token_range(files)
-        exchange = _exchange(files, model, link)
+        collectives = _collectives(files, model, link)
         per_token = _sum(files.dense, tokens, model.layers)
-        per_token += model.layers * expert_block(files, model, tokens)
+        per_token += model.layers * expert_times(files, model, tokens)
         per_token += [
-            1e6 * (model.layers * exchange.layer_s(count) + exchange.embedding_s(count))
+            1e6 * (model.layers * collectives.layer_s(count) + collectives.embedding_s(count))
             for count in range(tokens)
         ]
         sampled = _sum(files.per_sequence, tokens, 1)
-        sampled += [1e6 * exchange.logits_s(count) for count in range(tokens)]
+        sampled += [1e6 * collectives.logits_s(count) for count in range(tokens)]
         self._layers = model.layers
         self._tokens, self._sampled = per_token.tolist(), sampled.tolist()
         self._attention = PrefillKeyTable(files.attention, files.folder / "attention.csv")
@@ -153,10 +159,10 @@ class ProfileTimes:
     ) -> "ProfileTimes":
         """Read the tables for ``tp`` devices from ``folder``.
 
-        model: says how many layers there are; by default the one that ``meta.yaml`` names. link: how fast
-        ``tp`` devices sum their results; by default as rows ``all_reduce`` of ``dense.csv`` say, and without
-        such rows as the data sheet of ``device`` does, or of the hardware that ``meta.yaml`` names. Raises a
-        ConfigError that names file and line, the degrees that there are, or what is missing.
+        model: by default the model named in ``meta.yaml``. link: between the ``tp`` devices; by default, the
+        rows ``all_reduce`` of ``dense.csv``, or without such rows the data sheet of ``device`` or of the
+        hardware named in ``meta.yaml``. Raises a ConfigError that names file and line, the available degrees,
+        or what is missing.
         """
         files = read_profile(Path(folder), tp)
         shape = model or require_named(measured_model(files.meta), "model", files, folder)
@@ -165,7 +171,6 @@ class ProfileTimes:
         return cls(files, shape, link)
 
     def step_time(self, rows: StepRows) -> float:
-        """Seconds of one step."""
         fixed = _at(self._tokens, rows.new_tokens) + _at(self._sampled, rows.sampled)
         decodes = rows.decodes
         context = rows.decode_context / decodes if decodes else 0.0
@@ -175,12 +180,11 @@ class ProfileTimes:
             attention = self._attention.decode_line(decodes).at(context)
         return (fixed + self._layers * attention) / 1e6
 
-    def widening(self, tokens: int, padded: int) -> float:
-        """Seconds that a step of ``tokens`` takes longer, attention apart, where it computes ``padded``."""
+    def padding_time(self, tokens: int, padded: int) -> float:
+        """Additional seconds, without attention, of a step of ``tokens`` that is padded to ``padded``."""
         return (_at(self._tokens, padded) - _at(self._tokens, tokens)) / 1e6
 
     def decode_times(self, sequences: int, context: int, steps: int) -> FloatArray:
-        """Seconds of each of a run of decode steps."""
         contexts = np.arange(context, context + sequences * steps, sequences, dtype=np.int64)
         fixed = _at(self._tokens, sequences) + _at(self._sampled, sequences)
         attention = self._attention.decode_line(sequences).many(contexts / sequences)
@@ -189,13 +193,13 @@ class ProfileTimes:
 
 
 def token_range(files: ProfileFiles) -> int:
-    """How many entries the tables by tokens have, from 0 tokens on."""
+    """Number of entries of the tables by tokens, from 0 tokens on."""
     curves = (*files.dense.values(), *files.experts.values())
-    return 1 + max(LEAST_TOKENS, *(int(curve.counts[-1]) for curve in curves))
+    return 1 + max(MIN_TABLE_TOKENS, *(int(curve.counts[-1]) for curve in curves))
 
 
 def _sum(curves: Mapping[str, Curve], count: int, layers: int) -> FloatArray:
-    """Microseconds of all parts together at 0 .. count - 1 tokens or rows."""
+    """Microseconds of all parts at 0 .. count - 1 tokens or rows."""
     total = np.zeros(count)
     for name, curve in curves.items():
         if name == REDUCTION:
@@ -205,18 +209,18 @@ def _sum(curves: Mapping[str, Curve], count: int, layers: int) -> FloatArray:
     return total
 
 
-def _exchange(files: ProfileFiles, model: ModelSpec, link: Link | None) -> RequestContext:
-    """What the devices exchange: over the link, or as it was measured."""
+def _collectives(files: ProfileFiles, model: ModelSpec, link: Link | None) -> CollectiveTimes:
+    """Times of collectives: by the link, or as measured."""
     if files.tp == 1:
-        return RequestContext(model, lambda _: 0.0)
+        return CollectiveTimes(model, lambda _: 0.0)
     if link is not None:
-        return RequestContext(model, partial(link.all_reduce, devices=files.tp))
+        return CollectiveTimes(model, partial(link.all_reduce, devices=files.tp))
     micros = files.dense[REDUCTION].at_integers(token_range(files)).tolist()
-    return RequestContext(model, lambda message: _at(micros, round(message / (2 * model.hidden))) / 1e6)
+    return CollectiveTimes(model, lambda message: _at(micros, round(message / (2 * model.hidden))) / 1e6)
 
 
 def _at(values: list[float], count: int) -> float:
-    """The value at ``count``; beyond the end extrapolated from the last two."""
+    """The value at ``count``; beyond the end, extrapolated from the last two."""
     last = len(values) - 1
     if count <= last:
         return values[count]
@@ -224,7 +228,7 @@ def _at(values: list[float], count: int) -> float:
 
 
 def require_named(found: _T | None, what: str, files: ProfileFiles, folder: str | Path) -> _T:
-    """``found``, or a ConfigError that quotes what ``meta.yaml`` says."""
+    """``found``; raises a ConfigError that quotes ``meta.yaml`` if it is None."""
     if found is None:
         key = {"model": "model", "device": "hardware"}[what]
         raise ConfigError(
