@@ -18,7 +18,7 @@ AdminKey = Annotated[
         help="The server's admin key; one without any keys answers only on its own machine.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print path the server says, as JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the server's response as JSON.")]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Start it and print its operation, as JSON.")]
 Set = Annotated[
     list[str] | None,

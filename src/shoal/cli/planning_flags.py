@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from shoal.plan.demand import Demand
     from shoal.plan.goals import PlanningOptions
 
-WANTED = "What is options"
+WANTED = "What is wanted"
 SEARCH = "Search"
 RESULTS = "Results"
 _EXCLUDED = {"model", "device", "tp", "clients", "engines", "dispatch", "kv-memory", "kv-tokens"}
