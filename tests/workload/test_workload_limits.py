@@ -180,7 +180,7 @@ def test_files_of_another_kind_say_so_without_noise(head: bytes, what: str, tmp_
 def test_a_conversation_is_no_longer_than_its_hashes_fit(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.workload.conversations.LARGEST_CONVERSATION", 500)
+    monkeypatch.setattr("shoal.workload.conversations.MAX_CONVERSATION_TOKENS", 500)
     turns = "conv,turn,role,tokens\n0,0,human,300\n0,1,gpt,200\n0,2,human,1\n"
     talk = [{"from": "human", "value": "a" * 1200}, {"from": "gpt", "value": "b" * 804}]
     text = turns if name == "turns" else json.dumps([{"conversations": talk}])

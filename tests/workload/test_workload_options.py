@@ -16,8 +16,8 @@ from shoal.workload import (
     Replay,
     Uniform,
     WorkloadOptions,
+    assign_clients,
     build_requests,
-    deal,
 )
 
 SMALL = Independent(FixedLength(8), FixedLength(2))
@@ -99,7 +99,7 @@ def test_a_closed_loop_needs_no_times(tmp_path: Path) -> None:
 
 
 def test_functions_are_dealt_round_robin() -> None:
-    assert deal(["f", "g", "f", "h", "g"], ["a", "b"]) == {"f": "a", "g": "b", "h": "a"}
+    assert assign_clients(["f", "g", "f", "h", "g"], ["a", "b"]) == {"f": "a", "g": "b", "h": "a"}
 
 
 def test_clients_are_dealt_to_services(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from shoal.workload import (
     TraceRow,
     Uniform,
     generate_rows,
-    in_order,
+    sort_by_arrival,
     to_requests,
     with_arrivals,
     with_lengths,
@@ -59,7 +59,7 @@ def test_the_service_may_depend_on_the_row() -> None:
 
 def test_no_rows_no_requests() -> None:
     assert to_requests([], "a") == []
-    assert in_order([]) == []
+    assert sort_by_arrival([]) == []
 
 
 def test_rows_without_lengths_and_senseless_sizes_are_refused() -> None:

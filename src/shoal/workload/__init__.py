@@ -1,10 +1,9 @@
-"""Workloads: traces, arrival processes and length distributions, and the requests they make.
+"""Workloads: traces, arrival processes, length distributions, and the requests built from them.
 
-Here belong readers of trace formats (one small file each, entered in ``readers.FORMATS``), processes that
-say when requests come, distributions that say how long they are, and ``build_requests``, which makes
-requests of a scenario's ``WorkloadOptions``. Everything is keyed by a seed. Not here: anything that runs
-requests (the closed loop is the simulator's), estimates of traffic (``forecast``), parsing of YAML
-(``config``).
+This package has readers of trace formats (one small file each, entered in ``readers.FORMATS``), arrival
+processes, length distributions, and ``build_requests``, which makes requests from a scenario's
+``WorkloadOptions``. All draws depend on a seed. It does not run requests (the closed loop is in the
+simulator), estimate traffic (``forecast``), or parse YAML (``config``).
 """
 
 from shoal.workload.arrivals import (
@@ -33,13 +32,13 @@ from shoal.workload.distributions import (
     UniformLength,
 )
 from shoal.workload.mooncake import write_mooncake
-from shoal.workload.options import Workload, WorkloadOptions, build_requests, build_workload, deal
+from shoal.workload.options import Workload, WorkloadOptions, assign_clients, build_requests, build_workload
 from shoal.workload.prefixes import block_hashes
 from shoal.workload.presets import LENGTHS
 from shoal.workload.readers import FORMATS, Trace, TraceFormat, guess_format, load_trace, read_trace
 from shoal.workload.request_logs import read_measured
 from shoal.workload.requests import generate_rows, to_requests, with_arrivals, with_lengths
-from shoal.workload.rows import TraceRow, in_order
+from shoal.workload.rows import TraceRow, sort_by_arrival
 
 __all__ = [
     "ARRIVALS",
@@ -72,10 +71,10 @@ __all__ = [
     "block_hashes",
     "build_requests",
     "build_workload",
-    "deal",
+    "assign_clients",
     "generate_rows",
     "guess_format",
-    "in_order",
+    "sort_by_arrival",
     "load_trace",
     "read_measured",
     "read_trace",

@@ -1,6 +1,6 @@
-"""Arrival processes: when requests come.
+"""Arrival processes: Poisson, Gamma, Weibull, uniform, at once, replay of a trace.
 
-Each gives the same times for the same seed, and the first n of them whatever the count.
+Times depend only on the seed; the first n times do not depend on the count. Rates are requests per second.
 """
 
 import math
@@ -21,66 +21,59 @@ SMALLEST_CV = 0.01
 
 
 class ArrivalProcess(Protocol):
-    """When requests come."""
+    """Arrival times of requests."""
 
     def times_ns(self, count: int, seed: int) -> list[int]:
-        """Arrival times of the first ``count`` requests in nanoseconds, rising, none negative."""
+        """Arrival times of the first ``count`` requests in nanoseconds, sorted, not negative."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Poisson:
-    """Independent requests: exponential times between them."""
+    """Independent requests: exponential inter-arrival times."""
 
     rate: float
-    """Requests per second."""
 
     def __post_init__(self) -> None:
         _check_rate(self.rate)
 
     def times_ns(self, count: int, seed: int) -> list[int]:
-        """Arrival times."""
-        return _add_up(np.random.default_rng(seed).standard_exponential(count) / self.rate)
+        return _arrival_times(np.random.default_rng(seed).standard_exponential(count) / self.rate)
 
 
 @dataclass(frozen=True, slots=True)
 class Gamma:
-    """Gamma-distributed times between requests."""
+    """Gamma-distributed inter-arrival times."""
 
     rate: float
-    """Requests per second."""
     cv: float
-    """Standard deviation of the times between requests over their mean; a Poisson process has 1, more is
-    burstier."""
+    """Coefficient of variation of inter-arrival times; 1 is a Poisson process, more is burstier."""
 
     def __post_init__(self) -> None:
         _check_rate(self.rate)
         _check_cv(self.cv)
 
     def times_ns(self, count: int, seed: int) -> list[int]:
-        """Arrival times."""
         shape = self.cv**-2
-        return _add_up(np.random.default_rng(seed).standard_gamma(shape, count) / (shape * self.rate))
+        return _arrival_times(np.random.default_rng(seed).standard_gamma(shape, count) / (shape * self.rate))
 
 
 @dataclass(frozen=True, slots=True)
 class Weibull:
-    """Weibull-distributed times between requests."""
+    """Weibull-distributed inter-arrival times."""
 
     rate: float
-    """Requests per second."""
     cv: float
-    """Standard deviation of the times between requests over their mean."""
+    """Coefficient of variation of inter-arrival times."""
 
     def __post_init__(self) -> None:
         _check_rate(self.rate)
         _check_cv(self.cv)
 
     def times_ns(self, count: int, seed: int) -> list[int]:
-        """Arrival times."""
         shape = weibull_shape(self.cv)
         mean = math.gamma(1 + 1 / shape)
-        return _add_up(np.random.default_rng(seed).weibull(shape, count) / (mean * self.rate))
+        return _arrival_times(np.random.default_rng(seed).weibull(shape, count) / (mean * self.rate))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,35 +81,32 @@ class Uniform:
     """Evenly spaced requests, the first at 0."""
 
     rate: float
-    """Requests per second."""
 
     def __post_init__(self) -> None:
         _check_rate(self.rate)
 
     def times_ns(self, count: int, seed: int) -> list[int]:
-        """Arrival times; the seed changes nothing."""
         return [round(number / self.rate * 1e9) for number in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
 class AtOnce:
-    """All requests at 0, to measure the throughput of a server that always has work."""
+    """All requests at 0, to measure the throughput of a saturated server."""
 
     def times_ns(self, count: int, seed: int) -> list[int]:
-        """Zeros."""
         return [0] * count
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The times of a trace, stretched or squeezed."""
+    """The arrival times of a trace, scaled."""
 
     time_scale: float = 1.0
-    """Times are multiplied by it (0.5 doubles the load)."""
+    """Factor of all times; 0.5 doubles the load."""
     rate: float | None = None
-    """Mean requests per second to scale the times to, instead of ``time_scale``."""
+    """Mean rate to scale to, instead of ``time_scale``."""
     times: Sequence[int] = ()
-    """Arrival times in nanoseconds, rising; ``build_requests`` puts those of its trace here."""
+    """Sorted arrival times in nanoseconds; ``build_requests`` sets those of its trace."""
 
     def __post_init__(self) -> None:
         check_time_scale(self.time_scale)
@@ -126,9 +116,9 @@ class Replay:
                 raise ConfigError("a replay takes time_scale or rate, not both")
 
     def times_ns(self, count: int, seed: int) -> list[int]:
-        """The first ``count`` times, the first of all at 0; the seed changes nothing.
+        """The first ``count`` times, beginning at 0; the seed has no effect.
 
-        Raises ConfigError where there are fewer, or where all are equal and so have no rate.
+        Raises ConfigError if there are fewer, or if all are equal, so that they have no rate.
         """
         if count > len(self.times):
             raise ConfigError(
@@ -155,14 +145,14 @@ ARRIVALS: Mapping[str, type[Poisson | Gamma | Weibull | Uniform | AtOnce | Repla
     "at-once": AtOnce,
     "replay": Replay,
 }
-"""Arrival processes by the name that configuration files use."""
+"""Arrival processes by name in configuration files."""
 
 
 @cache
 def weibull_shape(cv: float) -> float:
     """The shape k of the Weibull distribution with a coefficient of variation.
 
-    Solves lgamma(1 + 2/k) - 2 lgamma(1 + 1/k) = ln(1 + cv^2), whose left side falls with k, by bisection.
+    Solves lgamma(1 + 2/k) - 2 lgamma(1 + 1/k) = ln(1 + cv^2), whose left side decreases with k, by bisection.
     """
     target = math.log1p(cv * cv)
     low, high = 0.05, 1000.0
@@ -174,7 +164,7 @@ def weibull_shape(cv: float) -> float:
 
 
 def check_time_scale(time_scale: float) -> None:
-    """Raise ConfigError unless times can be multiplied by it."""
+    """Raise ConfigError for a scale out of range."""
     if not 0 < time_scale <= LARGEST_TIME_SCALE:
         raise ConfigError(
             f"time_scale must be more than 0 and at most {LARGEST_TIME_SCALE:g}, got {time_scale}; 0.5 "
@@ -183,7 +173,7 @@ def check_time_scale(time_scale: float) -> None:
 
 
 def check_span(seconds: float, count: int) -> None:
-    """Raise ConfigError where the last of ``count`` requests comes later than a hundred years."""
+    """Raise ConfigError if the last of ``count`` requests arrives after more than a hundred years."""
     if not seconds <= LARGEST_S:
         raise ConfigError(
             f"the last of {count:,} requests would arrive after {seconds / LARGEST_S * 100:.3g} years, and a "
@@ -191,10 +181,10 @@ def check_span(seconds: float, count: int) -> None:
         )
 
 
-def _add_up(gaps_s: NDArray[np.float64]) -> list[int]:
-    check_span(float(gaps_s.sum()), len(gaps_s))
-    # Gaps are rounded before they are added: exact sums that do not depend on how many there are.
-    total: list[int] = np.cumsum(np.rint(gaps_s * 1e9).astype(np.int64)).tolist()
+def _arrival_times(intervals_s: NDArray[np.float64]) -> list[int]:
+    check_span(float(intervals_s.sum()), len(intervals_s))
+    # Intervals are rounded before they are summed: exact sums, which do not depend on the count.
+    total: list[int] = np.cumsum(np.rint(intervals_s * 1e9).astype(np.int64)).tolist()
     return total
 
 

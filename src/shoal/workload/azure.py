@@ -1,4 +1,4 @@
-"""Azure's LLM inference traces of 2023 (Patel et al., Splitwise, ISCA 2024): one CSV line per request."""
+"""Trace format: Azure's LLM inference traces of 2023 (Patel et al., Splitwise, ISCA 2024), CSV."""
 
 from collections.abc import Iterator
 from datetime import datetime
@@ -13,7 +13,7 @@ _SECONDS = len("2023-11-16 18:17:03")
 
 
 def read_azure(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
-    """Requests with times since 1970; the fraction of a second may have up to nine digits."""
+    """Requests with times since 1970, to the nanosecond."""
     for line, (time, prompt, output) in csv_columns(path, COLUMNS):
         yield TraceRow(
             _nanoseconds(time, path, line),
@@ -23,7 +23,7 @@ def read_azure(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
 
 
 def _nanoseconds(text: str, path: Path, line: int) -> int:
-    # fromisoformat keeps six digits of the fraction and the trace has seven, so the fraction is read apart.
+    # fromisoformat keeps six digits of the fraction, and the trace has seven, so the fraction is parsed here.
     text = text.strip().removesuffix("Z").removesuffix("+00:00")
     fraction = text[_SECONDS:].removeprefix(".")
     try:

@@ -1,6 +1,6 @@
-"""Traces of Qwen on Alibaba Cloud's Bailian: like Mooncake's, but in seconds, with hashes of 16 tokens.
+"""Trace format: Qwen on Alibaba Cloud's Bailian, JSON lines with times in seconds and hashes of 16 tokens.
 
-Every line has the whole prompt of its turn. Its ``chat_id`` tells it from Mooncake's.
+Every line has the whole prompt of its turn. ``chat_id`` distinguishes it from Mooncake's format.
 """
 
 from collections.abc import Iterator
@@ -20,13 +20,13 @@ _NO_PARENT = ("None", "-1")
 
 
 def read_bailian(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
-    """Requests by the names of their chats; those without an answer are skipped.
+    """Requests with the chat as id; those without an output are skipped.
 
-    The client is the chat with which the conversation began, as far as the trace goes back.
+    The client is the first chat of the conversation in the trace.
     """
-    begins: dict[str, str] = {}
+    first_chats: dict[str, str] = {}
     for record, row in _LINES.read(path):
         chat, parent = str(record[CHAT]), str(record.get(PARENT))
-        begin = chat if parent in _NO_PARENT else begins.get(parent, parent)
-        begins[chat] = begin
-        yield replace(row, client=begin, request_id=chat) if row.output_tokens else None
+        first = chat if parent in _NO_PARENT else first_chats.get(parent, parent)
+        first_chats[chat] = first
+        yield replace(row, client=first, request_id=chat) if row.output_tokens else None

@@ -1,4 +1,4 @@
-"""BurstGPT's traces of ChatGPT and GPT-4 (Wang et al., 2024): one CSV line per request."""
+"""Trace format: BurstGPT's traces of ChatGPT and GPT-4 (Wang et al., 2024), CSV."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +12,11 @@ COLUMNS = ("timestamp", "request tokens", "response tokens")
 def read_burstgpt(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
     """Requests with times in seconds; those without response tokens failed and are skipped.
 
-    The client is the model and the kind of log ("ChatGPT Conversation log"), which have traffic of their own.
+    The client is the model and log type ("ChatGPT Conversation log"), which have separate traffic.
     """
     for line, (time, prompt, output, *source) in csv_columns(path, COLUMNS, ("model", "log type")):
         arrival = parse_ns(time, "Timestamp", path, line)
-        answered = parse_int(output, "Response tokens", path, line, least=0)
-        asked = parse_int(prompt, "Request tokens", path, line, least=1 if answered else 0)
+        output_tokens = parse_int(output, "Response tokens", path, line, least=0)
+        prompt_tokens = parse_int(prompt, "Request tokens", path, line, least=1 if output_tokens else 0)
         client = " ".join(filter(None, source))
-        yield TraceRow(arrival, asked, answered, client or None) if answered else None
+        yield TraceRow(arrival, prompt_tokens, output_tokens, client or None) if output_tokens else None

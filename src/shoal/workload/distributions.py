@@ -1,8 +1,8 @@
 """Distributions of prompt and output lengths.
 
 A ``LengthDistribution`` gives pairs (prompt, output). Most are ``Independent``: one ``SideDistribution`` for
-prompts and one for outputs. Every draw is keyed by the seed, and the first n lengths do not depend on the
-count (except of ``Concatenation``).
+prompts and one for outputs. Draws depend only on the seed; the first n lengths do not depend on the count
+(except for ``Concatenation``).
 """
 
 import math
@@ -21,7 +21,7 @@ LARGEST = 2**31
 
 
 class SideDistribution(Protocol):
-    """Lengths of prompts, or of outputs."""
+    """Lengths of prompts or of outputs."""
 
     def draw(self, count: int, seed: int) -> IntArray:
         """``count`` lengths in tokens, at least 1."""
@@ -29,57 +29,50 @@ class SideDistribution(Protocol):
 
 
 class LengthDistribution(Protocol):
-    """Lengths of prompts and of outputs."""
+    """Lengths of prompts and outputs."""
 
     def sample(self, count: int, seed: int) -> tuple[IntArray, IntArray]:
-        """``count`` prompt lengths and as many output lengths, in tokens, all at least 1."""
+        """``count`` prompt lengths and output lengths, in tokens, at least 1."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FixedLength:
-    """Always the same length."""
+    """A constant length."""
 
     tokens: int
-    """The length."""
 
     def __post_init__(self) -> None:
         _check_range(self.tokens, self.tokens)
 
     def draw(self, count: int, seed: int) -> IntArray:
-        """The length, ``count`` times."""
         return np.full(count, self.tokens, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class UniformLength:
-    """Equally likely whole numbers."""
+    """Uniformly distributed integers from ``low`` to ``high``."""
 
     low: int
-    """Shortest length."""
     high: int
-    """Longest length."""
 
     def __post_init__(self) -> None:
         _check_range(self.low, self.high)
 
     def draw(self, count: int, seed: int) -> IntArray:
-        """``count`` lengths."""
         return np.random.default_rng(seed).integers(self.low, self.high + 1, count, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class LogNormalLength:
-    """Lengths whose logarithm is normally distributed, clipped to ``low`` and ``high``."""
+    """Lognormal lengths, clipped to ``low`` and ``high``."""
 
     mu: float
-    """Mean of the logarithm; the median length is exp(mu)."""
+    """Mean of the logarithm; the median is exp(mu)."""
     sigma: float
     """Standard deviation of the logarithm."""
     low: int = 1
-    """Shortest length."""
     high: int = LARGEST
-    """Longest length."""
 
     def __post_init__(self) -> None:
         _check_range(self.low, self.high)
@@ -89,7 +82,6 @@ class LogNormalLength:
             )
 
     def draw(self, count: int, seed: int) -> IntArray:
-        """``count`` lengths."""
         normal = np.random.default_rng(seed).standard_normal(count)
         return _round_and_clip(np.exp(np.minimum(self.mu + self.sigma * normal, 40.0)), self.low, self.high)
 
@@ -103,9 +95,7 @@ class GammaLength:
     cv: float
     """Coefficient of variation before clipping."""
     low: int = 1
-    """Shortest length."""
     high: int = LARGEST
-    """Longest length."""
 
     def __post_init__(self) -> None:
         _check_range(self.low, self.high)
@@ -115,15 +105,14 @@ class GammaLength:
             )
 
     def draw(self, count: int, seed: int) -> IntArray:
-        """``count`` lengths."""
         shape = self.cv**-2
-        drawn = np.random.default_rng(seed).standard_gamma(shape, count) * (self.mean / shape)
-        return _round_and_clip(drawn, self.low, self.high)
+        draws = np.random.default_rng(seed).standard_gamma(shape, count) * (self.mean / shape)
+        return _round_and_clip(draws, self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
 class MixtureLength:
-    """For every length one of several distributions, chosen by weight."""
+    """A mixture of distributions; each length is from one of them, chosen by weight."""
 
     parts: tuple[tuple[float, SideDistribution], ...]
     """(weight, distribution) of each."""
@@ -132,23 +121,19 @@ class MixtureLength:
         _check_weights([weight for weight, _ in self.parts])
 
     def draw(self, count: int, seed: int) -> IntArray:
-        """``count`` lengths."""
         chosen = _choose([weight for weight, _ in self.parts], count, derive_seed(seed, 0))
-        drawn = [part.draw(count, derive_seed(seed, 1, index)) for index, (_, part) in enumerate(self.parts)]
-        return np.stack(drawn)[chosen, np.arange(count)]
+        draws = [part.draw(count, derive_seed(seed, 1, index)) for index, (_, part) in enumerate(self.parts)]
+        return np.stack(draws)[chosen, np.arange(count)]
 
 
 @dataclass(frozen=True, slots=True)
 class Independent:
-    """Prompt and output lengths that are drawn independently of each other."""
+    """Independent prompt and output lengths."""
 
     prompt: SideDistribution
-    """Lengths of prompts."""
     output: SideDistribution
-    """Lengths of outputs."""
 
     def sample(self, count: int, seed: int) -> tuple[IntArray, IntArray]:
-        """``count`` prompt lengths and as many output lengths."""
         return self.prompt.draw(count, derive_seed(seed, 0)), self.output.draw(count, derive_seed(seed, 1))
 
 
@@ -165,11 +150,9 @@ class Empirical:
 
     @classmethod
     def of(cls, rows: Sequence[TraceRow]) -> "Empirical":
-        """The lengths of a trace."""
         return cls(tuple((row.prompt_tokens, row.output_tokens) for row in rows))
 
     def sample(self, count: int, seed: int) -> tuple[IntArray, IntArray]:
-        """``count`` pairs, taken apart."""
         table = np.array(self.pairs, dtype=np.int64)
         chosen = table[np.random.default_rng(seed).integers(0, len(table), count)]
         return chosen[:, 0].copy(), chosen[:, 1].copy()
@@ -177,7 +160,7 @@ class Empirical:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """For every request one of several distributions, chosen by weight."""
+    """A mixture of distributions; each request is from one of them, chosen by weight."""
 
     parts: tuple[tuple[float, LengthDistribution], ...]
     """(weight, distribution) of each."""
@@ -186,19 +169,18 @@ class Mixture:
         _check_weights([weight for weight, _ in self.parts])
 
     def sample(self, count: int, seed: int) -> tuple[IntArray, IntArray]:
-        """``count`` prompt lengths and as many output lengths."""
         chosen = _choose([weight for weight, _ in self.parts], count, derive_seed(seed, 0))
-        drawn = [
+        draws = [
             part.sample(count, derive_seed(seed, 1, index)) for index, (_, part) in enumerate(self.parts)
         ]
         requests = np.arange(count)
-        prompts, outputs = (np.stack(side) for side in zip(*drawn, strict=True))
+        prompts, outputs = (np.stack(side) for side in zip(*draws, strict=True))
         return prompts[chosen, requests], outputs[chosen, requests]
 
 
 @dataclass(frozen=True, slots=True)
 class Concatenation:
-    """One distribution after the other, each for its share of the requests: a workload that changes."""
+    """A workload that changes: one distribution after the other, each for its share of the requests."""
 
     parts: tuple[tuple[float, LengthDistribution], ...]
     """(share of the requests, distribution) of each."""
@@ -207,14 +189,13 @@ class Concatenation:
         _check_weights([weight for weight, _ in self.parts])
 
     def sample(self, count: int, seed: int) -> tuple[IntArray, IntArray]:
-        """``count`` prompt lengths and as many output lengths, in the order of the parts."""
         shares = np.cumsum([weight for weight, _ in self.parts])
         ends = np.rint(shares / shares[-1] * count).astype(int).tolist()
-        drawn = [
+        draws = [
             part.sample(end - start, derive_seed(seed, index))
             for index, ((_, part), start, end) in enumerate(zip(self.parts, [0, *ends], ends, strict=False))
         ]
-        prompts, outputs = (np.concatenate(side) for side in zip(*drawn, strict=True))
+        prompts, outputs = (np.concatenate(side) for side in zip(*draws, strict=True))
         return prompts, outputs
 
 
@@ -224,13 +205,13 @@ SIDE_DISTRIBUTIONS: Mapping[str, type[FixedLength | UniformLength | LogNormalLen
     "lognormal": LogNormalLength,
     "gamma": GammaLength,
 }
-"""Distributions of one side's lengths by the name that configuration files use."""
+"""Distributions of prompts or outputs by name in configuration files."""
 
 
 def _choose(weights: Sequence[float], count: int, seed: int) -> NDArray[np.intp]:
-    cumulated = np.cumsum(weights)
-    drawn = np.random.default_rng(seed).random(count)
-    return np.searchsorted(cumulated[:-1] / cumulated[-1], drawn, side="right")
+    cumulative = np.cumsum(weights)
+    draws = np.random.default_rng(seed).random(count)
+    return np.searchsorted(cumulative[:-1] / cumulative[-1], draws, side="right")
 
 
 def _round_and_clip(lengths: NDArray[np.float64], low: int, high: int) -> IntArray:

@@ -1,7 +1,7 @@
-"""Invocations of serverless functions (MAF: Microsoft Azure Functions, 2019 and 2021), as arrivals only.
+"""Trace formats: invocations of serverless functions (MAF: Microsoft Azure Functions, 2019 and 2021), CSV.
 
-Model serving papers take them for the traffic of LLM services: every function is dealt to a service
-(``deal``), and lengths are drawn from elsewhere.
+They have arrivals only. Papers on model serving use them as traffic of LLM services: functions are assigned
+to services (``assign_clients``), and lengths are drawn from a distribution.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ _LARGEST_MINUTE = int(LARGEST_S / 60)
 
 
 def read_invocations(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
-    """MAF 2021: one line per invocation; it arrived ``duration`` seconds before ``end_timestamp``."""
+    """MAF 2021: one line per invocation, which arrived ``duration`` seconds before ``end_timestamp``."""
     for line, (app, function, end, duration) in csv_columns(path, INVOCATION_COLUMNS):
         lasted = parse_float(duration, "duration", path, line, least=0.0)
         arrival = parse_ns(end, "end_timestamp", path, line) - round(lasted * 1e9)
@@ -38,10 +38,10 @@ def read_invocations(path: Path, options: ReadOptions) -> Iterator[TraceRow | No
 
 
 def read_counts(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
-    """MAF 2019: one line per function with its invocations in every minute.
+    """MAF 2019: one line per function with the number of invocations in every minute.
 
-    Within a minute they come at independent, uniformly distributed times (what a Poisson process does,
-    given its count), keyed by the seed, the line and the minute.
+    Times within a minute are independent and uniform (as for a Poisson process with a given count); draws
+    depend on seed, line and minute.
     """
     lines = csv_lines(path)
     number, header = next(lines, (0, list(COUNT_COLUMNS)))

@@ -1,4 +1,4 @@
-"""JSON lines with hashes of shared prefixes: what Mooncake's and Bailian's traces have in common."""
+"""JSON lines with hashes of shared prefixes: the common part of Mooncake's and Bailian's formats."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,28 +9,28 @@ from shoal.workload.lines import get_member, json_lines, line_error, parse_float
 from shoal.workload.rows import LARGEST_S, TraceRow
 
 CHAT, PARENT = "chat_id", "parent_chat_id"
-"""Members of Bailian's lines that Mooncake's do not have; all of its lines have the first."""
+"""Members of Bailian's lines that Mooncake's lack; CHAT is in every line."""
 
 
 @dataclass(frozen=True, slots=True)
 class HashedLines:
-    """What one format says of its numbers; it cannot be told from them."""
+    """One format: its units, and its example for errors."""
 
     ns_per_unit: int
     """Nanoseconds in the unit of ``timestamp``."""
     hash_tokens: int
-    """Tokens that one of ``hash_ids`` covers."""
+    """Tokens per hash of ``hash_ids``."""
     like: str
-    """A line."""
+    """An example line."""
     has_chats: bool = False
-    """Whether every line has CHAT, or none; it is what tells the formats apart."""
+    """Whether every line has CHAT, or none, which distinguishes the formats."""
     least_output: int = 1
-    """0 where the trace also has requests without an answer."""
+    """0 if the trace has requests without an output."""
     others: str = ""
-    """What errors say of numbers that only the other format has."""
+    """Hint in errors for numbers that are valid only in the other format."""
 
     def read(self, path: Path) -> Iterator[tuple[dict[str, Any], TraceRow]]:
-        """Members and request of every line; ``hash_ids`` may be missing."""
+        """Members and row of every line; ``hash_ids`` may be missing."""
         for line, record in json_lines(path, self.like):
             if (CHAT in record) != self.has_chats:
                 wrong = (

@@ -1,4 +1,4 @@
-"""Tables of lengths: CSV files with a prompt length and an output length in every line."""
+"""Trace formats: CSV tables of prompt and output lengths, with or without arrival times (also Vidur's)."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ ARRIVALS = {
     "arrival_ms": 1e-3,
     "arrival_time_ms": 1e-3,
 }
-"""Columns of arrival times, and the seconds in their unit. Vidur writes ``arrived_at``."""
+"""Columns of arrival times, with their unit in seconds. Vidur has ``arrived_at``."""
 _CLIENTS = ("client", "session_id")
 _IDS = ("request_id", "req_id")
 _TIMES = re.compile(
@@ -39,27 +39,27 @@ _TIMES = re.compile(
 
 
 def lengths_columns(header: Sequence[str]) -> tuple[str, str] | None:
-    """The columns of prompt and output lengths in a header, None where it has neither pair."""
+    """The columns of prompt and output lengths in a header; None if there are none."""
     return next((pair for pair in COLUMN_PAIRS if set(pair) <= set(header)), None)
 
 
 def arrival_column(header: Sequence[str]) -> str | None:
-    """The column of arrival times in a header; None: it has none."""
+    """The column of arrival times in a header; None if there is none."""
     return next((name for name in ARRIVALS if name in header), None)
 
 
-def unknown_times(header: Sequence[str]) -> str | None:
-    """A column that seems to say when requests come, in a unit that nobody has told; None: there is none."""
+def unknown_time_column(header: Sequence[str]) -> str | None:
+    """A column that seems to have times in an unknown unit; None if there is none."""
     return next((name for name in header if _TIMES.search(name)), None)
 
 
 def read_lengths(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
-    """Lengths without times (all 0); lines with a length of 0 are skipped."""
+    """Lengths without times (0); lines with a length of 0 are skipped."""
     yield from read_timed_lengths(path, options, timed=False)
 
 
 def read_timed_lengths(path: Path, options: ReadOptions, timed: bool = True) -> Iterator[TraceRow | None]:
-    """Lengths with a column of ARRIVALS; clients, services and names of requests are optional."""
+    """Lengths with a column of ARRIVALS; clients, services and request ids are optional."""
     _, first = next(csv_lines(path), (0, [*COLUMN_PAIRS[0], next(iter(ARRIVALS))]))
     header = header_of(",".join(first))
     pair, arrival = lengths_columns(header), arrival_column(header)
@@ -70,14 +70,14 @@ def read_timed_lengths(path: Path, options: ReadOptions, timed: bool = True) -> 
         raise line_error(path, 1, "no column of arrival times", f"one of {', '.join(ARRIVALS)}")
     optional = (*_CLIENTS, *_IDS, "service", *ARRIVALS)
     for line, (prompt, output, *more) in csv_columns(path, pair, optional):
-        told = dict(zip(optional, more, strict=True))
+        values = dict(zip(optional, more, strict=True))
         lengths = parse_int(prompt, pair[0], path, line, 0), parse_int(output, pair[1], path, line, 0)
         row = TraceRow(
-            _arrival_ns(told[arrival], arrival, path, line) if timed and arrival else 0,
+            _arrival_ns(values[arrival], arrival, path, line) if timed and arrival else 0,
             *lengths,
-            _first(told, _CLIENTS),
-            request_id=_first(told, _IDS),
-            service=told["service"] or None,
+            _first(values, _CLIENTS),
+            request_id=_first(values, _IDS),
+            service=values["service"] or None,
         )
         yield row if all(lengths) else None
 
@@ -88,5 +88,5 @@ def _arrival_ns(value: str, name: str, path: Path, line: int) -> int:
     return round(parse_float(value, name, path, line, -most, most) * (unit_s * 1e9))
 
 
-def _first(told: dict[str, str], names: Sequence[str]) -> str | None:
-    return next((told[name] for name in names if told[name]), None)
+def _first(values: dict[str, str], names: Sequence[str]) -> str | None:
+    return next((values[name] for name in names if values[name]), None)

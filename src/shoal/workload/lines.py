@@ -1,4 +1,4 @@
-"""Lines of trace files: CSV and JSON lines, numbers, and errors that name the file and the line."""
+"""Parsing of trace files: CSV and JSON lines, numbers, and errors with file and line."""
 
 import csv
 import json
@@ -14,37 +14,36 @@ from shoal.workload.rows import LARGEST_S, TraceRow
 
 LARGEST_LENGTH = 10**9
 LARGEST_COUNT = 10**6
-"""Most requests of one client in one window or minute, where a trace has counts or rates."""
+"""Maximum requests of one client in one window or minute, in traces with counts or rates."""
 _NOT_UTF8 = (
     (b"\x1f\x8b", "is compressed with gzip; unpack it first (gunzip)"),
     (b"PK\x03\x04", "is a zip archive; unpack it first (unzip)"),
     (b"\xff\xfe", "is UTF-16, not UTF-8; convert it first (iconv -f UTF-16 -t UTF-8)"),
     (b"\xfe\xff", "is UTF-16, not UTF-8; convert it first (iconv -f UTF-16 -t UTF-8)"),
 )
-"""First bytes of files that hold no UTF-8 text, and what to do about them."""
+"""First bytes of files that are not UTF-8 text, and hints for the error."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What some formats need beside their file."""
+    """Options of readers."""
 
     seed: int = 0
-    """Keys the draws of formats that hold distributions or counts instead of requests."""
+    """For formats with distributions or counts instead of requests."""
     count_tokens: Callable[[str], int] | None = None
-    """Gives the length of a text in tokens; None counts a token for every four characters."""
+    """Length of a text in tokens; None: one token per four characters."""
 
 
 Reader = Callable[[Path, ReadOptions], Iterator[TraceRow | None]]
-"""Yields the requests of a file in its order; None stands for one that was skipped."""
+"""Yields the requests of a file in its order; None for a skipped request."""
 
 
 def line_error(path: Path, line: int, wrong: str, expected: str) -> ConfigError:
-    """The error for one line of a file."""
     return ConfigError(f"{path}:{line}: {wrong}; expected {expected}")
 
 
 def open_text(path: Path) -> TextIO:
-    """Open a trace file for reading; bytes that are not UTF-8 lead to an error about their line.
+    """Open a trace file for reading; invalid UTF-8 becomes U+FFFD, and so an error in its line.
 
     Raises ConfigError for a file that cannot be read, or that is compressed or UTF-16.
     """
@@ -61,12 +60,12 @@ def open_text(path: Path) -> TextIO:
 
 
 def header_of(line: str) -> list[str]:
-    """The column names in the first line of a CSV file: lower case, without blanks around them."""
+    """Column names in the first line of a CSV file: lower case, stripped."""
     return [name.strip().strip('"').strip().lower() for name in line.split(",")]
 
 
 def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Line number and cells of every line that is not blank; raises ConfigError for broken quotes."""
+    """Line number and cells of every non-blank line; raises ConfigError for broken quotes."""
     with open_text(path) as file:
         reader = csv.reader(file, strict=True)
         try:
@@ -82,10 +81,10 @@ def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
 def csv_columns(
     path: Path, required: Sequence[str], optional: Sequence[str] = ()
 ) -> Iterator[tuple[int, list[str]]]:
-    """Line number and the cells of the named columns, "" for an optional column that is missing.
+    """Line number and cells of the named columns; "" for a missing optional column.
 
-    Column names are compared in lower case. Raises ConfigError where a required column is missing, where a
-    named one is there twice, or where a line has more or fewer cells than the header.
+    Column names are compared in lower case. Raises ConfigError for a missing required column, a duplicate
+    column, or a line with more or fewer cells than the header.
     """
     lines = csv_lines(path)
     number, header = next(lines, (0, list(required)))
@@ -96,15 +95,15 @@ def csv_columns(
     twice = [name for name in (*required, *optional) if names.count(name) > 1]
     if twice:
         raise line_error(path, number, f"column {', '.join(twice)} more than once", "one of each")
-    places = [names.index(name) if name in names else -1 for name in (*required, *optional)]
+    indices = [names.index(name) if name in names else -1 for name in (*required, *optional)]
     for line, cells in lines:
         if len(cells) != len(names):
             raise line_error(path, line, f"{len(cells)} columns", f"{len(names)}: {','.join(names)}")
-        yield line, [cells[place] if place >= 0 else "" for place in places]
+        yield line, [cells[index] if index >= 0 else "" for index in indices]
 
 
 def json_lines(path: Path, like: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line number and object of every line that is not blank; ``like`` shows what a line should be."""
+    """Line number and object of every non-blank line; like: an example, for errors."""
     with open_text(path) as file:
         for number, text in enumerate(file, 1):
             if not text.strip():
@@ -119,7 +118,7 @@ def json_lines(path: Path, like: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def get_member(record: dict[str, Any], name: str, path: Path, line: int, like: str) -> Any:
-    """A member that every line must have."""
+    """A required member of a line."""
     if name not in record:
         raise line_error(path, line, f"no {name!r}", f"an object like {like}")
     return record[name]
@@ -128,7 +127,7 @@ def get_member(record: dict[str, Any], name: str, path: Path, line: int, like: s
 def parse_int(
     value: object, name: str, path: Path, line: int, least: int = 1, most: int = LARGEST_LENGTH
 ) -> int:
-    """A length or count from ``least`` to ``most``; raises ConfigError for anything else."""
+    """A length or count from ``least`` to ``most``; raises ConfigError otherwise."""
     number = _as_int(value)
     if number is None or not least <= number <= most:
         shown = value if isinstance(value, str) else json.dumps(value, default=str)
@@ -138,7 +137,7 @@ def parse_int(
 
 
 def _as_int(value: object) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | str) or _only_python_reads(value):
+    if isinstance(value, bool) or not isinstance(value, int | float | str) or _python_only(value):
         return None
     try:
         return int(value) if isinstance(value, int | str) else _int_of_float(value)
@@ -150,8 +149,8 @@ def _as_int(value: object) -> int | None:
         return None
 
 
-def _only_python_reads(value: int | float | str) -> bool:
-    """Whether only Python reads this as a number: ``3_74``, or digits of other scripts."""
+def _python_only(value: int | float | str) -> bool:
+    """Whether Python reads this as a number, but other programs do not: ``3_74``, digits of other scripts."""
     return isinstance(value, str) and ("_" in value or not value.isascii())
 
 
@@ -162,9 +161,9 @@ def _int_of_float(value: float) -> int | None:
 def parse_float(
     value: object, name: str, path: Path, line: int, least: float = -LARGEST_S, most: float = LARGEST_S
 ) -> float:
-    """A number from ``least`` to ``most``; raises ConfigError for anything else."""
+    """A number from ``least`` to ``most``; raises ConfigError otherwise."""
     try:
-        if isinstance(value, bool) or not isinstance(value, int | float | str) or _only_python_reads(value):
+        if isinstance(value, bool) or not isinstance(value, int | float | str) or _python_only(value):
             raise ValueError
         number = float(value)
     except (ValueError, OverflowError):
@@ -176,5 +175,5 @@ def parse_float(
 
 
 def parse_ns(value: object, name: str, path: Path, line: int) -> int:
-    """Seconds as nanoseconds; at most a hundred years."""
+    """Seconds as nanoseconds, at most a hundred years; raises ConfigError otherwise."""
     return round(parse_float(value, name, path, line) * 1e9)

@@ -1,6 +1,6 @@
-"""Mooncake's traces (Qin et al., FAST 2025): JSON lines whose hashes tell which prefixes are shared.
+"""Trace format: Mooncake's traces (Qin et al., FAST 2025), JSON lines with hashes of shared prefixes.
 
-Also the format in which workloads are exported, as it keeps everything that a request is made of.
+Workloads are exported in this format, too, because it keeps everything about a request.
 """
 
 import json
@@ -20,9 +20,10 @@ _LINES = HashedLines(ns_per_unit=10**6, hash_tokens=MOONCAKE_BLOCK, like=_LIKE, 
 
 
 def read_mooncake(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
-    """Requests with times in milliseconds; ``hash_ids`` and the names below may be missing.
+    """Requests with times in milliseconds; ``hash_ids`` and the members below may be missing.
 
-    ``session_id`` is what others call the client; ``client``, ``service`` and ``request_id`` are ours.
+    The client is ``client`` or ``session_id``; ``client``, ``service`` and ``request_id`` are Shoal's
+    members.
     """
     for record, row in _LINES.read(path):
         yield replace(
@@ -34,11 +35,11 @@ def read_mooncake(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]
 
 
 def write_mooncake(path: Path, rows: Iterable[TraceRow]) -> None:
-    """Write rows so that ``read_trace`` gives them back, one line each.
+    """Write rows, one line each; ``read_trace`` gives them back.
 
-    Times are milliseconds, with a fraction only where they are not whole. Hashes of blocks other than 512
-    tokens become hashes of the full blocks of 512, which share what the rows shared in units of 512.
-    Raises ConfigError for rows without lengths.
+    Times are milliseconds, with a fraction if needed. Hashes of blocks other than 512 tokens become hashes of
+    full blocks of 512 tokens, with equal sharing in units of 512. Raises ConfigError for rows without
+    lengths.
     """
     with path.open("w", encoding="utf-8") as file:
         for number, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""A workload as a scenario describes it, and the requests that it means."""
+"""Options of a scenario's workload, and the requests built from them."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,33 +16,31 @@ from shoal.workload.rows import LARGEST_REQUESTS, TraceRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadOptions:
-    """Which requests come, and when."""
+    """Source of requests and arrival times; raises ConfigError for invalid values."""
 
     trace: Path | None = None
-    """File or folder of a trace."""
+    """File or folder."""
     format: str | None = None
-    """Format of the trace; None guesses it."""
+    """Format of the trace; None: guessed."""
     lengths: LengthDistribution | None = None
-    """Draws lengths, instead of the trace's or without a trace."""
+    """None: the trace's lengths."""
     arrivals: ArrivalProcess | None = None
-    """Draws arrival times, instead of the trace's or where there are none."""
+    """None: the trace's arrival times."""
     requests: int | None = None
-    """Number of requests; with a trace, how many from the beginning of the file."""
+    """Number of requests; with a trace, from the beginning of the file."""
     seed: int = 0
-    """Keys everything that is drawn."""
     time_scale: float = 1.0
-    """Arrival times are multiplied by it (0.5 doubles the load)."""
+    """Factor of arrival times; 0.5 doubles the load."""
     max_tokens: int | None = None
-    """The output limit that every request asks for."""
+    """Output limit of every request."""
     clients: int | None = None
-    """Closed loop: this many requests at a time, each followed by the next as soon as it ends. Arrival times
-    do not matter then."""
+    """Closed loop with this concurrency: each request is followed by the next when it ends. Arrival times are
+    ignored."""
     services: Mapping[str, float] | None = None
-    """Shares of the requests by service. None takes the trace's services, or deals its clients to the
-    services, or the requests in equal shares where there are neither."""
+    """Shares of the requests by service. None: the trace's services; else each client of the trace has one
+    service; else equal shares."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for values without meaning."""
         for name in ("requests", "max_tokens", "clients"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -68,24 +66,23 @@ class WorkloadOptions:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The requests of a workload."""
+    """The requests of a workload, by arrival."""
 
     requests: list[Request]
-    """All requests, by arrival."""
     note: str = ""
-    """As in ``Trace``: how the trace was read, or ""."""
+    """As in ``Trace``."""
 
 
 def build_requests(options: WorkloadOptions, services: Sequence[str], block_size: int = 16) -> list[Request]:
-    """The requests of a workload, by arrival; ``build_workload`` tells more."""
+    """The requests of ``build_workload``."""
     return build_workload(options, services, block_size).requests
 
 
 def build_workload(options: WorkloadOptions, services: Sequence[str], block_size: int = 16) -> Workload:
-    """The requests of a workload, and a note on its trace; only reads the trace, no other side effect.
+    """The requests of a workload, and a note on its trace.
 
-    services: names of all services there are. Raises ConfigError for a broken trace, for arrivals or lengths
-    that neither the trace nor the options have, and for shares of unknown services.
+    services: names of all services. Raises ConfigError for a broken trace, for arrivals or lengths that are
+    in neither the trace nor the options, and for shares of unknown services.
     """
     rows, timed, note = _rows(options)
     if options.clients is not None:
@@ -109,16 +106,16 @@ def build_workload(options: WorkloadOptions, services: Sequence[str], block_size
     return Workload(requests, note)
 
 
-def deal(clients: Sequence[str], services: Sequence[str]) -> dict[str, str]:
-    """Each client's service: clients, in the order in which they first come, round-robin to services.
+def assign_clients(clients: Sequence[str], services: Sequence[str]) -> dict[str, str]:
+    """The service of each client: round-robin, in the order of the clients' first requests.
 
-    How AlpaServe and SeaLLM make traffic of LLM services from serverless functions.
+    AlpaServe and SeaLLM make traffic of LLM services from serverless functions in this way.
     """
     return {client: services[turn % len(services)] for turn, client in enumerate(dict.fromkeys(clients))}
 
 
 def _rows(options: WorkloadOptions) -> tuple[list[TraceRow], bool, str]:
-    """Rows with lengths, whether their times mean something, and how they were read."""
+    """Rows with lengths, whether they have arrival times, and the note of the trace."""
     if options.trace is None:
         rows = [TraceRow(0, 0, 0)] * (options.requests or 0)
         timed, sized, note = False, False, ""
@@ -149,21 +146,21 @@ def _service_chooser(
     if not services or unknown:
         raise ConfigError(f"no service {', '.join(unknown)}; there are {', '.join(services) or 'none'}")
     if shares is None:
-        traced = {row.service for row in rows}
-        if None not in traced and (len(traced) > 1 or len(services) > 1):
-            _require_known(traced, services, options.trace)
+        trace_services = {row.service for row in rows}
+        if None not in trace_services and (len(trace_services) > 1 or len(services) > 1):
+            _require_known(trace_services, services, options.trace)
             return lambda number, row: row.service or ""
         clients = [row.client for row in rows if row.client is not None]
         if len(services) > 1 and len(clients) == len(rows):
-            dealt = deal(clients, services)
-            return lambda number, row: dealt[row.client or ""]
+            assigned = assign_clients(clients, services)
+            return lambda number, row: assigned[row.client or ""]
     weights = dict.fromkeys(services, 1.0) if shares is None else shares
     return _by_shares(weights, derive_seed(options.seed, 3))
 
 
-def _require_known(traced: Iterable[str | None], services: Sequence[str], trace: Path | None) -> None:
-    """Raise ConfigError for services of a trace that are not simulated."""
-    unknown = sorted(name for name in traced if name is not None and name not in services)
+def _require_known(trace_services: Iterable[str | None], services: Sequence[str], trace: Path | None) -> None:
+    """Raise ConfigError for services of a trace that are not in ``services``."""
+    unknown = sorted(name for name in trace_services if name is not None and name not in services)
     if unknown:
         raise ConfigError(
             f"{trace} has requests of service {', '.join(unknown)}, but the services are "

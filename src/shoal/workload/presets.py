@@ -1,9 +1,9 @@
-"""Named length distributions, so that everything runs without any file.
+"""Presets: named length distributions (ShareGPT, Azure, reasoning, ...), for workloads without a file.
 
-The fitted ones are mixtures of lognormals, fitted to the logarithms of the lengths by expectation
-maximisation, with the trace's shortest and longest length as bounds. Single lognormals miss the modes that
-real services have (the outputs of Azure's conversations cluster at 85-130 and at 395-425 tokens). Prompt and
-output lengths are drawn independently. ``shoal.workload.presets.figures`` computes what docs quote.
+Fitted presets are mixtures of lognormals, fitted to the logarithms of the lengths by expectation
+maximisation, with the trace's shortest and longest length as bounds. Single lognormals miss modes of real
+services (outputs of Azure's conversations cluster at 85-130 and at 395-425 tokens). Prompt and output lengths
+are independent. ``figures`` computes the numbers quoted in docs.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ PERCENTILES = (5, 25, 50, 75, 90, 95, 99)
 
 
 def _lognormals(low: int, high: int, *parts: tuple[float, float, float]) -> MixtureLength:
-    """Lognormals as (weight, mu, sigma), kept in ``low`` to ``high``."""
+    """A mixture of (weight, mu, sigma), clipped to ``low`` and ``high``."""
     return MixtureLength(tuple((share, LogNormalLength(mu, sigma, low, high)) for share, mu, sigma in parts))
 
 
@@ -81,11 +81,11 @@ Fit: prompts mean 1265, median 197, p90 2369, p99 21796; outputs mean 1508, medi
 """
 
 SHAREGPT_O1 = Independent(_SHAREGPT_PROMPTS, _R1_OUTPUTS)
-"""In place of Past-Future's ShareGPT-o1, which is not public: questions of ShareGPT, outputs of a model that
-reasons (those of ``REASONING``)."""
+"""Replaces Past-Future's ShareGPT-o1, which is not public: prompts of ShareGPT, outputs of a reasoning model
+(those of ``REASONING``)."""
 
 VARYING = Concatenation(((1, SHAREGPT_O1), (1, DISTRIBUTION_1), (1, DISTRIBUTION_2), (1, DISTRIBUTION_3)))
-"""Past-Future, Fig. 8: ShareGPT-o1 followed by distributions 1 to 3, as many requests of each."""
+"""Past-Future, Fig. 8: ShareGPT-o1, then distributions 1 to 3, with equally many requests of each."""
 
 CODEFUSE = Independent(LogNormalLength(5.0, 1.1, 1, 1024), LogNormalLength(4.9, 0.95, 1, 1024))
 """Our guess at the trace of SCLS, which is not public and of which the paper says little (sections 3.3, 5).
@@ -107,7 +107,7 @@ LENGTHS: Mapping[str, LengthDistribution] = {
     "varying": VARYING,
     "codefuse": CODEFUSE,
 }
-"""Length distributions by the name that configuration files use."""
+"""Length distributions by name in configuration files."""
 
 
 def figures(lengths: LengthDistribution, count: int = 100_000, seed: int = 0) -> dict[str, dict[str, float]]:

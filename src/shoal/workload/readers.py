@@ -1,4 +1,4 @@
-"""Reading a trace, whatever its format."""
+"""Reading of traces: the table of formats, detection of a file's format, ``load_trace``."""
 
 import json
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -15,23 +15,20 @@ from shoal.workload.length_tables import (
     lengths_columns,
     read_lengths,
     read_timed_lengths,
-    unknown_times,
+    unknown_time_column,
 )
 from shoal.workload.lines import Reader, ReadOptions, header_of, open_text
 from shoal.workload.mooncake import read_mooncake
 from shoal.workload.request_logs import is_request_log, read_request_log
-from shoal.workload.rows import LARGEST_REQUESTS, TraceRow, in_order
+from shoal.workload.rows import LARGEST_REQUESTS, TraceRow, sort_by_arrival
 from shoal.workload.servegen import is_servegen, read_servegen
 
 
 @dataclass(frozen=True, slots=True)
 class TraceFormat:
-    """One format of traces."""
-
     about: str
-    """What it looks like, for lists and errors."""
+    """Description for lists and errors."""
     read: Reader
-    """Reads a file of this format."""
     timed: bool = True
     """Whether it has arrival times."""
     sized: bool = True
@@ -70,24 +67,24 @@ FORMATS: Mapping[str, TraceFormat] = {
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A trace that was read."""
+    """The contents of a trace."""
 
     rows: list[TraceRow]
-    """Its requests, by arrival."""
+    """By arrival."""
     format: str
-    """Name of its format in ``FORMATS``; "empty" for an empty file."""
+    """A name in ``FORMATS``; "empty" for an empty file."""
     timed: bool = True
     """Whether the rows have arrival times; otherwise these are 0."""
     sized: bool = True
     """Whether the rows have lengths; otherwise these are 0."""
     skipped: int = 0
-    """Requests of the file that are not in ``rows``, because they failed or are empty."""
+    """Requests that are not in ``rows``, because they failed or are empty."""
     note: str = ""
-    """What a reader of the results should know about how the trace was read, or ""."""
+    """Limitations of the rows, for a report; may be ""."""
 
 
 def read_trace(path: Path | str, format: str | None = None, *, seed: int = 0) -> list[TraceRow]:
-    """The requests of a trace by arrival, the first at 0; ``load_trace`` tells more and has more options."""
+    """The rows of ``load_trace``."""
     return load_trace(path, format, seed=seed).rows
 
 
@@ -102,11 +99,11 @@ def load_trace(
 ) -> Trace:
     """Read a trace in one pass, line by line.
 
-    format: a name in FORMATS; None guesses it from the content. limit: stop after this many requests of
-    the file. seed: for formats that hold distributions (ServeGen, MAF's counts). count_tokens: length of
-    a text, for ShareGPT. from_zero: shift times so that the first request arrives at 0.
+    format: a name in FORMATS; None: guessed from the content. limit: maximum number of requests. seed: for
+    formats with distributions (ServeGen, MAF's counts). count_tokens: length of a text, for ShareGPT.
+    from_zero: shift times so that the first request arrives at 0.
 
-    Raises ConfigError, naming file and line, where the file is not such a trace.
+    Raises ConfigError with file and line if the file is not such a trace.
     """
     path = Path(path)
     chosen = guess_format(path) if format is None else format
@@ -128,12 +125,12 @@ def load_trace(
     if kind.read is read_sharegpt and count_tokens is None:
         notes.append(f"no tokenizer was given: lengths are characters / {CHARACTERS_PER_TOKEN}")
     return Trace(
-        in_order(rows, from_zero=from_zero), chosen, kind.timed, kind.sized, skipped, "; ".join(notes)
+        sort_by_arrival(rows, from_zero=from_zero), chosen, kind.timed, kind.sized, skipped, "; ".join(notes)
     )
 
 
 def _notes(rows: Sequence[TraceRow], skipped: int) -> list[str]:
-    """What a trace lacks."""
+    """Notes on skipped requests and missing hashes."""
     words = "request skipped, which" if skipped == 1 else "requests skipped, which"
     notes = [f"{skipped:,} {words} failed or had nothing to ask or answer"] if skipped else []
     unshared = sum(0 < len(row.hashes) < row.prompt_tokens // row.hash_tokens for row in rows)
@@ -143,7 +140,7 @@ def _notes(rows: Sequence[TraceRow], skipped: int) -> list[str]:
 
 
 def _read_rows(found: Iterator[TraceRow | None], limit: int | None) -> tuple[list[TraceRow], int]:
-    """The first ``limit`` requests, and how many were skipped among them."""
+    """The first ``limit`` requests, and the number of skipped ones among them."""
     rows: list[TraceRow] = []
     skipped = 0
     for row in found if limit is None or limit > 0 else ():
@@ -203,7 +200,7 @@ def _by_columns(path: Path, header: list[str]) -> str | None:
         return None
     if arrival_column(header) is not None:
         return "timed-lengths"
-    if (column := unknown_times(header)) is not None:
+    if (column := unknown_time_column(header)) is not None:
         raise ConfigError(
             f"{path}: the column {column!r} seems to say when requests come, but not in which unit; call it "
             f"one of {', '.join(ARRIVALS)}, or give the format lengths, which leaves times out"

@@ -1,8 +1,9 @@
-"""Logs of requests that an engine answered: JSON lines with their lengths, and when they came and went.
+"""Trace format: request logs of an engine, JSON lines with lengths and times (vLLM's, Shoal's
+requests.jsonl).
 
-vLLM's benchmark writes ``input_toks``, ``output_toks`` and ``arrival_time``, some also when the engine queued
-a request (``queued_ts``) and gave its first and last token (``first_token_ts``, ``last_token_ts``). Our own
-``requests.jsonl`` has other names for the same.
+vLLM's benchmark writes ``input_toks``, ``output_toks`` and ``arrival_time``; some versions also write when
+the engine queued a request (``queued_ts``) and its first and last token (``first_token_ts``,
+``last_token_ts``). Shoal's ``requests.jsonl`` has other names for the same.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,27 +13,27 @@ from typing import Any
 
 from shoal.core import ConfigError, RequestRecord
 from shoal.workload.lines import ReadOptions, get_member, json_lines, line_error, parse_int, parse_ns
-from shoal.workload.rows import TraceRow, own_ids
+from shoal.workload.rows import TraceRow, request_ids
 
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """What the members of a log are called."""
+    """Names of the members of a log."""
 
     prompt: str
     """Length of the prompt."""
     output: str
-    """Length of the answer."""
+    """Length of the output."""
     arrivals: tuple[str, ...]
-    """When it came: the first of these that the first line has."""
+    """Arrival time: the first of these in the first line."""
     first_token: str
-    """When it had its first token."""
+    """Time of the first token."""
     last_token: str
-    """When it had its last token."""
+    """Time of the last token."""
     least_output: int
-    """0 where the log also has requests without an answer."""
+    """0 if the log has requests without an output."""
     like: str
-    """A line."""
+    """An example line."""
 
 
 _VLLM = _Names(
@@ -56,12 +57,12 @@ _OURS = _Names(
 
 
 def is_request_log(members: Mapping[str, Any]) -> bool:
-    """Whether a line with these members is one of such a log."""
+    """Whether these are the members of a line of a request log."""
     return any({names.prompt, names.arrivals[-1]} <= members.keys() for names in (_VLLM, _OURS))
 
 
 def read_request_log(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
-    """Requests as the engine queued them, or as they arrived where the log does not say."""
+    """Requests with the time when the engine queued them or, if missing, their arrival time."""
     for _, _, _, row in _lines(path):
         yield row if row.output_tokens else None
 
@@ -69,8 +70,7 @@ def read_request_log(path: Path, options: ReadOptions) -> Iterator[TraceRow | No
 def read_measured(path: Path) -> list[RequestRecord]:
     """The answered requests of a log with their times, by arrival; the first arrives at 0.
 
-    They have the ids of ``to_requests``. Raises ConfigError for a log without times, and for one without
-    requests.
+    Ids are those of ``to_requests``. Raises ConfigError for a log without times or without requests.
     """
     answered = (line for line in _lines(path) if line[3].output_tokens)
     lines = sorted(answered, key=lambda line: line[3].arrival_ns)
@@ -79,7 +79,7 @@ def read_measured(path: Path) -> list[RequestRecord]:
     begin_ns = lines[0][3].arrival_ns
     records = []
     for request_id, (line, record, names, row) in zip(
-        own_ids([row for _, _, _, row in lines]), lines, strict=True
+        request_ids([row for _, _, _, row in lines]), lines, strict=True
     ):
         first_ns, last_ns = (
             parse_ns(get_member(record, name, path, line, names.like), name, path, line)
@@ -104,7 +104,7 @@ def read_measured(path: Path) -> list[RequestRecord]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any], _Names, TraceRow]]:
-    """Number, members and names of every line, and its request."""
+    """Number, members, names and row of every line."""
     names, arrival = _VLLM, ""
     for line, record in json_lines(path, _VLLM.like):
         if not arrival:

@@ -1,4 +1,4 @@
-"""From rows of a trace to requests."""
+"""Converts rows of a trace to requests; replaces their lengths and arrival times."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -7,10 +7,10 @@ from shoal.core import ConfigError, Request, SamplingParams, SyntheticPrompt, de
 from shoal.workload.arrivals import ArrivalProcess, check_span, check_time_scale
 from shoal.workload.distributions import LengthDistribution
 from shoal.workload.prefixes import block_hashes
-from shoal.workload.rows import TraceRow, in_order, own_ids
+from shoal.workload.rows import TraceRow, request_ids, sort_by_arrival
 
 ServiceOf = Callable[[int, TraceRow], str]
-"""Gives the service of a request, by its number and its row."""
+"""The service of a request by its number and row."""
 
 
 def to_requests(
@@ -27,22 +27,21 @@ def to_requests(
 ) -> list[Request]:
     """Requests by arrival, the first at 0 unless ``from_zero`` is False.
 
-    Ids are those of the rows, if each has one of its own, else ``prefix`` and a number.
-    service: its name, or a function that says which. block_size: tokens of the engine's KV blocks, for which
-    shared prefixes are hashed. limit: only this many, the earliest. time_scale: times are multiplied by it
-    (0.5 doubles the load). max_tokens: where given, every request ends there at the latest. seed: keys the
-    draws of the requests. Raises ConfigError for rows without lengths, and for requests that come later than
-    a hundred years.
+    Ids are those of the rows, if they are unique, else ``prefix`` and a number. service: a name, or a
+    function that chooses one. block_size: tokens of the engine's KV blocks, for hashes of shared prefixes.
+    limit: only the earliest requests. time_scale: factor of times (0.5 doubles the load). max_tokens: output
+    limit of every request. seed: of the requests. Raises ConfigError for rows without lengths, and for
+    arrivals after more than a hundred years.
     """
     if block_size < 1:
         raise ConfigError(f"block_size must be more than 0, got {block_size}")
     check_time_scale(time_scale)
-    service_of = _always(service) if isinstance(service, str) else service
+    service_of = _constant(service) if isinstance(service, str) else service
     sampling = SamplingParams(max_tokens=max_tokens)
-    ordered = in_order(rows, from_zero=from_zero)[:limit]
+    ordered = sort_by_arrival(rows, from_zero=from_zero)[:limit]
     check_span(ordered[-1].arrival_ns * time_scale / 1e9 if ordered else 0.0, len(ordered))
     requests = []
-    for number, (row, name) in enumerate(zip(ordered, own_ids(ordered, prefix), strict=True)):
+    for number, (row, name) in enumerate(zip(ordered, request_ids(ordered, prefix), strict=True)):
         if row.prompt_tokens < 1 or row.output_tokens < 1:
             raise ConfigError(
                 f"request {number} of the trace has no lengths; draw them, for example with lengths: sharegpt"
@@ -70,7 +69,7 @@ def generate_rows(
 
 
 def with_lengths(rows: Iterable[TraceRow], lengths: LengthDistribution, seed: int) -> list[TraceRow]:
-    """The rows with newly drawn lengths; they no longer share prefixes."""
+    """The rows with new lengths, without shared prefixes."""
     old_rows = list(rows)
     prompts, outputs = (side.tolist() for side in lengths.sample(len(old_rows), seed))
     return [
@@ -80,11 +79,11 @@ def with_lengths(rows: Iterable[TraceRow], lengths: LengthDistribution, seed: in
 
 
 def with_arrivals(rows: Iterable[TraceRow], arrivals: ArrivalProcess, seed: int) -> list[TraceRow]:
-    """The rows, in their order, with other arrival times."""
+    """The rows, in their order, with new arrival times."""
     old_rows = list(rows)
     times = arrivals.times_ns(len(old_rows), seed)
     return [replace(row, arrival_ns=time) for row, time in zip(old_rows, times, strict=True)]
 
 
-def _always(service: str) -> ServiceOf:
+def _constant(service: str) -> ServiceOf:
     return lambda number, row: service

@@ -1,9 +1,9 @@
-"""ServeGen's clients (Xiang et al., 2025): rates and length distributions, from which requests are drawn.
+"""Trace format: ServeGen's clients (Xiang et al., 2025), with rates and length distributions to draw from.
 
-A folder holds for every client N ``chunk-N-trace.csv``, with a line ``t,rate,cv,pattern,p1,p2`` for each
-window of 600 s (times between requests follow the pattern, Gamma or Weibull, with shape p1 and scale p2), and
+A folder has for every client N ``chunk-N-trace.csv``, with a line ``t,rate,cv,pattern,p1,p2`` for each window
+of 600 s (inter-arrival times follow the pattern, Gamma or Weibull, with shape p1 and scale p2), and
 ``chunk-N-dataset.json`` with distributions of input and output lengths for longer windows. Multimodal clients
-have the tokens of text, and those of images, audio and video where there are any, in place of the input's.
+have tokens of text, images, audio and video instead of the input's.
 """
 
 import json
@@ -38,39 +38,35 @@ _KEY = re.compile(r"([0-9.]+)\s*:")
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """One client's traffic in one window."""
+    """Traffic of one client in one window."""
 
     requests: int
-    """Number of requests."""
     weibull: bool
-    """Whether times between requests are Weibull-distributed; otherwise they follow a Gamma distribution."""
+    """Whether inter-arrival times are Weibull-distributed; otherwise Gamma."""
     shape: float
-    """Shape parameter of that distribution."""
+    """Shape parameter of inter-arrival times."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Client:
-    """One client of a folder."""
-
     number: int
-    """The N of its file names."""
+    """N in its file names."""
     windows: dict[int, _Window]
-    """Windows with requests, by their start in seconds."""
+    """Windows with requests, by start in seconds."""
     lengths: "_Lengths"
-    """Its length distributions."""
 
 
 def is_servegen(path: Path) -> bool:
-    """Whether a folder holds ServeGen's clients."""
+    """Whether a folder has ServeGen's clients."""
     return path.is_dir() and any(_CLIENT.fullmatch(child.name) for child in path.iterdir())
 
 
 def read_servegen(path: Path, options: ReadOptions) -> Iterator[TraceRow | None]:
     """Requests of all clients, window by window.
 
-    Each window has exactly the requests that its rate says; the times between them have the window's shape
-    and are scaled to fill it. Input and output lengths are independent, as the data says no more. Draws are
-    keyed by seed, client and window.
+    The number of requests in a window is exactly its rate times its length; inter-arrival times have the
+    window's shape and are scaled to fill it. Input and output lengths are independent, since the data has no
+    correlations. Draws depend on seed, client and window.
     """
     found = sorted(
         int(match[1]) for child in path.iterdir() if (match := _CLIENT.fullmatch(child.name)) is not None
@@ -93,14 +89,14 @@ def _draw(client: _Client, start: int, seed: int) -> tuple[NDArray[np.int64], ..
     window = client.windows[start]
     rng = np.random.default_rng(derive_seed(seed, client.number, start))
     size = window.requests + 1
-    gaps = rng.weibull(window.shape, size) if window.weibull else rng.gamma(window.shape, 1.0, size)
-    ends = np.cumsum(gaps)
+    intervals = rng.weibull(window.shape, size) if window.weibull else rng.gamma(window.shape, 1.0, size)
+    ends = np.cumsum(intervals)
     window_ns = WINDOW_S * 10**9
     offsets = (ends[:-1] / max(ends[-1], 1e-300) * window_ns).astype(np.int64)
     times = start * 10**9 + np.minimum(offsets, window_ns - 1)
     prompts, outputs = client.lengths.at(start)
     parts = [part.draw(rng, window.requests) for part in prompts]
-    # A prompt of an image alone may have no text, and one of text no image; one of neither is one token.
+    # Each modality may have length 0; a prompt has at least one token.
     return times, np.maximum(np.sum(parts, axis=0), 1), outputs.draw(rng, window.requests)
 
 
@@ -115,7 +111,7 @@ def _read_client(folder: Path, number: int) -> _Client:
         pattern = cells[3].strip()
         if pattern not in {"", "Gamma", "Weibull"}:
             raise line_error(path, line, f"pattern is {pattern[:80]!r}", "Gamma or Weibull")
-        # Too few requests to tell a pattern have none: then they come as in a Poisson process.
+        # Windows with too few requests have no pattern; they are taken as Poisson processes.
         shape = parse_float(cells[4], "p1", path, line, least=1e-3) if pattern and requests else 1.0
         if requests:
             windows[start] = _Window(requests, pattern == "Weibull", shape)
@@ -124,19 +120,16 @@ def _read_client(folder: Path, number: int) -> _Client:
 
 @dataclass(frozen=True, slots=True)
 class _Histogram:
-    """A distribution over a list of lengths."""
-
     lengths: NDArray[np.int64]
-    """Possible lengths."""
-    cumulated: NDArray[np.float64]
-    """Cumulated probabilities of them."""
+    cumulative: NDArray[np.float64]
+    """Cumulative probabilities of ``lengths``."""
 
     def draw(self, rng: np.random.Generator, count: int) -> NDArray[np.int64]:
-        return self.lengths[np.searchsorted(self.cumulated, rng.random(count), side="right")]
+        return self.lengths[np.searchsorted(self.cumulative, rng.random(count), side="right")]
 
 
 class _Lengths:
-    """The length distributions of one client; the file is read at the first use."""
+    """The length distributions of one client; the file is read on first use."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -145,7 +138,7 @@ class _Lengths:
         self._read: dict[int, tuple[list[_Histogram], _Histogram]] = {}
 
     def at(self, start: int) -> tuple[list[_Histogram], _Histogram]:
-        """Distributions at a time, in seconds: of each part of the prompts' lengths, and of the outputs'."""
+        """Distributions at a time in seconds: of each modality of prompts, and of outputs."""
         if not self._raw:
             self._load()
         index = bisect_right(self._starts, start) - 1
@@ -189,7 +182,7 @@ class _Lengths:
             wrong = f"window {key} has requests but no distribution {side!r}"
             limits = f"lengths from {least} to {LARGEST_LENGTH}"
             raise line_error(self._path, 1, wrong, f'"{{45: 0.25, 46: 0.75}}", {limits}') from None
-        cumulated = np.cumsum(weights)
-        # The last step is open upwards, so that rounding leaves no draw without a length.
-        cumulated = np.append(cumulated[:-1] / cumulated[-1], 1.0)
-        return _Histogram(lengths, cumulated)
+        cumulative = np.cumsum(weights)
+        # The last is exactly 1, so that rounding leaves no draw without a length.
+        cumulative = np.append(cumulative[:-1] / cumulative[-1], 1.0)
+        return _Histogram(lengths, cumulative)
