@@ -1,4 +1,4 @@
-/* Activations of gated layers, in single multiplications, additions and divisions: the same bits everywhere. */
+/* Activation functions of gated layers (SiLU, GELU), with the same bits on every instruction set. */
 #ifndef SHOAL_ACTIVATION_H
 #define SHOAL_ACTIVATION_H
 

@@ -1,6 +1,6 @@
-/* Tiles of AMX: eight registers of up to 16 rows of 64 bytes each.
+/* AMX tile registers: eight registers of up to 16 rows of 64 bytes each.
 
-   Their numbers are constants of the instructions. Rows and columns that nobody wants may hold anything: each row of a
+   Their numbers are constants of the instructions. Unused rows and columns may hold anything: each row of a
    product depends on its own row of the first factor only, each column on its own of the second. */
 #ifndef SHOAL_AMX_H
 #define SHOAL_AMX_H

@@ -1,4 +1,4 @@
-/* Paged attention: what its files share, and what Python passes (shoal.execute.attention.native_backend). */
+/* Paged attention: structs that Python passes (shoal.execute.attention.native_structs), and shared constants. */
 #ifndef SHOAL_ATTENTION_H
 #define SHOAL_ATTENTION_H
 
@@ -8,12 +8,12 @@
    sequence, and are then merged in order: so a token's result does not depend on what else is computed. */
 #define CHUNK 256
 
-/* Query rows (a token and a head each) that share one reading of the keys: at least so many, where there are more, and
+/* Query rows (a token and a head each) that share one reading of the keys: at least this many, if there are more, and
    at most LARGE_TILE, where that leaves enough tasks for all threads. */
 #define TILE 96
 #define LARGE_TILE 384
 
-/* Elements of a key or value are at most so many. */
+/* Largest size of a key or value, in elements. */
 #define LARGEST_HEAD 256
 
 /* Numbers of an int8 key or value that share a scale; a multiple of every PANEL. */
@@ -33,7 +33,7 @@ struct attention_step {
     int64_t table_row, table_block;
 };
 
-/* Where one layer's keys and values lie: those of head 0 at token 0 of entry 0, and the steps from there. Scales of
+/* Location of one layer's keys and values: those of head 0 at token 0 of entry 0, and strides from there. Scales of
    int8 are found likewise: [groups of a head][tokens]. */
 struct attention_layer {
     int64_t dtype;  /* of queries, of new keys and values, and of what comes out */

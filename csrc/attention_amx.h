@@ -1,4 +1,4 @@
-/* Products of attention by AMX, where queries and keys are multiplied as pairs of bfloat16.
+/* Attention products with AMX: queries and keys are multiplied as pairs of bfloat16.
 
    Weights are rounded to bfloat16 before values are multiplied by them, and sums are float: over tiles of 32 dimensions
    for scores, and over tiles of 32 keys, which begin at multiples of that, for outputs. So a row's sums have the same
@@ -51,7 +51,7 @@ static void score_tiles(const struct format *f, const float *queries, const floa
 static inline int64_t first_key(int64_t low) { return low / TILE_KEYS * TILE_KEYS; }
 static inline int64_t last_key(int64_t high) { return (high + TILE_KEYS - 1) / TILE_KEYS * TILE_KEYS; }
 
-/* Put values [low, high), which lie at rows[low], ..., side by side two by two: pairs [CHUNK / 2][out_dim]. Around
+/* Copy values [low, high), at rows[low], ..., interleaved in pairs: pairs [CHUNK / 2][out_dim]. Around
    them, up to whole tiles, are zeros. */
 static void pair_values(const struct format *f, const char *const *rows, int64_t low, int64_t high, float *pairs) {
     for (int64_t key = first_key(low); key < last_key(high); key += 2) {
@@ -128,7 +128,7 @@ INLINE void add_value(const int rows, const int vectors, const int stored, int64
     }
 }
 
-/* As weigh_dimensions, with `keys` values read where they lie, and the same bits (but for the sign of zeros): a tile's
+/* As weigh_dimensions, with `keys` values read in place, and the same bits (but for the sign of zeros): a tile's
    even keys are added up, and its odd ones, and then both to the sums. place: of the first key in the chunk. Returns
    how many keys of the tile there are. */
 INLINE int64_t weigh_tile_here(const int rows, const int vectors, const int stored, int64_t count,

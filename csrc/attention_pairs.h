@@ -1,4 +1,4 @@
-/* Values two by two, where the CPU multiplies pairs of bfloat16: those of an even key and of the one after it.
+/* Attention with values in pairs, if the CPU multiplies pairs of bfloat16: those of an even key and the next one.
 
    Weights are rounded to bfloat16 for that. Sums are float, over a chunk's pairs in order. A value that is not finite
    may also reach rows that see only the other one of its pair, or that are computed with one that does: it is multiplied
@@ -14,7 +14,7 @@ struct rounded {
     float rows[ROWS][PAIRS];
 };
 
-/* Put values [low, high), which lie at rows[low], ..., into panels [PAIRS][vectors * WIDTH]. */
+/* Copy values [low, high), at rows[low], ..., into panels [PAIRS][vectors * WIDTH]. */
 static void pack_pairs(const struct format *f, const char *const *rows, int64_t low, int64_t high, float *panels) {
     for (int64_t dim = 0, step; dim < f->out_dim; dim += step) {
         step = vectors_at(f, dim) * WIDTH;
@@ -69,7 +69,7 @@ INLINE void load_wide(const int vectors, const char *even, const char *odd, int6
     }
 }
 
-/* As weigh, with `keys` values read where they lie; the first is at an odd place where `odd` says so. */
+/* As weigh, with `keys` values read in place; odd: the first one is at an odd index. */
 INLINE void weigh_pairs_here(const int rows, const int vectors, const int stored, int64_t count,
                              const struct rounded *weights, const char *const *values, const char *const *ahead,
                              int64_t dim, int odd, int64_t keys, float *sums, int64_t stride) {

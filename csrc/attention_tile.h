@@ -94,7 +94,7 @@ INLINE int64_t store_column(const int stored, const int paired, ivec column, int
     return unit;
 }
 
-/* Put keys [low, high), which lie at rows[low], ..., side by side into panels [units][PANEL] of key 0 and after;
+/* Copy keys [low, high), at rows[low], ..., into panels [units][PANEL] of key 0 and after;
    those around them, up to a whole vector, become 0. ahead: keys to ask the memory for meanwhile, or NULL. */
 INLINE void pack_keys_as(const struct format *f, const int stored, const int paired, const char *const *rows,
                          const char *const *ahead, int64_t low, int64_t high, float *panels) {
@@ -138,7 +138,7 @@ INLINE vec load_value(const int stored, const char *value, int64_t dim, int64_t 
 /* How many vectors of dimensions are computed together from `dim` on, a multiple of WIDTH. */
 INLINE int vectors_at(const struct format *f, int64_t dim) { return f->value_dim - dim >= PANEL ? VECTORS : 1; }
 
-/* Put values [low, high), which lie at rows[low], ..., into panels [CHUNK][vectors * WIDTH] as floats. */
+/* Copy values [low, high), at rows[low], ..., into panels [CHUNK][vectors * WIDTH] as floats. */
 static void pack_values(const struct format *f, const char *const *rows, int64_t low, int64_t high, float *panels) {
     for (int64_t dim = 0, step; dim < f->out_dim; dim += step) {
         step = vectors_at(f, dim) * WIDTH;
@@ -317,7 +317,7 @@ static void weigh_rows(const struct format *f, int rows, const float *weights, c
     }
 }
 
-/* As weigh, with values read where they lie: `vectors` vectors of them from dimension `dim`. */
+/* As weigh, with values read in place: `vectors` vectors of them from dimension `dim`. */
 INLINE void weigh_here(const int rows, const int vectors, const int stored, int64_t count, const float *weights,
                        const char *const *values, const char *const *ahead, int64_t dim, int64_t keys,
                        float *sums, int64_t stride) {
@@ -347,7 +347,7 @@ INLINE void weigh_scattered(const int rows, const int stored, const struct forma
         weigh_here(rows, 1, stored, f->value_dim - dim, weights, values, ahead, dim, keys, sums + dim, stride);
 }
 
-/* Add to sums [rows][result_size] `keys` values, which lie at values[0], ..., by weights [rows][CHUNK]. The same
+/* Add to sums [rows][result_size] `keys` values, at values[0], ..., by weights [rows][CHUNK]. The same
    bits as weigh_rows, if all are finite; the better one where few rows share the values. scales: as there, of values[0] and after.
    ahead: as many places to ask the memory for meanwhile. place: of the first key in the chunk. */
 static void weigh_in_place(const struct format *f, int rows, const float *weights, const char *const *values,

@@ -32,7 +32,7 @@ INLINE vec vec_load(const float *from) {
 
 INLINE void vec_store(float *to, vec v) { memcpy(to, &v, sizeof v); }
 
-/* x in every lane; its bits stay as they are, whatever they mean. */
+/* x in every lane; its bits are unchanged. */
 INLINE vec vec_all(float x) {
 #if WIDTH == 16
     return (vec)_mm512_set1_ps(x);

@@ -35,7 +35,7 @@ INLINE void multiply_halves(const struct inputs *x, const struct panel *panel, c
 }
 
 /* out[row][column] for the first rows of a tile and the columns of a panel. Other rows of its inputs are computed with
-   whatever they hold, and not used. */
+   regardless of their contents, and not used. */
 static void multiply_tile(const struct inputs *inputs, const struct panel *panel, const int rows,
                           float (*out)[PANEL]) {
     if (rows > TILE_ROWS) multiply_halves(inputs, panel, 1, out);

@@ -1,4 +1,4 @@
-/* What the CPU can do. */
+/* Detection of the CPU's instruction sets. */
 #define _GNU_SOURCE
 #include "shoal.h"
 
@@ -12,13 +12,13 @@ static uint64_t enabled_states(void) {
     return (uint64_t)high << 32 | low;
 }
 
-/* Intel's dot products of bfloat16 are no faster than those of float32, and wanted only beside AMX. */
+/* Intel's dot products of bfloat16 are no faster than those of float32, and used only together with AMX. */
 static int is_amd(void) {
     uint32_t a, b, c, d;
     return __get_cpuid(0, &a, &b, &c, &d) && b == signature_AMD_ebx && c == signature_AMD_ecx && d == signature_AMD_edx;
 }
 
-/* Whether the CPU has AMX with bfloat16, and the system lets this process use it, which has to be asked. */
+/* Whether the CPU has AMX with bfloat16, and the system lets this process use it, which must be requested. */
 static int has_amx(uint32_t features, uint64_t states) {
     enum { BF16 = 1 << 22, TILE = 1 << 24, ASK = 0x1023, TILE_DATA = 18 };
     const uint32_t wanted = BF16 | TILE;

@@ -1,4 +1,4 @@
-/* Where products find the inputs of a part of a tile. */
+/* Addresses of the inputs of a part of a tile. */
 #ifndef SHOAL_INPUTS_H
 #define SHOAL_INPUTS_H
 

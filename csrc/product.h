@@ -1,4 +1,4 @@
-/* Products y = x W^T, whatever format the weights have: what is shared between them.
+/* Products y = x W^T: code shared by all weight formats.
 
    Columns of weights are stored in panels, inputs in groups. A file that includes this has defined PANEL and GROUP,
    ROWS (of a tile) and PART_ROWS (of its parts), BLOCK_TILES (tiles that are multiplied with a panel while it is in the
@@ -227,7 +227,7 @@ static int64_t multiply(const struct product *product, const void *x, void *y, i
     job.x = x, job.y = y, job.bf16 = bf16;
     job.prepared_from = can_read_inputs(&job) ? rows / PART_ROWS * PART_ROWS : 0;
     const int64_t parts = (rows - job.prepared_from + PART_ROWS - 1) / PART_ROWS;
-    /* In whole cache lines: a row of 64 bytes that lies in two takes twice as long to load. */
+    /* In whole cache lines: a row of 64 bytes across two lines takes twice as long to load. */
     const size_t bytes = (size_t)(parts * job.groups) * sizeof(struct group);
     job.prepared = aligned_alloc(64, bytes / 64 * 64 + 64);
     if (!job.prepared) return 0;

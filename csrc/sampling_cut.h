@@ -1,4 +1,4 @@
-/* Which tokens of a row top-k and top-p keep.
+/* Top-k and top-p: which tokens of a row are kept.
  *
  * Tokens are ranked by falling logit, and equal ones by rising id; the first of the ranking are kept. Where they end
  * is found by counting logits in bins, and again in the bin in which they end.
@@ -10,7 +10,7 @@
 
 enum {
     BINS = 1024,
-    FEW = 64 /* so many are sorted instead of counted */
+    FEW = 64 /* this many are sorted instead of counted */
 };
 
 /* How long a beginning of the ranking is: `count` tokens, or the fewest whose weights make `mass`. */
@@ -38,7 +38,7 @@ static float find_floor(const struct row *row, int64_t count) {
     return largest[count - 1];
 }
 
-/* In which bin of a range that begins at `high` logits lie; those above it in the first, those below in the last. */
+/* Bin of logits in a range that begins at `high`; logits above it are in the first bin, those below in the last. */
 INLINE ivec bins_of(vec logits, float high, float bins_per_unit) {
     vec bin = vec_max((vec_all(high) - logits) * vec_all(bins_per_unit), vec_all(0.0f));
     bin = -vec_max(-bin, vec_all(-(float)(BINS - 1)));

@@ -1,4 +1,4 @@
-/* Rows of logits and the weights of their tokens, as sampling and log-probabilities read them.
+/* Reading rows of logits and the weights of their tokens, for sampling and log-probabilities.
  *
  * The weight of a logit x is exp((x - largest) / temperature): nothing overflows, and nothing need be normalised.
  */

@@ -1,4 +1,4 @@
-/* What all files of the native library share. */
+/* Shared declarations of the native library. */
 #ifndef SHOAL_H
 #define SHOAL_H
 

@@ -1,7 +1,7 @@
-/* Sharing tasks between threads.
+/* Thread pool: sharing the tasks of a kernel between threads.
 
-   The thread that calls does tasks until none is left, and the pool's threads help it. It then waits for those alone
-   that are within a task: one whose core another process has taken, or that sleeps still, delays nobody. */
+   The calling thread runs tasks until none is left, and the pool's threads help it. Then it waits only for threads
+   that are running a task: a thread that is descheduled or still sleeping does not delay it. */
 #define _GNU_SOURCE
 #include "shoal.h"
 
@@ -14,19 +14,19 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SPIN_NS = 50000 };       /* to look for tasks before sleeping, for waking up takes as long */
+enum { SPIN_NS = 50000 };       /* to poll for tasks before sleeping, as waking up takes as long */
 enum { STACK_BYTES = 8 << 20 }; /* attention keeps its working memory there */
 
-/* In pool.inside, beside a number of threads. */
-#define OPEN (1u << 31)   /* there are tasks, and whoever comes is waited for */
-#define SLEEPS (1u << 30) /* the thread that called sleeps until nobody is inside */
+/* Flags in pool.inside, above the number of threads inside. */
+#define OPEN (1u << 31)   /* there are tasks, and threads that enter are waited for */
+#define SLEEPS (1u << 30) /* the calling thread sleeps until no thread is inside */
 
 /* As in torch/csrc/stable/c/shim.h; 0 is success. */
 typedef int32_t (*num_threads_fn)(uint32_t *);
 
 static num_threads_fn num_threads;
 
-/* What threads wait for, and what they change, lies in cache lines of its own. */
+/* Words that threads wait for or change are in separate cache lines. */
 static struct {
     _Alignas(64) atomic_uint round; /* goes up when there are tasks */
     atomic_uint sleeping;           /* threads that wait for that asleep */
@@ -39,7 +39,7 @@ static struct {
     int64_t count, helpers;
     int64_t started;   /* threads of the pool */
     int refused;       /* the system gives no more */
-    atomic_flag taken; /* somebody shares tasks; others do theirs alone meanwhile */
+    atomic_flag taken; /* a thread is sharing tasks; other callers run their tasks alone meanwhile */
 } pool = {.taken = ATOMIC_FLAG_INIT};
 
 /* Share tasks between as many threads as torch would; without its function all is done by the thread that calls. */
@@ -65,7 +65,7 @@ static int64_t now_ns(void) {
     return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
 }
 
-/* Look for a while whether a word is, or is no longer, a value; whether it is so. */
+/* Poll for a while whether a word is, or is no longer, a value; returns whether that is so. */
 static int spin(atomic_uint *word, unsigned value, int until_equal) {
     const int64_t end = now_ns() + SPIN_NS;
     do
@@ -97,7 +97,7 @@ static unsigned next_round(unsigned seen) {
 static void *help(void *unused) {
     for (unsigned round = 0;;) {
         round = next_round(round);
-        /* Whoever is counted while it is open is waited for, so that the tasks stay what they are. */
+        /* Threads that are counted while it is open are waited for, so that the tasks stay valid. */
         if ((atomic_fetch_add(&pool.inside, 1) & OPEN) && atomic_fetch_add(&pool.came, 1) < pool.helpers) take_tasks();
         if (atomic_fetch_sub(&pool.inside, 1) == (SLEEPS | 1)) wake(&pool.inside, 1);
     }
@@ -112,7 +112,7 @@ static void forget_threads(void) {
     atomic_flag_clear(&pool.taken);
 }
 
-/* Have so many threads, or as many as the system gives. They get no signals, which are for the program's own, but those
+/* Start this many threads, or as many as the system allows. They get no signals, which are for the program's own, but those
    of their own faults. */
 static void start_threads(int64_t wanted) {
     static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};

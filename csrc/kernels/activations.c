@@ -1,4 +1,4 @@
-/* Activations of gated MLPs. */
+/* Gated activations of MLPs: activation(gate) * up. */
 #include "../activation.h"
 #include "../bf16.h"
 #include "../shoal.h"

@@ -1,4 +1,4 @@
-/* Attention over keys and values in the pool, with softmax in two passes over each chunk of keys. */
+/* Paged attention over keys and values in the KV pool, with softmax in two passes over each chunk of keys. */
 #include "../attention_tile.h"
 
 #include <alloca.h>
@@ -209,14 +209,14 @@ static void attend_many(const struct attention *a, const struct attention_task *
     if (!results) finish(a, task, head, f, w->state);
 }
 
-/* ---- Few query rows, as of a decode: keys and values are read once, in the order in which they lie ---- */
+/* ---- Few query rows, as of a decode: keys and values are read once, in memory order ---- */
 
 /* The end of the stretch that begins at `low`, of a chunk of which keys `span` are visible. */
 static int64_t stretch_end(int64_t low, const int64_t span[2]) {
     return smaller(low / STRETCH * STRETCH + STRETCH, span[1]);
 }
 
-/* Addresses of the stretch of a chunk that begins at `low`, to be asked for ahead; those behind its end are kept. */
+/* Addresses of the stretch of a chunk that begins at `low`, to be prefetched; those beyond its end are kept. */
 static void find_ahead(struct place p, int64_t chunk, int64_t low, const int64_t span[2], const char **ahead) {
     find_rows(p, chunk * CHUNK + low, chunk * CHUNK + stretch_end(low, span), ahead);
 }
@@ -267,7 +267,7 @@ static void weigh_few(const struct attention *a, const struct attention_task *ta
     }
 }
 
-/* One chunk for the query rows of a task and all its KV heads: results [heads][rows]. Memory is asked for a
+/* One chunk for the query rows of a task and all its KV heads: results [heads][rows]. Memory is prefetched a
    stretch ahead, so that it arrives all the while. */
 static void attend_few(const struct attention *a, const struct attention_task *task, const struct format *f,
                        const struct workspace *w, const struct attention_task *next, float *results) {

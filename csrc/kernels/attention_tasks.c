@@ -1,7 +1,7 @@
-/* Cutting the attention of a step into tasks of about equal size. */
+/* Splitting the attention of a step into tasks of about equal size. */
 #include "../attention.h"
 
-/* With so many tasks for each thread, a task takes all KV heads of its keys, which lie side by side. */
+/* With this many tasks per thread, a task takes all KV heads of its keys, which are adjacent. */
 #define ENOUGH 8
 
 /* A multiple of the query rows that any instruction set computes together. */
@@ -23,7 +23,7 @@ static void find_chunks(const struct attention *a, int64_t row, int64_t begin, i
     chunks[1] = (a->step->firsts[row] + (end - 1) / group) / CHUNK + 1;
 }
 
-/* Query rows of a tile where rows of more than TILE have so many together: whole products of all instruction sets. */
+/* Query rows of a tile if there are more than TILE: whole products of all instruction sets. */
 static int64_t tile_size(const struct attention *a, int64_t total) {
     int64_t share = total * a->layer->kv_heads / (ENOUGH * shoal_threads());
     return smaller(larger(share / WHOLE * WHOLE, TILE), LARGE_TILE);

@@ -1,5 +1,5 @@
-/* What happens to new queries, keys and values before they are attended: per-head norm, rotary position
-   embedding, and the copy of keys and values into the pool. */
+/* Preparing new queries, keys and values for attention: per-head norm, rotary position embedding, and writing
+   keys and values to the KV pool, also quantised to int8. */
 #include "../attention.h"
 #include "../attention_vec.h"
 #include "../bf16.h"
@@ -91,7 +91,7 @@ static void quantise_group(const float *x, int64_t size, char *to, char *scale_t
     memcpy(scale_to, &stored, sizeof stored);
 }
 
-/* Store a key or value [size] as int8; the scales of its groups lie `step` bytes apart. */
+/* Store a key or value [size] as int8; the scales of its groups are `step` bytes apart. */
 static void quantise(const float *x, int64_t size, char *to, char *scales, int64_t step) {
     for (int64_t i = 0; i < size; i += SCALED, scales += step)
         quantise_group(x + i, smaller(size - i, SCALED), to + i, scales);

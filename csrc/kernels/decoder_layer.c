@@ -1,4 +1,4 @@
-/* A decoder layer in one call: what Python would have to do between its kernels takes longer than a small step's. */
+/* A whole decoder layer in one call, since for few rows Python between kernels takes longer than the kernels. */
 #include "../attention.h"
 
 #include <string.h>
@@ -13,7 +13,7 @@ struct layer_product {
     int64_t columns;
 };
 
-/* What does not change from step to step; see shoal.execute.model.decoder_layer. Scales of norms are NULL without a norm. */
+/* What does not change from step to step; see shoal.execute.model.native_layer. Scales of norms are NULL without a norm. */
 struct decoder_layer {
     struct layer_product qkv, o, gated, down;
     const float *after_attention, *before_mlp, *after_mlp, *query_scale, *key_scale;

@@ -3,7 +3,7 @@
 
 enum { MOST_LIKELY = 20 };
 
-/* What is asked about a row: the log-probability of a token, and the `count` likeliest tokens. */
+/* What to report of a row: the log-probability of a token, and the `count` likeliest tokens. */
 struct report {
     int64_t row;
     int32_t token, count;

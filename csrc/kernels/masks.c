@@ -1,4 +1,4 @@
-/* Ruling out what a grammar does not allow: minus infinity for the logits of other tokens. */
+/* Applying grammar masks: minus infinity for the logits of tokens that are not allowed. */
 #include <math.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* Root-mean-square norms, and the residual sums around them. */
+/* RMS norms with residual sums. */
 #include "../bf16.h"
 #include "../shoal.h"
 

@@ -1,6 +1,6 @@
-/* Choosing the next token of each row of logits.
+/* Sampling the next token of each row of logits.
  *
- * The draw is looked up among the kept tokens in the order of their ids. All depends on the row alone.
+ * The draw is searched among the kept tokens in the order of their ids. A row's token depends on the row alone.
  */
 #include "../sampling_cut.h"
 

@@ -1,4 +1,4 @@
-/* Gated activations of odd sizes stay inside their buffers, whatever the values. */
+/* Gated activations of odd sizes stay inside their buffers, for all values. */
 #include "guard.h"
 
 #include "../kernels/activations.c"

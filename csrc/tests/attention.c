@@ -158,7 +158,7 @@ static void attend(const struct shape *s, const struct pool *p, const int64_t *f
     for (int64_t row = 0, at = 0; row < SEQUENCES; row++)
         for (int64_t token = firsts[row]; token < ends[row]; token++)
             for (int64_t head = 0; head < HEADS; head++) {
-                /* Of long sequences some are enough: what is wrong in one is NaN, or a buffer's end, in others. */
+                /* Some long sequences are enough: an error in one shows as NaN, or at a buffer's end, in others. */
                 const int checked = token % 29 == 0 || token + 1 == LENGTHS[row];
                 if (checked) expect(s, p, row, token, head, a.scale, expected);
                 for (int64_t i = 0; i < s->value_dim; i++, at++) {

@@ -1,7 +1,7 @@
 /* What the programs in this folder share: buffers that must not be overrun, and checks.
 
    tests/native/test_native_sanitizers.py builds each program once for each instruction set and runs it under sanitizers.
-   A program includes the .c files that it tests. What these call beside is linked from the library as it was built,
+   A program includes the .c files that it tests. Other functions that these call are linked from the built library,
    without sanitizers; tasks of shoal_parallel run one after another. */
 #ifndef SHOAL_GUARD_H
 #define SHOAL_GUARD_H
@@ -21,13 +21,13 @@
         }                                                                                                        \
     } while (0)
 
-/* Kernels may use AMX only after the library, if it is there, has asked the system for it. */
+/* Kernels may use AMX only after the library, if present, has requested it from the system. */
 __attribute__((weak)) int64_t shoal_cpu_features(void);
 __attribute__((constructor)) static void ask_for_amx(void) {
     if (shoal_cpu_features) shoal_cpu_features();
 }
 
-/* Memory of that many bytes, set to 0xff (NaN in floats), which ends where a page begins that nobody may touch.
+/* Memory of that many bytes, set to 0xff (NaN in floats), which ends at an inaccessible page.
    It is aligned to what its size is a multiple of, and never freed. */
 static inline void *guarded(size_t bytes) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);

@@ -1,4 +1,4 @@
-/* Every task is done exactly once, and is over when the call is: whoever sleeps, calls at once, forks or shares tasks
+/* Every task is done exactly once, and is done when the call returns: with threads that sleep, call concurrently, fork or share tasks
    within a task. */
 #include "guard.h"
 
@@ -11,7 +11,7 @@ enum { TASKS = 100, ROUNDS = 2000 };
 
 static int32_t four(uint32_t *count) { return *count = 4, 0; }
 
-/* Threads that look for the next tasks sleep by then, and so does one that waits for the others. */
+/* By then, threads that poll for tasks sleep, and so does the one that waits for the others. */
 static void pause_long(void) {
     const int64_t end = now_ns() + 2 * SPIN_NS;
     while (now_ns() < end);
@@ -28,7 +28,7 @@ static void share_again(void *context, int64_t index) {
     shoal_parallel(TASKS, count, (uint8_t *)context + index * TASKS);
 }
 
-/* Each of so many counts is 0: of 0xff, and one more. */
+/* Each of the counts is 0: of 0xff, and one more. */
 static void check_counts(const uint8_t *counts, int64_t size) {
     for (int64_t i = 0; i < size; i++) CHECK(counts[i] == 0);
 }

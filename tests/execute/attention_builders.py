@@ -30,7 +30,7 @@ class Shape:
 
     @property
     def settings(self) -> dict[str, float | None]:
-        """What ``attend`` and ``attend_packed`` are told beside tensors."""
+        """Arguments of ``attend`` and ``attend_packed`` other than tensors."""
         return {"scaling": self.scaling, "window": self.window, "softcap": self.softcap}
 
 
@@ -96,7 +96,7 @@ class Sequences:
         )
 
     def of_step(self, tensors: Sequence[torch.Tensor], rows: Sequence[tuple[int, int, int]]) -> torch.Tensor:
-        """What a step over ``rows`` gets of queries, keys or values."""
+        """Queries, keys or values of a step over ``rows``."""
         return torch.cat([tensors[sequence][first:end] for sequence, first, end in rows])
 
     def attend(
@@ -107,7 +107,7 @@ class Sequences:
         return step.attend(layer, query, key, value, **self.shape.settings, extra={})
 
     def store(self, ends: Sequence[int], layer: int = 0) -> None:
-        """Put keys and values of each sequence's first tokens into the pool."""
+        """Store keys and values of each sequence's first tokens in the pool."""
         rows = [(sequence, 0, end) for sequence, end in enumerate(ends) if end]
         if rows:
             key, value = (self.of_step(each, rows) for each in (self.keys, self.values))
@@ -120,5 +120,5 @@ class _WritingStep(GatheringAttention):
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         self.cache.write(layer, self._new_index, self._new_offsets, key, value)
 
-    def _parts(self, *arguments: object) -> list[torch.Tensor]:
+    def _attend_rows(self, *arguments: object) -> list[torch.Tensor]:
         raise NotImplementedError

@@ -140,7 +140,7 @@ def make_prompt(length: int, seed: int = 0) -> list[int]:
 
 
 class HandScheduler:
-    """The simplest possible source of plans: everybody's tokens in fixed chunks, then decoding together."""
+    """A minimal source of plans: prompts in fixed chunks, then decoding together."""
 
     def __init__(
         self,

@@ -20,10 +20,10 @@ BEYOND_INT32 = 2**31
 class Decodes:
     """Rows that attend with one query each, in a pool where all else is NaN.
 
-    lengths: tokens of each row's sequence. gap: elements of NaN behind the query, key and value of each head,
-    and behind those of each token. unused: at least so many elements lie between the first entry of the pool
-    and the others; they are 0, and on a CPU take no memory. turned: the elements of new rows lie apart, and
-    their heads side by side.
+    lengths: tokens of each row's sequence. gap: elements of NaN behind the query, key and value of each
+    head, and behind those of each token. unused: at least this many elements are between the first entry of
+    the pool and the others; they are 0, and on a CPU take no memory. turned: the elements of new rows lie
+    apart, and their heads side by side.
     """
 
     lengths: Sequence[int]
@@ -66,7 +66,8 @@ class Decodes:
         return torch.randn(shape, generator=generator).to(self.device, TORCH_DTYPES[self.dtype])
 
     def _rows(self, generator: torch.Generator, heads: int, dim: int) -> torch.Tensor:
-        """Numbers of each row. Memory ends with the last, as the pool does: who reads on reads too far."""
+        """Elements of each row. Memory ends with the last, as the pool does, so that reading on is an
+        error."""
         shape, strides = (len(self.lengths), heads, dim), self._strides((heads,), dim)
         if self.turned:
             strides = (heads * dim, 1, heads)
@@ -77,7 +78,7 @@ class Decodes:
         return torch.full((elements,), torch.nan, dtype=TORCH_DTYPES[self.dtype], device=self.device)
 
     def _place(self) -> None:
-        """Make the pool and the tables: entry 0 is nobody's, and all others are somebody's."""
+        """Make the pool and the tables: entry 0 belongs to no sequence, all others do."""
         split = self.layout == "split"
         heads, first, taken = ((), 1, self.kv_heads) if split else ((self.kv_heads,), 0, 1)
         blocks = [-(-length // self.block_size) for length in self.lengths]
@@ -98,7 +99,7 @@ class Decodes:
             first_entry=first,
             head_entry=1 if split else 0,
         )
-        # One column more than needed, as in the tables of recorded steps.
+        # One column more than needed, as in the tables of captured steps.
         tables = np.zeros((len(blocks), max(blocks) + 1, first + taken), dtype=np.int32)
         numbers = skipped + np.random.default_rng(self.seed).permutation(sum(blocks) * taken)
         for row, count in enumerate(blocks):

@@ -74,4 +74,4 @@ class _Launch:
     def end(self) -> None:
         written = np.concatenate(self.written or [np.empty(0)])
         if len(np.unique(written)) < len(written):
-            raise AssertionError("a kernel writes the same place twice, and the order is nobody's")
+            raise AssertionError("a kernel writes the same address twice, in an undefined order")

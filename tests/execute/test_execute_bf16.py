@@ -49,7 +49,7 @@ def assert_near(result: torch.Tensor, expected: torch.Tensor, size: torch.Tensor
     seed=st.integers(0, 99),
 )
 @settings(max_examples=40)
-def test_layers_side_by_side_are_the_sums_of_the_definition(
+def test_merged_layers_match_the_definition(
     native: NativeLibrary, rows: int, inputs: int, outputs: list[int], bias: bool, seed: int
 ) -> None:
     torch.manual_seed(seed)
@@ -97,7 +97,7 @@ def test_a_row_has_the_same_bits_in_any_batch_and_with_any_number_of_threads(nat
 
 
 @each_variant
-def test_what_is_not_finite_stays_in_its_row(native: NativeLibrary) -> None:
+def test_values_that_are_not_finite_affect_only_their_row(native: NativeLibrary) -> None:
     product = bf16_product([make_layer(40, 64, bias=False)[2]], native)
     x = torch.randn(3, 64).bfloat16()
     expected = product(x)

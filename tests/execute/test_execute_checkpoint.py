@@ -63,7 +63,7 @@ def test_weights_of_another_shape_are_refused_by_name(tmp_path: Path) -> None:
         load(folder)
 
 
-def test_tied_weights_are_not_missing_and_unused_ones_are_told(
+def test_tied_weights_are_not_missing_and_unused_ones_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = altered(tmp_path / "m", lambda weights: weights.update({"vision.weight": torch.ones(3)}))
@@ -82,7 +82,7 @@ def test_a_size_far_beyond_the_files_takes_no_memory(tmp_path: Path) -> None:
         load(folder)
 
 
-def test_a_pickle_beside_or_instead_is_never_opened(tmp_path: Path) -> None:
+def test_pickles_are_never_opened(tmp_path: Path) -> None:
     folder = altered(tmp_path / "m", len)
     (folder / "pytorch_model.bin").write_bytes(b"no pickle")
     load(folder)
@@ -91,7 +91,7 @@ def test_a_pickle_beside_or_instead_is_never_opened(tmp_path: Path) -> None:
         load(folder)
 
 
-def test_code_of_the_folder_is_not_run(tmp_path: Path) -> None:
+def test_code_in_the_folder_is_not_run(tmp_path: Path) -> None:
     folder = altered(tmp_path / "m", len)
     (folder / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     code = {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}
@@ -118,7 +118,7 @@ def test_odd_configs_are_no_tracebacks(tmp_path: Path, odd: dict[str, object]) -
 
 
 @pytest.mark.parametrize(("loader", "window"), [(load, 2**70), (load_static, -1)])
-def test_numbers_that_only_a_forward_pass_sees_are_no_tracebacks(
+def test_bad_config_values_that_fail_in_a_forward_pass_are_refused(
     tmp_path: Path, loader: Callable[[Path], object], window: int
 ) -> None:
     config = tiny_config("mistral")
@@ -127,5 +127,5 @@ def test_numbers_that_only_a_forward_pass_sees_are_no_tracebacks(
         loader(make_model(tmp_path / "m", config))
 
 
-def test_a_kernel_from_a_hub_is_not_fetched_for_a_config(tmp_path: Path) -> None:
+def test_a_config_cannot_fetch_a_kernel_from_a_hub(tmp_path: Path) -> None:
     load_static(alter_config(altered(tmp_path / "m", len), attn_implementation="somebody/kernel"))

@@ -63,7 +63,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     return fake
 
 
-def test_graphs_share_memory_until_the_last_is_gone(cuda: FakeCuda) -> None:
+def test_graphs_share_memory_until_the_last_is_freed(cuda: FakeCuda) -> None:
     capturer = CudaGraphCapturer()
     output = torch.zeros(1)
     kept = [capturer.capture(lambda: output) for _ in range(3)]
@@ -77,7 +77,7 @@ def test_graphs_share_memory_until_the_last_is_gone(cuda: FakeCuda) -> None:
     assert cuda.memory[-1] > 0
 
 
-def test_an_error_while_something_is_recorded_leaves_the_stream_as_it_was(cuda: FakeCuda) -> None:
+def test_a_failed_capture_restores_the_stream(cuda: FakeCuda) -> None:
     calls: list[int] = []
 
     def fail_when_captured() -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""CapturedGraph decodes give what decodes give that are not recorded, whatever the number of rows."""
+"""Replayed decode graphs give the logits of steps without graphs, for all numbers of rows."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -7,7 +7,7 @@ import pytest
 import torch
 from attention_builders import Sequences, Shape
 from execute_builders import needs_triton
-from graph_builders import FakeRecorder
+from graph_builders import FakeCapturer
 from strict_interpreter import strict_interpreter
 
 from at_hand import on_cpu
@@ -64,13 +64,13 @@ class Model:
 
 
 def graphs_of(
-    model: Model, sequences: Sequences, recorder: FakeRecorder, buffers: "GraphBuffers | None" = None
+    model: Model, sequences: Sequences, capturer: FakeCapturer, buffers: "GraphBuffers | None" = None
 ) -> "DecodeGraphs":
     from shoal.execute.decode_graphs import DecodeGraphs, GraphBuffers
 
     buffers = buffers or GraphBuffers(torch.device("cpu"))
     assert isinstance(sequences.cache, MergedCache)
-    return DecodeGraphs(model, sequences.cache, model.context, buffers, recorder)
+    return DecodeGraphs(model, sequences.cache, model.context, buffers, capturer)
 
 
 def sequences_of(lengths: list[int], shape: Shape) -> Sequences:
@@ -85,12 +85,12 @@ def sequences() -> Sequences:
     return sequences_of([9, 5, 2], Shape())
 
 
-def test_rows_that_are_missing_attend_nothing_and_write_nothing(sequences: Sequences) -> None:
+def test_padding_rows_attend_nothing_and_write_nothing(sequences: Sequences) -> None:
     model = Model(sequences)
     batch = model.step(3)
     pool = sequences.cache.rows
     before = pool.clone()
-    logits = graphs_of(model, sequences, FakeRecorder()).run(batch)
+    logits = graphs_of(model, sequences, FakeCapturer()).run(batch)
     stored = pool.clone()
     pool.copy_(before)
     reference = ReferenceAttention(batch, sequences.cache)
@@ -103,28 +103,26 @@ def test_rows_that_are_missing_attend_nothing_and_write_nothing(sequences: Seque
 @pytest.mark.parametrize(
     "error", [RuntimeError("it looks at a number"), torch.OutOfMemoryError("it is large")]
 )
-def test_a_size_that_cannot_be_recorded_is_not_tried_again_and_others_are(
-    sequences: Sequences, error: Exception
-) -> None:
-    model, recorder = Model(sequences), FakeRecorder(error)
-    graphs = graphs_of(model, sequences, recorder)
+def test_a_size_whose_capture_failed_is_not_tried_again(sequences: Sequences, error: Exception) -> None:
+    model, capturer = Model(sequences), FakeCapturer(error)
+    graphs = graphs_of(model, sequences, capturer)
     assert graphs.run(model.step(3)) is None
     assert graphs.run(model.step(2)) is not None
     assert graphs.run(model.step(3)) is None
-    assert (graphs.sizes, recorder.tried) == ([2], 2)
+    assert (graphs.sizes, capturer.tried) == ([2], 2)
 
 
-def test_services_share_the_buffers_of_recorded_decodes() -> None:
+def test_services_share_the_buffers_of_graphs() -> None:
     """The second model has fewer heads, a smaller vocabulary and a shorter context."""
     from shoal.execute.decode_graphs import GraphBuffers
 
-    buffers, recorder = GraphBuffers(torch.device("cpu")), FakeRecorder()
+    buffers, capturer = GraphBuffers(torch.device("cpu")), FakeCapturer()
     large, small = (
         sequences_of([60, 50, 40, 30], Shape()),
         sequences_of([3, 2, 1], Shape(heads=2, kv_heads=1)),
     )
     models = [(Model(large, vocab=90, context=100), large), (Model(small, vocab=5, context=4), small)]
-    graphs = [graphs_of(model, sequences, recorder, buffers) for model, sequences in models]
+    graphs = [graphs_of(model, sequences, capturer, buffers) for model, sequences in models]
     for counts in ((4, 3), (1, 1), (2, 2), (4, 3)):
         for count, (model, sequences), recorded in zip(counts, models, graphs, strict=True):
             batch = model.step(count)

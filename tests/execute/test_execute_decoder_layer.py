@@ -84,7 +84,7 @@ def difference(model: nn.Module, probed: ProbeResult) -> float:
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("kind", KINDS)
-def test_layers_like_llamas_are_fused_and_no_others(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_only_llama_like_layers_are_fused(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
     model, probed = load(tmp_path, tiny_config(kind), dtype)
     replaced = fuse_found(model, probed).done
     assert len(replaced) == (model.config.num_hidden_layers if kind in FUSED else 0)
@@ -97,7 +97,7 @@ def test_layers_like_llamas_are_fused_and_no_others(kind: str, dtype: torch.dtyp
         (Ernie4_5Config(**SHAPE), 3),  # rotates neighbouring dimensions
         (SmolLM3Config(**SHAPE, no_rope_layers=[1, 0, 1]), 2),  # one layer without rotary embeddings
         (GraniteConfig(**SHAPE, residual_multiplier=0.5), 0),
-        (CohereConfig(**SHAPE), 0),  # attention and MLP beside each other
+        (CohereConfig(**SHAPE), 0),  # attention and MLP in parallel
         (Olmo2Config(**SHAPE), 0),  # norms only after them
         (Phi3Config(**SHAPE), 0),  # projections that are one already
     ],
@@ -110,7 +110,7 @@ def test_other_architectures(config: PretrainedConfig, fused: int, tmp_path: Pat
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-def test_position_embeddings_in_one_tensor_are_no_obstacle(dtype: str, tmp_path: Path) -> None:
+def test_position_embeddings_in_one_tensor_are_supported(dtype: str, tmp_path: Path) -> None:
     config = DeepseekV2Config(
         **SHAPE | {"num_key_value_heads": 4}, q_lora_rank=None, kv_lora_rank=16, qk_nope_head_dim=8,
         qk_rope_head_dim=8, v_head_dim=12, n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1,
@@ -162,7 +162,7 @@ def test_biases_are_kept(tmp_path: Path) -> None:
     assert difference(model, probed) <= TOLERANCE[torch.float32]
 
 
-def test_a_layer_that_does_something_more_keeps_its_code(
+def test_a_layer_with_other_computations_keeps_its_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = LlamaDecoderLayer.forward
@@ -182,7 +182,7 @@ def load_at_once(folder: Path) -> LoadedModel:
     return load_models([Service(name="s", model="m")], {"s": folder}).models["s"]
 
 
-def test_layers_are_fused_at_load_and_put_back_if_the_logits_change(
+def test_layers_are_fused_at_load_and_restored_if_the_logits_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_model(tmp_path, tiny_config("llama"))
@@ -194,7 +194,7 @@ def test_layers_are_fused_at_load_and_put_back_if_the_logits_change(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_model_of_nothing_else_runs_without_the_code_of_transformers(kind: str, tmp_path: Path) -> None:
+def test_a_fully_fused_model_runs_without_the_code_of_transformers(kind: str, tmp_path: Path) -> None:
     loaded = load_at_once(make_model(tmp_path, tiny_config(kind)))
     fused = kind in FUSED and kind != "gemma2"  # which caps its logits
     assert isinstance(loaded.forward, FusedForward if fused else TransformersForward)
@@ -203,7 +203,7 @@ def test_a_model_of_nothing_else_runs_without_the_code_of_transformers(kind: str
 @pytest.mark.parametrize("layout", ["merged", "split"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 @pytest.mark.parametrize("kind", [kind for kind in FUSED if kind != "gemma2"])
-def test_a_layer_in_one_native_call_has_the_bits_of_its_operations(
+def test_a_layer_in_one_native_call_has_the_bits_of_separate_operations(
     kind: str, dtype: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
@@ -233,14 +233,14 @@ def test_a_layer_in_one_native_call_has_the_bits_of_its_operations(
     assert len(calls) == made
 
 
-def test_float32_layers_are_computed_one_operation_after_the_other(tmp_path: Path) -> None:
+def test_float32_layers_are_computed_by_separate_operations(tmp_path: Path) -> None:
     forward = load_at_once(make_model(tmp_path, tiny_config("llama"))).forward
     assert isinstance(forward, FusedForward)
     assert not forward.native_layers
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-def test_only_the_rows_asked_for_have_logits(dtype: str, tmp_path: Path) -> None:
+def test_only_requested_rows_have_logits(dtype: str, tmp_path: Path) -> None:
     folder = make_model(tmp_path, tiny_config("gemma3"))
     loaded = load_models([Service(name="s", model="m", dtype=dtype)], {"s": folder}).models["s"]
     assert isinstance(loaded.forward, FusedForward)
@@ -261,10 +261,10 @@ def test_a_model_of_one_layer(dtype: str, tmp_path: Path) -> None:
     )
     prompts = [make_prompt(length, seed=length) for length in (1, 5, 23)]
     whole, chunks = (logits_of(scheduler, "llama", prompts, 3, chunk=chunk) for chunk in (64, 4))
-    assert whole <= chunks  # who samples nothing has logits, too, which nobody reads
+    assert whole <= chunks  # rows that do not sample have logits, too, which are not read
 
 
-def test_a_model_that_does_something_more_around_its_layers_keeps_its_code(
+def test_a_model_with_other_computations_around_its_layers_keeps_its_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = LlamaModel.forward

@@ -52,7 +52,7 @@ def test_every_kind_in_a_poisoned_pool(
 @pytest.mark.parametrize("attention", BACKENDS)
 @pytest.mark.parametrize("kind", ["llama", "mistral", "gemma2", "gemma3"])
 @pytest.mark.parametrize("length", [64, 65, 200])
-def test_logits_behind_longer_prompts(
+def test_logits_after_longer_prompts(
     length: int, kind: str, attention: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A token says less of what was computed than its logits; also those of decodes, recorded or not."""

@@ -72,7 +72,7 @@ def run(hand: HandScheduler, plan: StepPlan) -> int:
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("error", [OUT_OF_MEMORY, ValueError("the model does not like 9")], ids=repr)
-def test_the_request_of_a_step_that_failed_can_be_computed_again(
+def test_the_request_of_a_failed_step_can_be_computed_again(
     phase: str, error: Exception, hand: HandScheduler, folder: Path
 ) -> None:
     with pytest.MonkeyPatch.context() as broken:
@@ -84,7 +84,7 @@ def test_the_request_of_a_step_that_failed_can_be_computed_again(
     assert tokens == reference_tokens(folder, PROMPT, 4)
 
 
-def test_of_plans_behind_a_failed_one_only_the_changes_are_carried_out(folder: Path) -> None:
+def test_of_plans_behind_a_failed_one_only_changes_are_applied(folder: Path) -> None:
     hand = HandScheduler({"a": folder}, depth=2)
     with pytest.MonkeyPatch.context() as broken:
         break_phase(hand, broken, "forward")
@@ -111,7 +111,7 @@ def test_of_plans_behind_a_failed_one_only_the_changes_are_carried_out(folder: P
     ],
     ids=repr,
 )
-def test_errors_after_which_the_device_is_lost_are_raised_as_they_are(
+def test_unrecoverable_errors_are_raised_unchanged(
     error: Exception, hand: HandScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_phase(hand, monkeypatch, "forward", error)
@@ -119,7 +119,7 @@ def test_errors_after_which_the_device_is_lost_are_raised_as_they_are(
         run(hand, start(hand, 0))
 
 
-def test_errors_of_copies_and_of_the_batch_are_raised_as_they_are(hand: HandScheduler) -> None:
+def test_errors_of_copies_and_of_the_batch_are_raised_unchanged(hand: HandScheduler) -> None:
     hand.executor.store.zero = raising(OUT_OF_MEMORY)  # type: ignore[method-assign]
     plan = StepPlan(number=0, service="a", seq_ids=(), new_tokens=(), sampled=(), zero=(0,))
     hand.executor.submit(plan)
@@ -131,7 +131,7 @@ def test_errors_of_copies_and_of_the_batch_are_raised_as_they_are(hand: HandSche
         hand.executor.collect()
 
 
-def test_an_interrupt_is_no_failure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_is_not_a_step_failure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hand = HandScheduler({"a": folder})
     break_phase(hand, monkeypatch, "sample", KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
@@ -139,7 +139,7 @@ def test_an_interrupt_is_no_failure(folder: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_failure_keeps_no_tensors(hand: HandScheduler) -> None:
-    """They are gone before the next attempt, also while somebody holds the error."""
+    """They are freed before the next attempt, also while the error is referenced."""
     tensors: list[weakref.ref[torch.Tensor]] = []
     forward = hand.executor._forward
 

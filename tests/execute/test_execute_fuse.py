@@ -43,7 +43,7 @@ def test_a_packed_and_fused_model_gives_the_same_logits(
     kind: str, linear: type, mlp: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if linear is PackedLinear:
-        monkeypatch.setattr(Bf16Packing, "here", lambda: None)
+        monkeypatch.setattr(Bf16Packing, "for_this_cpu", lambda: None)
     folder = make_model(tmp_path / kind, tiny_config(kind), dtype=torch.bfloat16)
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     packed = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
@@ -64,11 +64,11 @@ def test_a_packed_and_fused_model_gives_the_same_logits(
     ],
 )
 @torch.inference_mode()
-def test_layers_whose_weights_are_transposed_are_packed_as_well(
+def test_layers_with_transposed_weights_are_packed(
     linear: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if linear is PackedLinear:
-        monkeypatch.setattr(Bf16Packing, "here", lambda: None)
+        monkeypatch.setattr(Bf16Packing, "for_this_cpu", lambda: None)
     folder = make_model(tmp_path / "gpt2", tiny_config("gpt2"), dtype=torch.bfloat16)
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     packed = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
@@ -104,7 +104,7 @@ def test_norms_are_fused_in_float32_too(kind: str, tmp_path: Path) -> None:
     assert parts(model, FusedRMSNorm) >= 2 * len(model.model.layers) + 1
 
 
-def test_a_norm_that_means_something_else_keeps_its_code() -> None:
+def test_another_kind_of_norm_keeps_its_code() -> None:
     class OddRMSNorm(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -101,15 +101,15 @@ def row(*output: int, **params: Any) -> RunningSequence:
     draws=st.lists(st.integers(0, 999), min_size=8, max_size=8),
 )
 @settings(max_examples=examples(100))
-def test_a_mask_has_the_tokens_that_go_on_to_one_of_the_texts(
+def test_a_mask_allows_the_tokens_that_continue_an_accepted_text(
     texts: Sequence[str], draws: Sequence[int], tokenizer: llguidance.LLTokenizer, letters: Letters
 ) -> None:
     masks = Masks(compile_grammar(tokenizer, one_of(*texts)), [EOS], VOCAB)
     output: list[int] = []
-    told = 0
+    sent = 0
     for draw in draws:
-        answer, made = masks.answer(step(SequenceTokens(1, output[told:])))
-        told = len(output)
+        answer, made = masks.answer(step(SequenceTokens(1, output[sent:])))
+        sent = len(output)
         assert not answer.failures
         (mask,) = bits(made)
         text = letters.text(output)
@@ -136,7 +136,7 @@ def test_a_mask_has_the_tokens_that_go_on_to_one_of_the_texts(
 
 @given(draws=st.lists(st.integers(0, 999), min_size=1, max_size=12), cut=st.integers(0, 12))
 @settings(max_examples=examples(50))
-def test_a_sequence_that_comes_back_has_the_masks_that_it_had(
+def test_a_sequence_that_returns_gets_the_same_masks(
     draws: Sequence[int], cut: int, tokenizer: llguidance.LLTokenizer
 ) -> None:
     schema = Grammar(
@@ -155,8 +155,8 @@ def test_a_sequence_that_comes_back_has_the_masks_that_it_had(
             masks.answer(step(left=[1]))
             new = list(output)
     _, made = masks.answer(step(SequenceTokens(1, new)))
-    _, anew = Masks(start, [EOS], VOCAB).answer(step(SequenceTokens(2, output)))
-    assert bits(made) == bits(anew)
+    _, fresh = Masks(start, [EOS], VOCAB).answer(step(SequenceTokens(2, output)))
+    assert bits(made) == bits(fresh)
 
 
 def test_a_tokenizer_may_have_more_tokens_than_the_model(folder: Path, letters: Letters) -> None:
@@ -244,7 +244,7 @@ def test_a_row_without_a_mask_gets_no_token(sample: Sample) -> None:
     assert failures == {0: why}
 
 
-def test_a_row_whose_own_limits_leave_no_token_is_told_from_one_whose_logits_are_not_finite(
+def test_a_row_with_all_tokens_excluded_differs_from_one_with_logits_that_are_not_finite(
     sample: Sample,
 ) -> None:
     logits = torch.zeros((5, VOCAB))
@@ -285,7 +285,7 @@ class Steps:
         return lease
 
     def follow(self, *rows: tuple[int, RunningSequence]) -> RowMasks:
-        """The masks of a step, asked again until none is postponed."""
+        """The masks of a step, requested again until none is postponed."""
         for _, one in rows:
             grammar = one.sampling.grammar
             if grammar is not None and grammar not in self.leases:
@@ -361,7 +361,7 @@ def test_a_row_whose_grammar_cannot_be_used_gets_no_mask(steps: Steps) -> None:
     assert set(made.failures) == {0}
 
 
-def test_masks_that_take_too_long_end_their_own_request_only(
+def test_a_slow_mask_fails_only_its_own_request(
     steps: Steps, letters: Letters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grammar_worker, "MASK_CPU_S", 0.05)
@@ -395,7 +395,7 @@ def test_a_step_does_not_wait_for_a_process(steps: Steps) -> None:
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_process_that_does_not_go_on_is_replaced(
+def test_a_stalled_process_is_replaced(
     sign: signal.Signals, steps: Steps, letters: Letters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watchdog, "STALLED_S", 0.2)
@@ -412,14 +412,14 @@ def test_a_process_that_does_not_go_on_is_replaced(
 def test_a_grammar_whose_processes_always_end_fails(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     grammar = one_of("ab", "0")
     steps.follow((1, row(grammar=grammar)))
-    ask = GrammarWorker._ask
+    query = GrammarWorker._query
 
-    def killing(self: GrammarWorker, questions: Any) -> Any:
+    def killing(self: GrammarWorker, requests: Any) -> Any:
         assert self.pid is not None
         os.kill(self.pid, signal.SIGKILL)
-        return ask(self, questions)
+        return query(self, requests)
 
-    monkeypatch.setattr(GrammarWorker, "_ask", killing)
+    monkeypatch.setattr(GrammarWorker, "_query", killing)
     made = steps.follow((2, row(grammar=grammar)))
     assert "3 times" in made.failures[0].why
     monkeypatch.undo()
@@ -427,18 +427,18 @@ def test_a_grammar_whose_processes_always_end_fails(steps: Steps, monkeypatch: p
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_template_that_does_not_go_on_is_replaced(
+def test_a_stalled_fork_server_is_replaced(
     sign: signal.Signals, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps.lease(one_of("a")).ready.result()
     monkeypatch.setattr(watchdog, "STALLED_S", 0.5)
-    [template] = steps.pool._templates._templates.values()
-    os.kill(template.pid, sign)
+    [server] = steps.pool._fork_servers._servers.values()
+    os.kill(server.pid, sign)
     steps.lease(one_of("b")).ready.result()
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
-def test_templates_that_others_end_are_not_the_tokenizers_fault(
+def test_killed_fork_servers_do_not_count_against_the_tokenizer(
     sign: signal.Signals, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed or stopped twice while one request waits: it still follows its grammar, and is no 400."""
@@ -446,11 +446,11 @@ def test_templates_that_others_end_are_not_the_tokenizers_fault(
     running, ended = ForkServers._running, []
 
     def ending(self: ForkServers, model: GrammarModel) -> Any:
-        template = running(self, model)
+        server = running(self, model)
         if len(ended) < ends:
-            ended.append(template.pid)
-            os.kill(template.pid, sign)
-        return template
+            ended.append(server.pid)
+            os.kill(server.pid, sign)
+        return server
 
     monkeypatch.setattr(ForkServers, "_running", ending)
     ends = 3
@@ -461,7 +461,7 @@ def test_templates_that_others_end_are_not_the_tokenizers_fault(
         steps.lease(one_of("b")).ready.result()
 
 
-def test_a_step_that_failed_leaves_no_masks_behind(steps: Steps, letters: Letters) -> None:
+def test_a_failed_step_leaves_no_masks(steps: Steps, letters: Letters) -> None:
     start = row(grammar=one_of("ab", "0"))
     steps.lease(start.sampling.grammar).ready.result()
     steps.masks.begin(SERVICE, [(1, start)])  # and then the forward pass fails
@@ -470,9 +470,9 @@ def test_a_step_that_failed_leaves_no_masks_behind(steps: Steps, letters: Letter
     assert allowed_by_row(steps.follow((1, later))) == {0: [EOS]}
 
 
-def test_only_so_many_grammars_are_in_use_at_once(pool: GrammarPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_grammars_in_use_is_limited(pool: GrammarPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_pool, "MAX_PROCESSES", 2)
-    for text in "abcde":  # what nobody needs makes room
+    for text in "abcde":  # unused grammars are evicted
         lease = pool.lease(SERVICE, one_of(text))
         lease.ready.result()
         lease.release()
@@ -488,7 +488,7 @@ def test_only_so_many_grammars_are_in_use_at_once(pool: GrammarPool, monkeypatch
     first.ready.result()
 
 
-def test_who_was_accepted_elsewhere_waits_for_a_place_and_goes_first(
+def test_a_request_accepted_elsewhere_is_queued_and_has_priority(
     pool: GrammarPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grammar_pool, "MAX_PROCESSES", 1)
@@ -507,7 +507,9 @@ def test_who_was_accepted_elsewhere_waits_for_a_place_and_goes_first(
     coming[1].ready.result()
 
 
-def test_a_model_without_usable_tokenizer_or_end_follows_no_grammar(folder: Path, tmp_path: Path) -> None:
+def test_a_model_without_usable_tokenizer_or_end_token_supports_no_grammar(
+    folder: Path, tmp_path: Path
+) -> None:
     (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
     for model in (GrammarModel(tmp_path, VOCAB, (EOS,)), GrammarModel(folder, VOCAB, ())):
         pool = GrammarPool({SERVICE: model})
@@ -516,10 +518,10 @@ def test_a_model_without_usable_tokenizer_or_end_follows_no_grammar(folder: Path
         pool.close()
 
 
-def test_rows_without_grammar_keep_their_bits(
+def test_rows_without_a_grammar_are_not_affected(
     folder: Path, letters: Letters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar_masks, "MASK_WAIT_S", 60.0)  # plans made by hand postpone nobody
+    monkeypatch.setattr(grammar_masks, "MASK_WAIT_S", 60.0)  # plans made by hand do not handle postponed rows
     plain = [SamplingParams(temperature=0.9, top_p=0.9), SamplingParams(repetition_penalty=1.3)]
     prompts = [make_prompt(length, seed=length) for length in (9, 14, 20, 5)]
     bound = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "[ab]{4,6}"))

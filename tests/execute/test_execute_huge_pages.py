@@ -18,7 +18,7 @@ from shoal.execute.huge_pages import PAGE, HugePages, huge_empty, prefault
 
 
 def advised_bytes(buffer: torch.Tensor) -> int:
-    """How much of a buffer Linux was asked to hold in huge pages."""
+    """Size of a buffer that was advised to be in huge pages."""
     start, end, advised = buffer.data_ptr(), buffer.data_ptr() + buffer.nbytes, 0
     for line in Path("/proc/self/smaps").read_text().splitlines():
         name, *rest = line.split()
@@ -38,7 +38,7 @@ def test_a_buffer_begins_with_a_page_and_is_advised() -> None:
     assert advised_bytes(buffer) >= 3 * PAGE
 
 
-def test_tensors_are_copied_one_behind_the_other() -> None:
+def test_tensors_are_copied_contiguously() -> None:
     pages = HugePages()
     tensors = [torch.arange(5), torch.randn(3, 7).bfloat16(), torch.randn(64)]
     copies = [pages.put(tensor) for tensor in tensors]
@@ -59,7 +59,7 @@ def can_prefault() -> bool:
     return huge_pages._advise(page.data_ptr(), PAGE, huge_pages._MADV_POPULATE_WRITE)
 
 
-def test_prefaulted_memory_is_resident_and_keeps_what_it_holds() -> None:
+def test_prefaulted_memory_is_resident_and_unchanged() -> None:
     if not can_prefault():
         pytest.skip("this system cannot take pages ahead")
     size = 3 * PAGE + 5
@@ -77,7 +77,7 @@ def test_prefaulted_memory_is_resident_and_keeps_what_it_holds() -> None:
     assert buffer[-1] == 9
 
 
-def test_prefaulting_ends_when_nobody_holds_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefaulting_ends_when_the_memory_has_no_references(monkeypatch: pytest.MonkeyPatch) -> None:
     advised: list[int] = []
     held, released = [huge_empty(4 * PAGE)], threading.Event()
 
@@ -94,7 +94,7 @@ def test_prefaulting_ends_when_nobody_holds_the_memory(monkeypatch: pytest.Monke
     assert advised == [PAGE]
 
 
-def test_prefaulting_ends_where_the_system_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefaulting_ends_if_the_system_does_not_support_it(monkeypatch: pytest.MonkeyPatch) -> None:
     advised: list[int] = []
 
     def advise(address: int, num_bytes: int, advice: int) -> bool:
@@ -128,7 +128,7 @@ def test_prefaulting_pauses_and_is_no_slower_than_others_while_it_holds_the_lock
     assert pauses == [2.0, 1.0, 0.0]
 
 
-def test_a_process_may_end_while_memory_is_prefaulted() -> None:
+def test_a_process_may_exit_during_prefaulting() -> None:
     code = (
         "from shoal.execute import huge_pages\n"
         "huge_pages.PAGE = 4096\n"

@@ -155,7 +155,7 @@ def test_a_row_has_the_same_bits_in_any_batch_and_with_any_threads(native: Nativ
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
-def test_a_row_that_is_not_finite_is_nan_and_harms_no_other(broken: float) -> None:
+def test_a_row_that_is_not_finite_is_nan_and_affects_no_other(broken: float) -> None:
     generator = np.random.default_rng(4)
     layer = random_layer(generator, 64, 70, grouped=False, bias=False)
     x = torch.from_numpy(random_rows(generator, 12, 70))
@@ -171,7 +171,7 @@ def test_a_row_that_is_not_finite_is_nan_and_harms_no_other(broken: float) -> No
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_layers_with_one_input_give_what_they_give_alone(dtype: torch.dtype) -> None:
+def test_merged_layers_give_the_bits_of_separate_ones(dtype: torch.dtype) -> None:
     generator = np.random.default_rng(5)
     layers = [
         make_linear(*random_layer(generator, outputs, 100, grouped=grouped, bias=bias), None)
@@ -237,7 +237,7 @@ def test_any_leading_dimensions_and_strides() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (32, 32), (33, 65), (100, 31)])
-def test_packing_loses_nothing(shape: tuple[int, int]) -> None:
+def test_packing_is_lossless(shape: tuple[int, int]) -> None:
     values = torch.randint(-128, 128, shape, dtype=torch.int8)
     assert torch.equal(unpack(pack(values, torch.ones(shape[0])))[: shape[0], : shape[1]], values)
 

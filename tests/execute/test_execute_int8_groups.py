@@ -79,7 +79,7 @@ def test_layers_have_the_integers_and_scales_of_the_file(converted: Path, cache:
     assert len([path for path in cache.iterdir() if path.is_dir()]) == 1
 
 
-def test_a_layer_that_was_left_out_gets_a_scale_for_each_output(folder: Path) -> None:
+def test_an_omitted_layer_gets_a_scale_for_each_output(folder: Path) -> None:
     groups = load_file(folder / GROUPS_FILE)
     before = in_int8(folder)
     rewrite(folder, {name: tensor for name, tensor in groups.items() if not name.startswith(UP)})
@@ -116,7 +116,7 @@ def load(folder: Path, dtype: str = "auto") -> tuple[LoadedModel, list[str]]:
 
 
 @pytest.mark.parametrize("variant", [None, *VARIANTS])
-def test_auto_is_int8_where_that_is_fast(
+def test_auto_is_int8_if_that_is_fast(
     variant: str | None, converted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     native = None if variant is None else SimpleNamespace(variant=variant)
@@ -135,7 +135,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("fast")
-def test_auto_is_bfloat16_where_a_layer_was_not_quantised(folder: Path) -> None:
+def test_auto_is_bfloat16_if_a_layer_was_not_quantised(folder: Path) -> None:
     rewrite(folder, load_file(folder / GROUPS_FILE), complete=False)
     assert load(folder)[0].dtype == torch.bfloat16
     (folder / GROUPS_FILE).unlink()

@@ -135,7 +135,7 @@ def check(
 @each_variant
 @settings(max_examples=examples(30), deadline=None)
 @given(shapes, steps, layouts, st.sampled_from([1, 3, 16]))
-def test_native_attention_reads_what_was_rounded(
+def test_native_attention_reads_rounded_kv(
     native: NativeLibrary, shape: Shape, rows: list[tuple[int, int]], layout: str, block_size: int
 ) -> None:
     check(NativeAttention, shape, rows, layout, block_size, native)
@@ -145,11 +145,11 @@ def test_native_attention_reads_what_was_rounded(
 @pytest.mark.parametrize("step", [ReferenceAttention, BatchedAttention])
 @settings(max_examples=examples(20), deadline=None)
 @given(shapes, steps, layouts, st.sampled_from([1, 3, 16]))
-def test_so_does_attention_with_torch(
+def test_torch_attention_reads_rounded_kv(
     step: type[PagedAttention], shape: Shape, rows: list[tuple[int, int]], layout: str, block_size: int
 ) -> None:
     if step is BatchedAttention and shape.dtype == "bfloat16":
-        shape.dtype = "float32"  # else it rounds what it gather_share, and is less exact
+        shape.dtype = "float32"  # else it rounds what it gathers, and is less exact
     check(step, shape, rows, layout, block_size)
 
 
@@ -176,7 +176,7 @@ def test_kernels_and_torch_store_the_same_bytes(native: NativeLibrary, layout: s
 @each_variant
 @pytest.mark.parametrize("part", ["keys", "values"])
 @pytest.mark.parametrize("wrong", [math.inf, -math.inf, math.nan])
-def test_what_is_not_finite_shows_from_its_token_on_and_in_its_sequence_alone(
+def test_kv_that_is_not_finite_affects_only_later_tokens_of_its_sequence(
     native: NativeLibrary, part: str, wrong: float
 ) -> None:
     shape = Shape(heads=3, kv_heads=1, int8=True)

@@ -99,7 +99,7 @@ def test_every_linear_layer_is_int8_and_the_rest_bfloat16(kind: str, folders: di
     assert loaded.weight_bytes == bytes_in_int8(folders[kind])
 
 
-def test_a_model_that_is_loaded_again_takes_the_cached_weights(
+def test_a_reloaded_model_uses_cached_weights(
     folders: dict[str, Path], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = load(folders["gpt2"])
@@ -140,11 +140,11 @@ def test_a_damaged_cache_is_named(folders: dict[str, Path], cache: Path) -> None
     load(folders["llama"])
     [kept] = folders_in(cache)
     (kept / "int8.safetensors").write_bytes(b"broken")
-    with pytest.raises(ModelUnavailable, match=r"remove the folder .*made anew"):
+    with pytest.raises(ModelUnavailable, match=r"remove the folder .*built again"):
         load(folders["llama"])
 
 
-def test_without_the_native_library_it_generates_the_same_and_says_that_it_is_slow(
+def test_without_the_native_library_tokens_are_the_same_with_a_warning(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     if load_native() is None:
@@ -168,7 +168,7 @@ def test_a_model_that_reads_its_layers_weights_is_refused(
         load(folders["llama"])
 
 
-def test_other_devices_than_cpus_are_refused(
+def test_devices_other_than_cpus_are_refused(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shoal.execute.model.loading.resolve_device", lambda device: torch.device("cuda:0"))
@@ -176,7 +176,7 @@ def test_other_devices_than_cpus_are_refused(
         load_models([Service(name="s", model="m", dtype="int8")], {"s": folders["llama"]}, device="cuda:0")
 
 
-def test_services_in_int8_and_bfloat16_have_weights_of_their_own(folders: dict[str, Path]) -> None:
+def test_services_in_int8_and_bfloat16_have_separate_weights(folders: dict[str, Path]) -> None:
     services = [Service(name=dtype, model="m", dtype=dtype) for dtype in ("int8", "bfloat16")]
     models = load_models(services, dict.fromkeys(("int8", "bfloat16"), folders["llama"]))
     assert models.models["int8"] is not models.models["bfloat16"]

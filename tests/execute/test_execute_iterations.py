@@ -74,7 +74,7 @@ def decode(hand: HandScheduler, rows: int, iterations: int, interrupted: Interru
     return hand.executor.collect()
 
 
-def test_iterations_are_steps_one_after_another(folder: Path) -> None:
+def test_iterations_are_successive_steps(folder: Path) -> None:
     """The same tokens and log-probabilities, bit for bit."""
     single, several = HandScheduler({"a": folder}), HandScheduler({"a": folder})
     assert start(single, PARAMS) == start(several, PARAMS)
@@ -112,7 +112,9 @@ def test_the_end_of_a_sequence_counts_unless_it_is_ignored(
     assert len(decode(hand, 1, 4).tokens) == (4 if ignored else 1)
 
 
-def test_an_end_before_the_least_tokens_is_none(hand: HandScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_token_before_min_tokens_does_not_end_the_plan(
+    hand: HandScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(SAMPLE, lambda logits, rows, *_: Sampled([7] * len(rows), None, {}))
     start(hand, [SamplingParams(temperature=0.0, stop_token_ids=(7,), min_tokens=4)])
     assert len(decode(hand, 1, 8).tokens) == 3
@@ -139,14 +141,14 @@ def test_a_row_without_a_token_ends_the_plan(hand: HandScheduler, monkeypatch: p
     assert result.logprobs[-1] == [None] * 4
 
 
-def test_an_arrival_ends_the_plan_after_the_iteration_under_way(hand: HandScheduler) -> None:
+def test_an_arrival_ends_the_plan_after_the_current_iteration(hand: HandScheduler) -> None:
     start(hand, PARAMS)
-    asked = iter([False, True])
-    assert len(decode(hand, len(PARAMS), 8, lambda: next(asked)).tokens) == 2
+    interrupts = iter([False, True])
+    assert len(decode(hand, len(PARAMS), 8, lambda: next(interrupts)).tokens) == 2
     assert len(decode(hand, len(PARAMS), 1, lambda: True).tokens) == 1
 
 
-def test_a_plan_without_rows_copies_and_lets_sequences_leave(hand: HandScheduler) -> None:
+def test_a_plan_without_rows_copies_and_removes_sequences(hand: HandScheduler) -> None:
     start(hand, [GREEDY])
     [source], [target] = hand.blocks("a", 1), hand.blocks("a", 1)
     store = hand.executor.store
@@ -212,7 +214,7 @@ def test_simulated_iterations_take_as_long_as_steps() -> None:
         del durations_ns[:count]
 
 
-def test_an_arrival_in_a_simulation_ends_the_plan_after_the_iteration_under_way() -> None:
+def test_an_arrival_in_a_simulation_ends_the_plan_after_the_current_iteration() -> None:
     whole, _ = simulated()
     whole.submit(decoding(6))
     ends_ns = whole.iteration_ends_ns

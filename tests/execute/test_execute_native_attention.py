@@ -68,7 +68,7 @@ rows = st.lists(
 @each_variant
 @settings(max_examples=examples(50))
 @given(shapes, rows, st.sampled_from(["merged", "split"]), st.sampled_from([1, 3, 16]), st.integers(0, 99))
-def test_every_instruction_set_computes_what_the_reference_does(
+def test_every_instruction_set_matches_the_reference(
     native: NativeLibrary, shape: Shape, rows: list[tuple[int, int]], layout: str, block_size: int, seed: int
 ) -> None:
     ends = [first + count for first, count in rows]
@@ -212,7 +212,7 @@ def kv_shape(dtype: str, dim: int) -> KVShape:
     return KVShape(dtype, (LayerShape(1, 16, 16), LayerShape(1, 16, dim)))
 
 
-def test_what_the_kernels_cannot_do_is_left_to_torch() -> None:
+def test_unsupported_shapes_are_computed_by_torch() -> None:
     best = BatchedAttention if load_native() is None else NativeAttention
     assert choose_backend("auto", CPU, kv_shape("bfloat16", 256)) is best
     assert choose_backend("auto", CPU, kv_shape("float16", 16)) is BatchedAttention
@@ -220,7 +220,7 @@ def test_what_the_kernels_cannot_do_is_left_to_torch() -> None:
     assert choose_backend("reference", CPU, kv_shape("float32", 16)) is ReferenceAttention
 
 
-def test_gpus_get_kernels_of_their_own_where_triton_is_there(
+def test_gpus_use_triton_kernels_if_triton_is_installed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     gpu, shape = torch.device("cuda"), kv_shape("float32", 16)
@@ -247,7 +247,7 @@ def test_gpus_get_kernels_of_their_own_where_triton_is_there(
     assert "no C compiler" in caplog.text
 
 
-def test_a_backend_that_does_not_exist_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="auto, reference, batched, native, triton"):
         check_backend("flash", CPU)
     with pytest.raises(ConfigError, match="for CPUs"):

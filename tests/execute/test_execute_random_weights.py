@@ -33,8 +33,8 @@ def config_folder(folder: Path, kind: str = "llama", **fields: object) -> Path:
 
 
 def load(folder: Path, seed: int = 0, **service: object) -> LoadedModel:
-    asked = Service(name="s", model="tiny", weights="random", weights_seed=seed, **service)  # type: ignore[arg-type]
-    return load_models([asked], {"s": folder}, device=DEVICE).models["s"]
+    config = Service(name="s", model="tiny", weights="random", weights_seed=seed, **service)  # type: ignore[arg-type]
+    return load_models([config], {"s": folder}, device=DEVICE).models["s"]
 
 
 def own(kind: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.nn.Module:
@@ -66,7 +66,7 @@ def test_a_model_runs_as_if_its_weights_were_in_files(kind: str, dtype: str, tmp
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_no_matrix_is_as_the_models_own_code_makes_it(kind: str) -> None:
+def test_other_weights_are_initialised_by_the_models_own_code(kind: str) -> None:
     expected = AutoModelForCausalLM.from_config(tiny_config(kind), dtype=torch.bfloat16).to(DEVICE)
     module = own(kind, torch.bfloat16)
     matrices = {name for name, parameter in module.named_parameters() if parameter.ndim > 1}
@@ -80,7 +80,7 @@ def test_what_is_no_matrix_is_as_the_models_own_code_makes_it(kind: str) -> None
 
 
 @pytest.mark.parametrize(("fields", "std"), [({}, 0.02), ({"initializer_range": 0.1}, 0.1)])
-def test_matrices_are_normal_around_nothing(fields: dict[str, float], std: float) -> None:
+def test_matrices_are_normally_distributed_around_0(fields: dict[str, float], std: float) -> None:
     config = tiny_config("mixtral")
     for name, value in fields.items():
         setattr(config, name, value)
@@ -95,12 +95,12 @@ def test_matrices_are_normal_around_nothing(fields: dict[str, float], std: float
 
 
 def test_large_tensors_are_drawn_in_parts_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(random_weights, "_DRAWN_AT_ONCE", 1000)
+    monkeypatch.setattr(random_weights, "_MAX_DRAWN", 1000)
     table = own("llama").get_input_embeddings().weight.view(-1)
     assert len(table[:3000].unique()) == 3000
 
 
-def test_one_seed_gives_the_same_numbers_and_another_gives_others() -> None:
+def test_numbers_depend_on_the_seed_only() -> None:
     torch.manual_seed(1)
     first = numbers(own("gemma3", seed=5))
     torch.manual_seed(2)
@@ -132,7 +132,7 @@ def test_tokens_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
 
 @on_cpu
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_int8_is_made_of_the_same_weights_and_nothing_is_kept_of_it(
+def test_int8_is_made_from_the_same_weights_and_not_cached(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
@@ -149,7 +149,7 @@ def test_int8_is_made_of_the_same_weights_and_nothing_is_kept_of_it(
 
 
 @on_cpu
-def test_auto_is_the_dtype_of_the_configuration_also_beside_a_quantised_file(tmp_path: Path) -> None:
+def test_auto_is_the_dtype_of_the_configuration_even_with_a_quantised_file(tmp_path: Path) -> None:
     folder = config_folder(tmp_path / "m", dtype="bfloat16")
     (folder / "int8_groups.st").write_text("no weights are read, so this is no error")
     assert load(folder).dtype == torch.bfloat16
@@ -179,7 +179,7 @@ def test_weights_are_shared_where_they_are_the_same(tmp_path: Path) -> None:
     assert (random.described.format, random.described.size_bytes) == ("random", 0)
 
 
-def test_the_progress_says_that_weights_are_made(tmp_path: Path) -> None:
+def test_the_progress_says_that_weights_are_random(tmp_path: Path) -> None:
     folder, lines = config_folder(tmp_path / "m"), list[str]()
     service = Service(name="s", model="tiny", weights="random")
     load_models([service], {"s": folder}, device=DEVICE, progress=lines.append)
@@ -199,7 +199,7 @@ def test_the_size_is_known_before_memory_is_taken(tmp_path: Path, monkeypatch: p
     load(folder)
 
 
-def test_files_are_asked_for_where_weights_are_not_random(tmp_path: Path) -> None:
+def test_files_are_required_unless_weights_are_random(tmp_path: Path) -> None:
     folder = config_folder(tmp_path / "m")
     with pytest.raises(ModelUnavailable, match=r"holds no \*\.safetensors weights"):
         load_models([Service(name="s", model="tiny")], {"s": folder})

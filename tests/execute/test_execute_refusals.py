@@ -74,7 +74,7 @@ def test_encoder_decoders_are_refused(tmp_path: Path) -> None:
     assert "T5" in message
 
 
-def test_a_window_that_only_the_mask_knows_is_noticed(tmp_path: Path) -> None:
+def test_a_window_that_only_the_mask_has_is_refused(tmp_path: Path) -> None:
     config = PhimoeConfig(
         **COMMON, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, num_local_experts=2, sliding_window=8,
@@ -82,7 +82,7 @@ def test_a_window_that_only_the_mask_knows_is_noticed(tmp_path: Path) -> None:
     assert "sliding_window=8" in refusal(make_model(tmp_path / "phimoe", config))
 
 
-def test_a_model_that_drops_the_step_is_refused(tmp_path: Path) -> None:
+def test_a_model_that_drops_the_step_keyword_is_refused(tmp_path: Path) -> None:
     config = NemotronConfig(
         **COMMON, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, head_dim=16,
@@ -90,7 +90,7 @@ def test_a_model_that_drops_the_step_is_refused(tmp_path: Path) -> None:
     assert "Nemotron" in refusal(make_model(tmp_path / "nemotron", config))
 
 
-def test_a_window_shorter_than_the_probes_prompts_is_no_obstacle(tmp_path: Path) -> None:
+def test_a_window_shorter_than_the_probes_prompts_is_supported(tmp_path: Path) -> None:
     config = tiny_config("mistral")
     config.sliding_window = 3
     assert load(make_model(tmp_path / "narrow", config)).context_tokens["s"] == 256
@@ -102,7 +102,7 @@ def test_a_model_type_that_transformers_does_not_know_is_refused(tmp_path: Path)
     assert "brand_new" in refusal(tmp_path / "new")
 
 
-def test_a_model_that_computes_something_beside_attention_is_noticed(tmp_path: Path) -> None:
+def test_a_model_with_more_than_our_attention_is_refused(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(
         make_model(tmp_path / "m", tiny_config("llama")), attn_implementation="shoal"
     )

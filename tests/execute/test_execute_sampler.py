@@ -77,7 +77,7 @@ def allowed(logits: torch.Tensor, params: SamplingParams) -> np.ndarray:
         {"temperature": 1.0, "top_k": 300, "top_p": 0.9, "min_p": 0.001},
     ],
 )
-def test_draws_follow_the_cut_distribution(sample: Sample, params: dict[str, float]) -> None:
+def test_draws_follow_the_truncated_distribution(sample: Sample, params: dict[str, float]) -> None:
     logits = make_logits()
     expected = allowed(logits[0], SamplingParams(**params))
     draws = 4000
@@ -101,7 +101,7 @@ def test_a_flat_nucleus_wider_than_the_first_candidates_is_widened(sample: Sampl
 
 @settings(deadline=None, max_examples=examples(40))
 @given(st.integers(0, 2**32), st.lists(st.integers(0, 5), min_size=1, max_size=6))
-def test_a_row_gets_the_same_token_in_any_company(sample: Sample, seed: int, others: list[int]) -> None:
+def test_a_rows_token_does_not_depend_on_other_rows(sample: Sample, seed: int, others: list[int]) -> None:
     kinds: list[dict[str, float]] = [
         {"temperature": 0.0},
         {"temperature": 1.0},
@@ -144,7 +144,7 @@ def test_tokens_that_end_are_banned_until_min_tokens(sample: Sample) -> None:
     assert sample(logits.clone(), [make_row(output=(1,), ignore_eos=True, **early)], [2])[0] == [2]
 
 
-def test_logprobs_are_of_the_distribution_before_temperature_and_cuts(sample: Sample) -> None:
+def test_logprobs_are_computed_before_temperature_and_truncation(sample: Sample) -> None:
     logits = make_logits(3)
     row = make_row(temperature=0.5, top_k=2, logprobs=4, repetition_penalty=1.5)
     tokens, logprobs = sample(logits.clone(), [row, make_row(1)][:1], [])
@@ -168,7 +168,7 @@ def test_rows_without_logprobs_get_none(sample: Sample) -> None:
     assert sample(make_logits(0, 2), [make_row(0), make_row(1)], [])[1] is None
 
 
-def test_a_row_without_finite_logits_gets_no_token_and_harms_no_other(sample: Sample) -> None:
+def test_a_row_without_finite_logits_gets_no_token_and_affects_no_other(sample: Sample) -> None:
     logits = make_logits(0, 4)
     logits[1, 7], logits[2] = float("nan"), float("-inf")
     kinds = [{"top_p": 0.9}, {"top_p": 0.9, "logprobs": 2}, {"temperature": 0.0}, {}]
@@ -190,7 +190,7 @@ def test_extreme_temperatures_and_penalties_stay_finite(
     assert 0 <= token < VOCAB
 
 
-def test_equally_likely_tokens_do_not_depend_on_a_neighbours_top_k(sample: Sample) -> None:
+def test_ties_do_not_depend_on_another_rows_top_k(sample: Sample) -> None:
     alone, _ = sample(torch.zeros(1, 50_000), [make_row(5, top_p=0.5)], [])
     both, _ = sample(torch.zeros(2, 50_000), [make_row(1, top_k=5000), make_row(5, top_p=0.5)], [])
     assert both[1] == alone[0]
@@ -268,14 +268,14 @@ def test_tokens_are_those_of_the_definition(
         assert token in expected
 
 
-def test_kernels_choose_the_tokens_that_torch_chooses(sample: Sample) -> None:
+def test_kernels_sample_the_tokens_that_torch_samples(sample: Sample) -> None:
     kinds: list[dict[str, float]] = [{}, {"top_p": 0.9}, {"top_k": 40}, {"min_p": 0.05}, {"temperature": 0.0}]
     rows = [make_row(seed, **kinds[seed % len(kinds)]) for seed in range(40)]
     logits = make_logits(4, len(rows), 49_152).bfloat16()
     assert sample(logits, rows, [])[0] == sample_rows(logits, rows, [])[0]
 
 
-def test_the_likeliest_are_reported_in_order_and_equal_ones_once(sample: Sample) -> None:
+def test_top_logprobs_are_in_order_and_ties_are_reported_once(sample: Sample) -> None:
     logits = torch.zeros(2, 600)
     logits[0, 100:130] = 3.0
     logits[1] = make_logits(1, vocab=600)[0]
@@ -377,6 +377,6 @@ def test_biases_follow_their_definitions(
         assert logprobs[0].logprob == pytest.approx(raw[tokens[0]].item(), abs=1e-5)
 
 
-def test_nothing_left_to_sample_is_no_token(sample: Sample) -> None:
+def test_a_row_with_all_tokens_excluded_gets_no_token(sample: Sample) -> None:
     row = make_row(allowed_token_ids=(3, 4), banned_sequences=((3,), (4,)))
     assert sample(make_logits(), [row], [])[0] == [NO_TOKEN]

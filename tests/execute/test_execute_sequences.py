@@ -45,7 +45,7 @@ class Known:
 
 
 class Deltas(RuleBasedStateMachine):
-    """Plans that change the group, beside a dictionary of lists."""
+    """Plans that change the sequences, compared with a dictionary of lists."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ def batch_of(sequences: list[tuple[int, int]]) -> StepBatch:
     return build_batch(groups, rows, [count for _, count in sequences], make_cache())
 
 
-def test_decodes_come_first_and_the_longest_of_them_before_the_others() -> None:
+def test_decodes_come_first_longest_first() -> None:
     batch = batch_of([(4, 3), (8, 1), (0, 2), (30, 1), (9, 1)])
     assert batch.num_decodes == 3
     assert batch.input_ids.tolist() == [[330, 409, 108, 4, 5, 6, 200, 201]]
@@ -128,7 +128,7 @@ def test_decodes_come_first_and_the_longest_of_them_before_the_others() -> None:
     assert np.array_equal(batch.tables[0], np.arange(30, 38))
 
 
-def test_behind_a_row_s_own_blocks_there_are_none_of_others() -> None:
+def test_table_entries_beyond_a_rows_blocks_are_its_own() -> None:
     batch = batch_of([(30, 1), (9, 1), (4, 3)])
     assert batch.tables[1].tolist() == [10, 11, 12, 10, 10, 10, 10, 10]
     assert batch.tables[2].tolist() == [20, 21, 20, 20, 20, 20, 20, 20]

@@ -38,7 +38,7 @@ def test_a_kernel_without_faults_runs() -> None:
     torch.testing.assert_close(out, 2 * x)
 
 
-def test_what_a_mask_leaves_out_is_not_0() -> None:
+def test_masked_loads_are_not_0() -> None:
     out, whole = torch.zeros(1), torch.zeros(1, dtype=torch.int32)
     with strict_interpreter():
         add_up[(1,)](torch.ones(3), out, 3, WIDTH=4)
@@ -48,13 +48,13 @@ def test_what_a_mask_leaves_out_is_not_0() -> None:
 
 
 @pytest.mark.parametrize("short", ["x", "out"])
-def test_memory_outside_of_the_tensors_is_not_touched(short: str) -> None:
+def test_access_outside_of_tensors_is_an_error(short: str) -> None:
     # Of storages of their own, as a view's storage has more than the view.
     tensors = {name: torch.ones(6 if name == short else 7) for name in ("x", "out")}
     with strict_interpreter(), pytest.raises(Exception, match="outside of its tensors"):
         double[(2,)](tensors["x"], tensors["out"], 7, WIDTH=4)
 
 
-def test_programs_do_not_write_the_same_place() -> None:
+def test_two_programs_writing_the_same_address_is_an_error() -> None:
     with strict_interpreter(), pytest.raises(AssertionError, match="the same place"):
         fill[(2,)](torch.zeros(1))

@@ -62,7 +62,7 @@ class Running:
 
 
 def cut(layout: PoolLayout, memory_bytes: int, per_merged: dict[str, int]) -> PoolLayout:
-    """The merged layout with so many sub-blocks in each merged block."""
+    """The merged layout with the given numbers of sub-blocks in each merged block."""
     views = {
         name: replace(view, stride_bytes=MERGED_BYTES // per_merged[name], blocks_per_merged=per_merged[name])
         for name, view in layout.services.items()
@@ -202,7 +202,7 @@ def test_swapped_out_overwritten_by_another_dtype_and_back(
 
 
 @pytest.mark.parametrize("kind", ["merged", "split"])
-def test_block_numbers_given_up_may_be_handed_out_again_in_the_same_plan(
+def test_freed_blocks_may_be_reused_in_the_same_plan(
     kind: str, models: ModelSet, expected: dict[str, list[int]]
 ) -> None:
     stepper = Stepper(models, kind, 40 << 10)
@@ -312,7 +312,7 @@ def content(store: KVStore, service: str, block: int) -> set[float]:
 
 @pytest.mark.parametrize("service", ["x", "y"])
 @pytest.mark.parametrize("kind", ["merged", "split"])
-def test_copies_are_carried_out_one_after_the_other(kind: str, service: str) -> None:
+def test_copies_run_in_order(kind: str, service: str) -> None:
     pool, host, store = stores(kind)
     blocks, saved = pool.allocate(service, 4), host.allocate(service, 2)
     assert blocks is not None
@@ -334,7 +334,7 @@ def test_copies_are_carried_out_one_after_the_other(kind: str, service: str) -> 
 
 
 @pytest.mark.parametrize("kind", ["merged", "split"])
-def test_settled_addresses_hold_while_the_pool_goes_on(kind: str) -> None:
+def test_located_addresses_stay_valid_while_the_pool_changes(kind: str) -> None:
     pool, host, store = stores(kind)
     blocks, saved = pool.allocate("x", 4), host.allocate("x", 4)
     assert blocks is not None
@@ -361,7 +361,7 @@ def test_settled_addresses_hold_while_the_pool_goes_on(kind: str) -> None:
     assert [content(store, "x", block) for block in back] == [{0.0}, {1.0}, {2.0}, {3.0}]
 
 
-def test_swapping_needs_a_place_to_swap_to() -> None:
+def test_swapping_needs_a_host_layout() -> None:
     layout = plan_layout(SHAPES, memory_bytes=20_000, block_size=2)
     store = KVStore(layout, torch.device("cpu"))
     assert store.host_buffer is None
@@ -373,7 +373,7 @@ def test_swapping_needs_a_place_to_swap_to() -> None:
         KVStore(split, torch.device("cpu"), pool.unit_ids, split.resized(20_000))
 
 
-def test_services_for_which_nothing_changes_keep_their_views() -> None:
+def test_services_that_do_not_change_keep_their_views() -> None:
     """What was written down of the addresses in one, as of recorded steps, holds."""
     layout = plan_layout(SHAPES, memory_bytes=20_000, block_size=2)
     store = KVStore(layout, torch.device("cpu"))

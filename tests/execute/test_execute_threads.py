@@ -1,4 +1,4 @@
-"""CPU threads beside other programs."""
+"""How CPU threads wait."""
 
 import os
 import re
@@ -11,20 +11,20 @@ def waiting(**settings: str) -> list[str]:
     ours = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
     environment = {name: value for name, value in os.environ.items() if name not in ours}
     command = [sys.executable, "-c", "import shoal.execute, torch"]
-    told = subprocess.run(
+    output = subprocess.run(
         command,
         env=environment | {"OMP_DISPLAY_ENV": "VERBOSE"} | settings,
         stderr=subprocess.PIPE,
         text=True,
         check=True,
     ).stderr
-    return re.findall(r"(?:GOMP_SPINCOUNT|KMP_BLOCKTIME) ?= ?'(\d+)", told)
+    return re.findall(r"(?:GOMP_SPINCOUNT|KMP_BLOCKTIME) ?= ?'(\d+)", output)
 
 
-def test_threads_spin_for_a_moment_before_they_sleep() -> None:
+def test_threads_spin_before_they_sleep() -> None:
     assert waiting() in (["1500"], ["0"])
 
 
-def test_what_the_environment_says_of_waiting_holds() -> None:
+def test_the_wait_policy_of_the_environment_is_kept() -> None:
     assert waiting(OMP_WAIT_POLICY="PASSIVE") == ["0"]
     assert waiting(GOMP_SPINCOUNT="7") in (["7"], ["0"])

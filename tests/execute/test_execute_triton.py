@@ -15,7 +15,7 @@ from execute_builders import (
     reference_tokens,
     tiny_config,
 )
-from graph_builders import FakeRecorder
+from graph_builders import FakeCapturer
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from kernel_builders import BEYOND_INT32, TOLERANCE, Decodes
@@ -85,9 +85,7 @@ LAYOUTS = pytest.mark.parametrize("layout", ["merged", "split"])
 @LAYOUTS
 @settings(max_examples=examples(75), deadline=None)
 @given(data=st.data(), parts=st.sampled_from(PARTS))
-def test_decodes_over_keys_that_lie_anyhow_attend_what_the_formulas_say(
-    layout: str, data: st.DataObject, parts: int
-) -> None:
+def test_decodes_over_any_strides_match_the_formulas(layout: str, data: st.DataObject, parts: int) -> None:
     case = data.draw(decodes(layout))
     with pytest.MonkeyPatch.context() as patch:
         in_parts(patch, parts)
@@ -97,14 +95,12 @@ def test_decodes_over_keys_that_lie_anyhow_attend_what_the_formulas_say(
 @LAYOUTS
 @settings(max_examples=examples(50), deadline=None)
 @given(data=st.data())
-def test_the_last_tokens_of_decodes_are_stored_and_nothing_else_is_written(
-    layout: str, data: st.DataObject
-) -> None:
+def test_only_the_last_tokens_of_decodes_are_stored(layout: str, data: st.DataObject) -> None:
     data.draw(decodes(layout)).check_store()
 
 
 @LAYOUTS
-def test_rows_may_have_one_token_or_none_and_scores_be_far_from_0(layout: str) -> None:
+def test_rows_of_one_token_or_none_and_extreme_scores(layout: str) -> None:
     case = Decodes(lengths=[1, 0, 1, 1], layout=layout, scaling=1000.0)
     with pytest.MonkeyPatch.context() as patch:
         in_parts(patch, 3)
@@ -113,7 +109,7 @@ def test_rows_may_have_one_token_or_none_and_scores_be_far_from_0(layout: str) -
 
 
 @LAYOUTS
-def test_keys_may_lie_beyond_what_numbers_of_32_bits_can_say(layout: str) -> None:
+def test_offsets_of_keys_may_exceed_32_bits(layout: str) -> None:
     try:
         case = Decodes(lengths=[20, 5], layout=layout, dtype="float16", unused=BEYOND_INT32)
     except (OSError, torch.OutOfMemoryError) as error:
@@ -125,9 +121,7 @@ def test_keys_may_lie_beyond_what_numbers_of_32_bits_can_say(layout: str) -> Non
 
 
 @pytest.mark.parametrize(("rows", "kv_heads", "parts"), [(1, 8, 32), (3, 7, 24), (64, 8, 1), (500, 8, 1)])
-def test_contexts_are_cut_into_the_more_parts_the_fewer_rows_there_are(
-    rows: int, kv_heads: int, parts: int
-) -> None:
+def test_contexts_are_split_into_more_parts_for_fewer_rows(rows: int, kv_heads: int, parts: int) -> None:
     from shoal.execute.attention.triton_kernels import num_context_parts
 
     assert num_context_parts(rows, kv_heads) == parts
@@ -154,7 +148,7 @@ shapes = st.builds(
     layout=st.sampled_from(["merged", "split"]),
     block_size=st.sampled_from([1, 3, 16]),
 )
-def test_decodes_of_any_lengths_attend_what_the_reference_does(
+def test_decodes_of_any_lengths_match_the_reference(
     triton_step: type["TritonAttention"],
     shape: Shape,
     lengths: list[int],
@@ -182,7 +176,7 @@ def test_decodes_of_any_lengths_attend_what_the_reference_does(
 
 @on_cpu
 @pytest.mark.parametrize(("kind", "layout"), [("gemma2", "merged"), ("llama", "split")])
-def test_a_model_whose_decodes_are_interpreted_generates_what_transformers_does(
+def test_a_model_with_interpreted_decodes_generates_the_tokens_of_transformers(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     triton_step: type["TritonAttention"],
@@ -195,7 +189,7 @@ def test_a_model_whose_decodes_are_interpreted_generates_what_transformers_does(
     prompts = [make_prompt(length, seed=length) for length in (1, 5, 23)]
     scheduler = HandScheduler({"m": folder}, attention="batched", layout=layout)
     scheduler.models.backends["m"] = triton_step
-    scheduler.executor._capturer = FakeRecorder()
+    scheduler.executor._capturer = FakeCapturer()
     scheduler.poison()
     assert scheduler.generate("m", prompts, 4) == [reference_tokens(folder, p, 4) for p in prompts]
     recorded = {name: graphs.sizes for name, graphs in scheduler.executor._graphs.items()}
@@ -204,7 +198,7 @@ def test_a_model_whose_decodes_are_interpreted_generates_what_transformers_does(
 
 @on_gpu
 @LAYOUTS
-def test_decodes_are_recorded_for_some_numbers_of_rows(tmp_path: Path, layout: str) -> None:
+def test_decodes_are_captured_for_graph_sizes(tmp_path: Path, layout: str) -> None:
     """Seven rows share the recorded step of eight. In the split layout nothing is recorded."""
     folder = make_model(tmp_path / "m", tiny_config("llama"))
     prompts = [make_prompt(3 + 4 * number, seed=number) for number in range(7)]

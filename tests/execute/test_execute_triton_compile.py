@@ -76,7 +76,7 @@ def compile_for(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
 
 
 class _AbsentGPU:
-    """A driver of Triton's as far as compiling asks one."""
+    """A Triton driver that is sufficient for compiling."""
 
     def __init__(self, target: Any) -> None:
         self._target = target
@@ -157,8 +157,8 @@ def resources_of(cubin: bytes, folder: Path) -> dict[str, int]:
 
     (folder / "kernel.cubin").write_bytes(cubin)
     command = [knobs.nvidia.cuobjdump.path, "-res-usage", str(folder / "kernel.cubin")]
-    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return {name: int(count) for name, count in re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", told)}
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return {name: int(count) for name, count in re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", output)}
 
 
 def test_decodes_compile(compile_for: Callable[..., list[Any]], tmp_path: Path) -> None:

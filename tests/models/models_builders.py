@@ -65,7 +65,7 @@ class Index:
         self.cut_after: int | None = None
         """Bytes of a file after which the connection drops; None serves files whole."""
         self.served: list[str] = []
-        """Names of the files that were asked for, in order."""
+        """Names of the requested files, in order."""
 
     def add(self, wheel: Wheel, data: bytes) -> None:
         self.files[f"{wheel.project.replace('-', '_')}-{wheel.version}-py3-none-any.whl"] = data

@@ -1,4 +1,4 @@
-"""Tokens that only the files beside tokenizer.json name, and what ends an output."""
+"""Tokens that are not in tokenizer.json but in other files, and end tokens."""
 
 import json
 from pathlib import Path
@@ -142,7 +142,7 @@ def test_a_broken_tokenizer_that_lacks_tokens_is_named(empty_cache: Path, tmp_pa
         tokenizer_folder(folder, silent)
 
 
-def test_a_complete_tokenizer_is_used_where_it_lies(empty_cache: Path, tmp_path: Path) -> None:
+def test_a_complete_tokenizer_is_used_in_place(empty_cache: Path, tmp_path: Path) -> None:
     backend = byte_level_backend()
     known = {str(id): token(added.content) for id, added in backend.get_added_tokens_decoder().items()}
     known["262"]["special"] = False
@@ -152,7 +152,7 @@ def test_a_complete_tokenizer_is_used_where_it_lies(empty_cache: Path, tmp_path:
     assert not empty_cache.exists()
 
 
-def test_a_template_beside_a_tokenizer_that_was_completed_is_found(empty_cache: Path, tmp_path: Path) -> None:
+def test_the_template_of_a_completed_tokenizer_is_found(empty_cache: Path, tmp_path: Path) -> None:
     config = {"chat_template": "old", "added_tokens_decoder": {"263": token("<|user|>")}}
     folder = make_folder(tmp_path / "model", byte_level_backend(), tokenizer_config=config)
     (folder / "chat_template.jinja").write_text("<|user|>")
@@ -202,7 +202,7 @@ def test_the_tokenizers_end_token_ends_outputs(
     assert read_facts(folder).eos_token_ids == expected
 
 
-def test_a_token_that_the_model_cannot_write_ends_nothing(empty_cache: Path, tmp_path: Path) -> None:
+def test_a_token_outside_the_embedding_is_no_end_token(empty_cache: Path, tmp_path: Path) -> None:
     config = CONFIG | {"vocab_size": 263}
     own = {"eos_token": "<|new|>"}
     folder = make_folder(tmp_path / "model", byte_level_backend(), config=config, tokenizer_config=own)

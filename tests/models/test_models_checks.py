@@ -43,12 +43,12 @@ def test_a_config_that_cannot_be_served_is_refused_at_once(
         resolve_model(str(with_config(tmp_path / "m", **config)))
 
 
-def test_a_folders_code_does_not_matter_where_transformers_has_its_own(tmp_path: Path) -> None:
+def test_code_in_a_folder_is_ignored_if_transformers_has_the_model(tmp_path: Path) -> None:
     folder = with_config(tmp_path / "m", model_type="phi3", auto_map=CODE)
     assert resolve_model(str(folder)) == folder
 
 
-def test_an_adapter_is_not_silently_left_out(tmp_path: Path) -> None:
+def test_an_adapter_is_refused(tmp_path: Path) -> None:
     folder = whole_folder(tmp_path / "m", adapter_config={"base_model_name_or_path": "x"})
     with pytest.raises(ModelUnsupported, match="adapter_config"):
         resolve_model(str(folder))
@@ -83,7 +83,7 @@ def test_shards_are_read_and_an_absent_one_is_named(tmp_path: Path) -> None:
         resolve_model(str(folder))
 
 
-def test_weights_in_bytes_are_quantised_whatever_the_config_says(tmp_path: Path) -> None:
+def test_weights_in_bytes_count_as_quantised(tmp_path: Path) -> None:
     folder = whole_folder(tmp_path / "m")
     save_file({"model.norm.weight": np.ones((2, 3), np.int8)}, folder / "model.safetensors")
     with pytest.raises(ModelUnsupported, match=r"model\.norm\.weight as I8"):
@@ -124,7 +124,7 @@ def test_odd_sizes_are_named(tmp_path: Path, odd: dict[str, object]) -> None:
         read_facts(make_folder(tmp_path, None, config=config))
 
 
-def test_what_should_be_a_small_file_and_is_none_is_named(tmp_path: Path) -> None:
+def test_a_small_file_that_is_no_regular_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "folder.json").mkdir()
     os.mkfifo(tmp_path / "pipe.json")
     for name in ("folder.json", "pipe.json"):

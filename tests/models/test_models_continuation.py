@@ -81,7 +81,7 @@ def written(template: str, messages: list[dict[str, str]], continued: bool) -> s
 @example(content="end", before="end", reasoning="end", same=True)
 @example(content="a \n", before="a", reasoning=None, same=True)
 @example(content="a</think>b", before="", reasoning=None, same=False)
-def test_the_prompt_is_what_stands_before_the_end_of_the_message(
+def test_the_prompt_ends_with_the_last_content(
     name: str, content: str, before: str, reasoning: str | None, same: bool
 ) -> None:
     template, behind = TEMPLATES[name]
@@ -125,14 +125,14 @@ def test_an_answer_may_begin_with_blanks(name: str, content: str) -> None:
         "{{ messages[0].content }}",
     ],
 )
-def test_a_content_that_is_changed_or_not_shown_cannot_go_on(template: str) -> None:
+def test_a_content_that_is_changed_or_not_shown_cannot_be_continued(template: str) -> None:
     messages = [{"role": "user", "content": "x\ny"}, {"role": "assistant", "content": "a\nb"}]
     with pytest.raises(InvalidRequest, match="does not show the content") as caught:
         written(template, messages, True)
     assert caught.value.param == "continue_final_message"
 
 
-def test_a_message_without_content_cannot_go_on() -> None:
+def test_a_message_without_content_cannot_be_continued() -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": {}}}
     messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
     with pytest.raises(InvalidRequest, match="no content"):

@@ -69,7 +69,7 @@ def test_a_quantised_gguf_file_keeps_its_integers(empty_cache: Path, tmp_path: P
         is_quantised(folder)
 
 
-def test_conversions_of_an_earlier_revision_are_made_anew(
+def test_conversions_of_an_earlier_revision_are_repeated(
     empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Path] = []
@@ -104,7 +104,7 @@ def test_a_gguf_file_that_lacks_weights_is_refused(empty_cache: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_smollm2_speaks_and_its_files_agree() -> None:
+def test_smollm2_generates_text_and_its_files_agree() -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -1,4 +1,4 @@
-"""What people are told of a model."""
+"""Descriptions of models."""
 
 import json
 import os
@@ -57,12 +57,18 @@ def write_gguf(file: Path, file_type: int | None, behind_vocabulary: bool = Fals
 def test_a_folder_of_safetensors(tmp_path: Path) -> None:
     folder = folder_with_weights(tmp_path)
     os.utime(folder / "model.safetensors", (1_700_000_000, 1_700_000_000))
-    told = describe_model("m", folder, "float16")
-    assert (told.family, told.format, told.quantisation) == ("qwen3", "safetensors", "F16")
-    assert told.parameters == 100 * 64 + 64
-    assert told.size_bytes == (folder / "model.safetensors").stat().st_size
-    assert told.modified_s == 1_700_000_000
-    assert (told.layers, told.hidden, told.heads, told.kv_heads, told.vocab_size) == (3, 64, 8, 2, 100)
+    described = describe_model("m", folder, "float16")
+    assert (described.family, described.format, described.quantisation) == ("qwen3", "safetensors", "F16")
+    assert described.parameters == 100 * 64 + 64
+    assert described.size_bytes == (folder / "model.safetensors").stat().st_size
+    assert described.modified_s == 1_700_000_000
+    assert (
+        described.layers,
+        described.hidden,
+        described.heads,
+        described.kv_heads,
+        described.vocab_size,
+    ) == (3, 64, 8, 2, 100)
     assert describe_model("m", folder, "int8").quantisation == "Q8_0"
 
 
@@ -72,7 +78,7 @@ def test_the_family_of_the_language_model_of_several(tmp_path: Path) -> None:
     )
 
 
-def test_the_digest_is_that_of_a_version(tmp_path: Path) -> None:
+def test_the_digest_changes_with_the_files(tmp_path: Path) -> None:
     folder = folder_with_weights(tmp_path)
     first = describe_model("m", folder, "float16").digest
     assert len(bytes.fromhex(first)) == 32
@@ -87,11 +93,11 @@ def test_a_gguf_file_says_how_it_is_quantised(tmp_path: Path, behind_vocabulary:
     file = write_gguf(tmp_path / "m.gguf", int(gguf.LlamaFileType.MOSTLY_Q4_K_M), behind_vocabulary)
     folder = folder_with_weights(tmp_path)
     (folder / SOURCE_FILE).write_text(json.dumps({"gguf": str(file)}))
-    told = describe_model(str(file), folder, "bfloat16")
-    assert (told.format, told.quantisation) == ("gguf", "Q4_K_M")
+    described = describe_model(str(file), folder, "bfloat16")
+    assert (described.format, described.quantisation) == ("gguf", "Q4_K_M")
     file.unlink()
-    told = describe_model(str(file), folder, "bfloat16")
-    assert (told.format, told.quantisation) == ("gguf", "BF16")
+    described = describe_model(str(file), folder, "bfloat16")
+    assert (described.format, described.quantisation) == ("gguf", "BF16")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ OWN = Tokenizer(byte_level_backend(), special_tokens={}, eos_token_ids=())
 
 
 class Recording:
-    """Knows no bound beforehand, and what it was asked to encode."""
+    """Has no bound in advance, and records what it encodes."""
 
     def __init__(self):
         self.lengths = []
@@ -40,7 +40,7 @@ def test_a_text_that_is_surely_too_long_is_not_encoded():
     assert encode_texts(OWN, ["ab", "x" * 264, "c"], True, 10) == Encoded([OWN.encode("ab")], 22)
 
 
-def test_of_a_text_that_may_be_too_long_only_pieces_are_encoded():
+def test_a_text_that_may_be_too_long_is_encoded_in_pieces():
     tokenizer = Recording()
     found = encode_texts(tokenizer, ["x" * 10**6], True, 40_000)
     assert found == Encoded([], 2**16 - 2**14)
@@ -51,7 +51,7 @@ def test_of_a_text_that_may_be_too_long_only_pieces_are_encoded():
 def test_tokens_as_json():
     text = "the 🦈é"
     tokens = OWN.encode(text)
-    told = tokenize(OWN, text, True, True)
-    assert (told.count, json.loads(told.tokens)) == (len(tokens), tokens)
-    assert json.loads(told.strings) == [OWN.token_text(token) for token in tokens]
+    tokenized = tokenize(OWN, text, True, True)
+    assert (tokenized.count, json.loads(tokenized.tokens)) == (len(tokens), tokens)
+    assert json.loads(tokenized.strings) == [OWN.token_text(token) for token in tokens]
     assert tokenize(OWN, text, True, False).strings is None

@@ -29,7 +29,7 @@ from shoal.models.download.catalog import BUNDLED
         ),
     ],
 )
-def test_the_makers_sampling_is_read(tmp_path: Path, config: object, expected: dict[str, float]) -> None:
+def test_recommended_sampling_is_read(tmp_path: Path, config: object, expected: dict[str, float]) -> None:
     assert read_sampling_defaults(make_folder(tmp_path, None, generation_config=config)) == expected
 
 
@@ -43,7 +43,7 @@ def test_values_without_meaning_are_named(tmp_path: Path, config: object) -> Non
         read_sampling_defaults(make_folder(tmp_path, None, generation_config=config))
 
 
-def test_the_catalog_speaks_for_bundled_models_whose_files_do_not(tmp_path: Path) -> None:
+def test_the_catalog_has_defaults_for_bundled_models(tmp_path: Path) -> None:
     assert advised_sampling("smollm2", tmp_path) == BUNDLED["smollm2"].sampling != {}
     assert advised_sampling("other", tmp_path) == {}
     folder = make_folder(tmp_path / "own", None, generation_config={"temperature": 0.6})

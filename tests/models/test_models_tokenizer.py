@@ -57,7 +57,7 @@ def test_special_and_added_tokens_are_their_own_text(tmp_path: Path) -> None:
     assert tokenizer.decode(tokens) == " the 🦈"
 
 
-def test_half_a_character_shows_as_replacement(tmp_path: Path) -> None:
+def test_an_incomplete_character_decodes_as_a_replacement(tmp_path: Path) -> None:
     tokenizer = byte_level(tmp_path)
     first, second = tokenizer.encode("é")
     assert tokenizer.token_bytes(first) == b"\xc3"
@@ -89,8 +89,8 @@ def test_bos_is_written_once(tmp_path: Path) -> None:
     )
     assert other.encode("a") == tokenizer.encode("a")
 
-    asked = {**SPECIAL, "add_bos_token": True}
-    tokenizer = Tokenizer.from_folder(make_folder(tmp_path / "asked", BYTE_LEVEL, tokenizer_config=asked))
+    config = {**SPECIAL, "add_bos_token": True}
+    tokenizer = Tokenizer.from_folder(make_folder(tmp_path / "config", BYTE_LEVEL, tokenizer_config=config))
     assert tokenizer.encode("a") == [tokenizer.bos_token_id, *tokenizer.encode("a", add_special_tokens=False)]
 
 
@@ -132,7 +132,7 @@ def test_eos_comes_from_the_first_file_that_names_it_and_from_the_tokenizer(
     assert Tokenizer.from_folder(folder).eos_token_ids == expected
 
 
-def test_chat_template_lays_out_the_conversation(tmp_path: Path) -> None:
+def test_the_chat_template_renders_the_conversation(tmp_path: Path) -> None:
     tokenizer = byte_level(tmp_path)
     tokens = tokenizer.apply_chat_template(
         [
@@ -185,9 +185,7 @@ def test_a_template_for_tools_alone_is_for_everything(tmp_path: Path) -> None:
         ("{% if tools %}no{% endif %}{{ eos_token }}", "<|im_end|>"),
     ],
 )
-def test_templates_may_use_what_the_ecosystem_gives_them(
-    tmp_path: Path, template: str, expected: str
-) -> None:
+def test_templates_may_use_hugging_face_helpers(tmp_path: Path, template: str, expected: str) -> None:
     tokenizer = byte_level(tmp_path, template)
     tokens = tokenizer.apply_chat_template([{"role": "user", "content": "<ü>"}])
     assert tokenizer.decode(tokens, skip_special_tokens=False) == expected
@@ -217,7 +215,7 @@ def test_odd_templates_of_a_folder_are_no_tracebacks(tmp_path: Path) -> None:
         Tokenizer.from_folder(folder)
 
 
-def test_no_template_is_a_refusal_that_names_chat_template(tmp_path: Path) -> None:
+def test_a_missing_template_is_refused_with_param_chat_template(tmp_path: Path) -> None:
     tokenizer = byte_level(tmp_path, template=None)
     assert not tokenizer.has_chat_template
     with pytest.raises(InvalidRequest, match="chat_template") as caught:

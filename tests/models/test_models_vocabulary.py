@@ -69,7 +69,7 @@ def test_ids_outside_the_vocabulary_have_no_text() -> None:
         assert vocabulary.decode([token]) == ""
 
 
-def test_an_id_that_no_table_can_hold_is_refused() -> None:
+def test_a_huge_token_id_is_refused() -> None:
     backend = tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0, "far": 2**31}, unk_token="[UNK]"))
     with pytest.raises(ModelUnavailable, match="token 2147483648"):
         Vocabulary.of(backend)

@@ -29,7 +29,7 @@ def test_the_package_and_the_build_know_the_same_instruction_sets() -> None:
     assert tuple(VARIANTS) == KNOWN_VARIANTS
 
 
-def test_the_first_compiler_that_works_is_taken(machine: Path) -> None:
+def test_the_first_working_compiler_is_used(machine: Path) -> None:
     make_compiler(machine, "clang")
     make_compiler(machine, "cc", "exit 1")
     make_compiler(machine, "gcc")
@@ -58,7 +58,7 @@ def test_cc_names_the_compiler_with_its_arguments(machine: Path, monkeypatch: py
         ("exit 3", "missing", "not built, because there is no CC=missing"),
     ],
 )  # fmt: skip
-def test_without_a_working_compiler_ziglang_is_asked_for(
+def test_without_a_working_compiler_ziglang_is_required(
     machine: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, chosen: str | None, reason: str
 ) -> None:
     if script:
@@ -70,7 +70,7 @@ def test_without_a_working_compiler_ziglang_is_asked_for(
     assert compiler_requirements() == [ZIGLANG]
 
 
-def test_with_a_compiler_nothing_is_asked_for(machine: Path) -> None:
+def test_with_a_compiler_nothing_else_is_required(machine: Path) -> None:
     make_compiler(machine, "cc")
     assert compiler_requirements() == []
 
@@ -105,7 +105,7 @@ def test_it_can_be_switched_off(machine: Path, tmp_path: Path, monkeypatch: pyte
         compiler_requirements()
 
 
-def test_a_failing_build_says_what_the_compiler_said(
+def test_a_failed_build_reports_the_compilers_output(
     machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = "case $* in *cpu.c*) echo cpu.c:1:1: error: tired >&2; exit 1; esac"
@@ -140,10 +140,10 @@ def test_an_editable_install_has_the_library_in_the_sources(built: Path, tmp_pat
     assert (tree / "src/shoal/native/libshoal.so").read_bytes()[:4] == b"\x7fELF"
 
 
-def test_the_hooks_ask_for_a_compiler_only_where_something_is_built(tmp_path: Path) -> None:
+def test_the_hooks_require_a_compiler_only_if_something_is_built(tmp_path: Path) -> None:
     hooks = ", ".join(f"backend.get_requires_for_build_{what}()" for what in ("wheel", "editable", "sdist"))
-    told = in_tree(make_tree(tmp_path), f"import backend; print([{hooks}])", PATH="")
-    assert told.splitlines()[-1] == str([[ZIGLANG], [ZIGLANG], []])
+    output = in_tree(make_tree(tmp_path), f"import backend; print([{hooks}])", PATH="")
+    assert output.splitlines()[-1] == str([[ZIGLANG], [ZIGLANG], []])
 
 
 def test_a_source_distribution_has_all_that_a_build_needs(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_a_smaller_instruction_set_can_be_chosen(installed: Path, monkeypatch: p
     ("features", "best"),
     [(0, "scalar"), (1, "avx2"), (3, "avx512"), (11, "avx512"), (15, "vnni_bf16"), (31, "amx")],
 )
-def test_an_instruction_set_has_all_before_it(features: int, best: str) -> None:
+def test_an_instruction_set_includes_all_before_it(features: int, best: str) -> None:
     cpu = SimpleNamespace(shoal_cpu_features=lambda: features)
     assert library._supported(cpu)[-1] == best
 
@@ -101,7 +101,7 @@ def test_it_can_be_switched_off(installed: Path, monkeypatch: pytest.MonkeyPatch
         native_status()
 
 
-def test_a_build_that_was_not_made_says_why(installed: Path) -> None:
+def test_a_missing_build_has_a_reason(installed: Path) -> None:
     (installed / "build.json").write_text('{"reason": "this CPU is aarch64"}\n')
     assert_not_in_use("this CPU is aarch64")
 
@@ -142,7 +142,7 @@ def test_installed_without_sources_it_is_used(installed: Path, tmp_path: Path) -
     assert load_native() is not None
 
 
-def test_a_torch_without_the_symbols_is_noticed(
+def test_a_torch_without_the_symbols_is_detected(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
@@ -152,7 +152,7 @@ def test_a_torch_without_the_symbols_is_noticed(
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_as_many_threads_as_torch_has_do_each_task_once(installed: Path, threads: int) -> None:
+def test_torchs_number_of_threads_runs_each_task_once(installed: Path, threads: int) -> None:
     native, before = load_native(), torch.get_num_threads()
     assert native is not None
     done: list[int] = []
@@ -172,9 +172,11 @@ def test_as_many_threads_as_torch_has_do_each_task_once(installed: Path, threads
         torch.set_num_threads(before)
 
 
-def test_asking_for_the_status_does_not_import_torch() -> None:
+def test_the_status_does_not_import_torch() -> None:
     program = (
         "import sys; from shoal.native import native_status; print(native_status(), 'torch' in sys.modules)"
     )
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert told == f"{native_status()} False\n"
+    output = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+    assert output == f"{native_status()} False\n"

@@ -1,6 +1,6 @@
 """The programs in csrc/tests run kernels under sanitizers, on buffers that must not be overrun.
 
-A program includes the kernels that it tests; what these call beside comes from the library, as it was built.
+A program includes the kernels that it tests; other functions that these call come from the built library.
 """
 
 import subprocess
@@ -51,7 +51,7 @@ def run(program: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 @each_variant
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)
-def test_kernels_keep_to_their_buffers(program: Path, native: NativeLibrary, tmp_path: Path) -> None:
+def test_kernels_stay_inside_their_buffers(program: Path, native: NativeLibrary, tmp_path: Path) -> None:
     target = tmp_path / program.stem
     libraries = (LIBRARY, f"-Wl,-rpath,{LIBRARY.parent}", "-lm", "-pthread")
     compile_with(native.variant, program, *libraries, "-o", target)
@@ -69,7 +69,7 @@ def test_kernels_keep_to_their_buffers(program: Path, native: NativeLibrary, tmp
     ],
     ids=["guard", "address", "undefined", "check"],
 )
-def test_mistakes_are_found(mistake: str, complaint: str, tmp_path: Path) -> None:
+def test_the_sanitizers_find_mistakes(mistake: str, complaint: str, tmp_path: Path) -> None:
     program = tmp_path / "mistake.c"
     head = f'#include "{SOURCES}/tests/guard.h"\n'
     program.write_text(head + f"int main(int argc, char **argv) {{ (void)argv; {mistake} return 0; }}\n")

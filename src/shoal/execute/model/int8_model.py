@@ -143,5 +143,5 @@ def _read(file: Path, slots: Sequence[_LinearSlot], memory: HugePages) -> None:
                 slot.put(Int8Weights(inputs, outputs, packed, scales, bias), memory)
     except (OSError, SafetensorError) as error:
         raise ModelUnavailable(
-            f"{file} is damaged ({error}); remove the folder {file.parent}, and it is made anew"
+            f"{file} is damaged ({error}); remove the folder {file.parent}, and it is built again"
         ) from error

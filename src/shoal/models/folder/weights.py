@@ -166,5 +166,5 @@ def open_weights(file: Path, framework: str = "numpy") -> Iterator[Any]:
 
 def _repair(file: Path) -> str:
     if file.is_relative_to(cache_dir()):
-        return f"remove the folder {file.parent}, and the model is fetched anew (`shoal models pull NAME`)"
+        return f"remove the folder {file.parent}, and the model is fetched again (`shoal models pull NAME`)"
     return "copy or download it again"

@@ -27,7 +27,7 @@ def v2(limit: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("inside_container", [False, True])
-def test_limits_of_control_groups_count(tmp_path: Path, inside_container: bool) -> None:
+def test_limits_of_cgroups_v1_count(tmp_path: Path, inside_container: bool) -> None:
     write_group(tmp_path / "proc/self", {"cgroup": "4:cpu,memory:/job/task\n0::/"})
     mount = tmp_path / "sys/fs/cgroup/memory"
     write_group(mount if inside_container else mount / "job", v1(16 * MIB))
@@ -35,7 +35,7 @@ def test_limits_of_control_groups_count(tmp_path: Path, inside_container: bool) 
     assert free_memory_bytes(tmp_path) == 10 * MIB
 
 
-def test_limits_of_the_second_version_count(tmp_path: Path) -> None:
+def test_limits_of_cgroups_v2_count(tmp_path: Path) -> None:
     write_group(tmp_path / "proc/self", {"cgroup": "0::/user.slice/task.scope"})
     mount = tmp_path / "sys/fs/cgroup"
     write_group(mount / "user.slice", v2(26 * MIB))
@@ -45,9 +45,7 @@ def test_limits_of_the_second_version_count(tmp_path: Path) -> None:
     assert free_memory_bytes(tmp_path) == 0
 
 
-def test_without_limits_the_machine_has_the_last_word(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_limits_the_machines_memory_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 7 * MIB}))
     assert free_memory_bytes(tmp_path) == 7 * MIB
     write_group(tmp_path / "proc/self", {"cgroup": "4:memory:/"})

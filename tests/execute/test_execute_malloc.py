@@ -26,6 +26,6 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has the setting")
-def test_freed_memory_is_used_again_without_page_faults() -> None:
+def test_freed_memory_is_reused_without_page_faults() -> None:
     """The 20 steps touch some 100,000 pages; by default between 8,000 and 80,000 of them fault."""
     assert int(subprocess.check_output([sys.executable, "-c", PROGRAM])) < 4_000

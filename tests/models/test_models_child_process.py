@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 
-def test_a_child_ends_with_a_parent_that_has_not_read_what_it_said():
+def test_a_child_ends_with_a_parent_that_has_unread_output():
     ours, its = socket.socketpair()
     program = """
 import os, time
@@ -22,7 +22,7 @@ time.sleep(300)
     assert child.returncode == 1
 
 
-def test_a_module_runs_as_if_started_alone_but_ends_with_its_parent():
+def test_a_module_runs_as_usual_but_ends_with_its_parent():
     code = "import sys; print(repr(sys.stdin.read()), flush=True); import time; time.sleep(300)"
     command = [sys.executable, "-m", "shoal.models.run_child", "timeit", "-n1", "-r1", code]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

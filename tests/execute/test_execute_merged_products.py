@@ -46,7 +46,7 @@ def fast_products() -> FastProductBuilder:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("outputs", [[64], [64, 32, 32], [48, 17], [5, 5]])
 @torch.inference_mode()
-def test_dense_layers_side_by_side(outputs: list[int], dtype: torch.dtype) -> None:
+def test_merged_dense_layers(outputs: list[int], dtype: torch.dtype) -> None:
     linears = make_linears(outputs, dtype)
     x = torch.randn((3, 64), dtype=dtype)
     expected = torch.cat([linear(x) for linear in linears], dim=1)
@@ -66,7 +66,7 @@ def test_gated_dense_layers(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("outputs", [[64], [64, 32, 32], [48, 17]])
 @torch.inference_mode()
-def test_int8_layers_side_by_side(outputs: list[int], grouped: bool) -> None:
+def test_merged_int8_layers(outputs: list[int], grouped: bool) -> None:
     linears = make_int8(outputs, grouped)
     x = torch.randn((3, 64), dtype=torch.bfloat16)
     assert torch.equal(fast_products().merged(linears)(x), SeparateLinears(linears)(x))

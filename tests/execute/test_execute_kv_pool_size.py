@@ -1,4 +1,4 @@
-"""The pool of an engine on a GPU gets what is the engine's, without what it has beside; with a fake GPU."""
+"""The size of an engine's KV pool on a GPU, beside its other memory; with a fake GPU."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ def free_beside(*taken: int) -> int:
     return TOTAL - sum(taken) - len(taken) * CONTEXT - ENGINE.weight_bytes - CONTEXT
 
 
-def test_a_pool_gets_nine_tenths_of_a_gpu_without_what_the_engine_has_beside() -> None:
+def test_a_pool_gets_nine_tenths_of_a_gpu_minus_other_memory_of_the_engine() -> None:
     size = pool_bytes(ENGINE, share=1, total=TOTAL, free=free_beside())
     assert size == pytest.approx(0.9 * TOTAL - CONTEXT - 8 * GIB - GIB - GIB // 4, abs=2)
 
@@ -54,7 +54,7 @@ def test_a_pool_fits_in_what_other_programs_leave() -> None:
     assert pool_bytes(ENGINE, share=0.5, total=TOTAL, free=4 * GIB) < 0
 
 
-def test_what_decodes_gather_is_taken_from_the_pool() -> None:
+def test_gathered_kv_is_subtracted_from_the_pool() -> None:
     free = free_beside()
     alone = pool_bytes(ENGINE, share=1, total=TOTAL, free=free)
     gathering = pool_bytes(replace(ENGINE, gather_share=0.25), share=1, total=TOTAL, free=free)
@@ -81,7 +81,7 @@ def models_on_a_gpu(monkeypatch: pytest.MonkeyPatch, **backends: type[PagedAtten
     return models
 
 
-def test_recorded_decodes_of_many_services_take_no_more_than_those_of_one(
+def test_graphs_of_many_services_take_no_more_than_those_of_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one = models_on_a_gpu(monkeypatch, a=RecordingBackend).default_kv_bytes(1024)
@@ -90,7 +90,7 @@ def test_recorded_decodes_of_many_services_take_no_more_than_those_of_one(
     assert one - three.default_kv_bytes(1024) == pytest.approx(2 * GIB, abs=2)
 
 
-def test_room_for_gathered_keys_is_kept_where_they_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_for_gathered_kv_is_reserved_only_if_it_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
     gathering = models_on_a_gpu(monkeypatch, a=BatchedAttention).default_kv_bytes(1024)
     assert gathering == pytest.approx((0.9 * TOTAL - 2 * GIB) / (1 + 4 / 8), abs=2)
     mixed = models_on_a_gpu(monkeypatch, a=BatchedAttention, b=RecordingBackend).default_kv_bytes(1024)
