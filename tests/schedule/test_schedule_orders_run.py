@@ -7,7 +7,6 @@ from functools import cache
 import pytest
 from schedule_builders import STEP_NS, make_pool, make_request, make_scheduler, run
 
-from crossed import crossed
 from shoal.core import SLO, FinishReason
 from shoal.schedule.policies.orders import (
     ORDERS,

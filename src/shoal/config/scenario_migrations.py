@@ -14,7 +14,7 @@ def engine_link_section() -> Section:
     return section_of(Link, {(Link, "bytes_per_s"): byte_rate()}, {"bytes_per_s": "bandwidth"})
 
 
-def migrations_of(scenario: Scenario, pools: Pools) -> Moving:
+def migrations_of(scenario: Scenario, pools: Pools) -> MigrationSpec:
     """Drains, packing and link; raises ConfigError for a link if the size of KV is unknown."""
     if scenario.link is not None and not pools.sized:
         raise ConfigError(

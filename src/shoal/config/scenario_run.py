@@ -62,7 +62,7 @@ class PreparedRun:
     """Facts for the head of a report, by name."""
     models: Mapping[str, ModelSpec | None]
     """Model by service; None: not known."""
-    moving: Moving
+    migrations: MigrationSpec
     ranks: int = 1
     """Data-parallel ranks; above 1 they are the only engine."""
 
@@ -150,7 +150,7 @@ def prepare(scenario: Scenario) -> PreparedRun:
         requests=requests,
         facts=facts,
         models=models,
-        moving=migrations_of(scenario, pools),
+        migrations=migrations_of(scenario, pools),
         ranks=ranks,
     )
 

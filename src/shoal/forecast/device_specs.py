@@ -1,7 +1,7 @@
 """Data sheets of devices: memory, bandwidth, peak rates, links, and efficiencies of kernels.
 
 The efficiencies of A100-80, H100, H200, L40S and RTX 4090 are fits to measured kernels
-(``benchmarks/latency_models.py --fit``); those of ``cpu`` are fitted to steps of Shoal's engine. Other
+(``benchmarks/latency_models --fit``); those of ``cpu`` are fitted to steps of Shoal's engine. Other
 devices have those of the most similar device.
 """
 

@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import Any, ClassVar
 
 from shoal.frontend.detokenize import StopStrings
-from shoal.models.template_messages import Message
+from shoal.models.chat_template.messages import Message
 from shoal.serve.tools.call_parser import CallParser, NotACall, OutputEnded, Reader
 from shoal.serve.tools.gemma_values import arguments_rules, to_json
 from shoal.serve.tools.lark_rules import arguments_schema, call_schema, json_rule, literal
