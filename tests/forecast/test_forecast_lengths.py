@@ -193,5 +193,5 @@ def test_equal_masses_are_found_where_a_search_finds_them(size, targets):
     at_steps = np.concatenate((targets, cumulative[:-1], np.nextafter(cumulative, 0), [0.0, 1.0]))
     at_steps = np.tile(at_steps, 1 + 1024 // len(at_steps))  # few are searched for
     masses = np.arange(size + 1) / size
-    found = LengthDistribution(lengths, masses, equal_masses=True)._places(at_steps)
+    found = LengthDistribution(lengths, masses, equal_masses=True)._indices(at_steps)
     assert found.tolist() == cumulative.searchsorted(at_steps, side="right").tolist()

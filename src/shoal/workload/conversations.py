@@ -100,7 +100,7 @@ def tokens_by_characters(text: str) -> int:
 
 
 def _elements(path: Path) -> Iterator[tuple[int, Any]]:
-    """The elements of a JSON list each with the line where it begins."""
+    """The elements of a JSON list, each with the line where it begins."""
     with open_text(path) as file:
         text = file.read()
     decode = json.JSONDecoder().raw_decode
