@@ -56,5 +56,5 @@ def test_access_outside_of_tensors_is_an_error(short: str) -> None:
 
 
 def test_two_programs_writing_the_same_address_is_an_error() -> None:
-    with strict_interpreter(), pytest.raises(AssertionError, match="the same place"):
+    with strict_interpreter(), pytest.raises(AssertionError, match="the same address"):
         fill[(2,)](torch.zeros(1))

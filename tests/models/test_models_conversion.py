@@ -10,7 +10,8 @@ from gguf import GGMLQuantizationType
 from at_hand import bundled_model
 from gguf_files import write_tiny_llama
 from shoal.core import ModelUnavailable, ModelUnsupported
-from shoal.models import Tokenizer, conversion, is_quantised, list_models, read_facts, resolve_model
+from shoal.models import Tokenizer, is_quantised, list_models, read_facts, resolve_model
+from shoal.models.conversion import run_conversion
 from shoal.models.download.catalog import BUNDLED
 from shoal.models.download.pull import bundled_folder
 from shoal.models.folder.weights import GROUPS_FILE
@@ -73,16 +74,16 @@ def test_conversions_of_an_earlier_revision_are_repeated(
     empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Path] = []
-    monkeypatch.setattr(conversion, "convert_gguf", lambda file, folder, progress: made.append(file))
+    monkeypatch.setattr(run_conversion, "convert_gguf", lambda file, folder, progress: made.append(file))
     file = tmp_path / "tiny.gguf"
     file.write_bytes(b"")
     with monkeypatch.context() as earlier:
-        earlier.setattr(conversion, "REVISION", conversion.REVISION - 1)
-        before = conversion.converted_gguf(file, silent)
-    after = conversion.converted_gguf(file, silent)
-    assert before != after == conversion.converted_gguf(file, silent)
+        earlier.setattr(run_conversion, "REVISION", run_conversion.REVISION - 1)
+        before = run_conversion.converted_gguf(file, silent)
+    after = run_conversion.converted_gguf(file, silent)
+    assert before != after == run_conversion.converted_gguf(file, silent)
     assert made == [file, file]
-    assert bundled_folder(BUNDLED["smollm2"]).name.endswith(f"-r{conversion.REVISION}")
+    assert bundled_folder(BUNDLED["smollm2"]).name.endswith(f"-r{run_conversion.REVISION}")
 
 
 def test_a_file_that_is_no_gguf_is_explained(empty_cache: Path, tmp_path: Path) -> None:

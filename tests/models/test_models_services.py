@@ -11,11 +11,11 @@ from shoal.core import ConfigError, InvalidRequest, ModelUnavailable, ModelUnsup
 from shoal.models import (
     NoTokenizer,
     check_service,
-    conversion,
     describe_random_model,
     resolve,
     resolve_service,
 )
+from shoal.models.conversion import run_conversion
 
 CONFIG = {
     "model_type": "llama",
@@ -40,7 +40,9 @@ def random_service(model: object) -> Service:
 
 
 def test_config_json_is_enough_for_random_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversion, "start_child", lambda *_, **__: pytest.fail("a tokenizer was converted"))
+    monkeypatch.setattr(
+        run_conversion, "start_child", lambda *_, **__: pytest.fail("a tokenizer was converted")
+    )
     folder = config_folder(tmp_path / "m")
     check_service(random_service(folder))
     assert resolve_service(random_service(folder)) == folder

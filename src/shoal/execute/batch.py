@@ -16,8 +16,6 @@ from shoal.execute.sequences import RunningSequence, SequenceTable
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """The packed batch of one step."""
-
     input_ids: torch.Tensor
     """Token ids [1, tokens]."""
     positions: torch.Tensor

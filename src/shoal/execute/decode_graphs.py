@@ -89,7 +89,6 @@ class DecodeGraphs:
 
     @property
     def sizes(self) -> list[int]:
-        """Numbers of rows that were captured."""
         return sorted(self._graphs)
 
     def run(self, batch: StepBatch) -> torch.Tensor | None:

@@ -24,7 +24,6 @@ class HugePages:
         self._free = torch.empty(0, dtype=torch.uint8)
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A contiguous copy of ``tensor``."""
         if tensor.nbytes > len(self._free):
             self._free = huge_empty(max(CHUNK, tensor.nbytes))
         copy = self._free[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)

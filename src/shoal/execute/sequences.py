@@ -104,7 +104,6 @@ class SequenceTable:
         """Free slots."""
 
     def apply(self, plan: StepPlan) -> None:
-        """Apply the deltas of a plan."""
         for seq_id in plan.left:
             gone = self.sequences.pop(seq_id, None)
             if gone is not None:
@@ -149,7 +148,6 @@ class SequenceTable:
         self.num_blocks[slot] = end
 
     def _add_slots(self) -> None:
-        """Double the number of slots."""
         count = len(self.tables)
         self.tables = np.concatenate([self.tables, np.zeros_like(self.tables)])
         self.num_blocks = np.concatenate([self.num_blocks, np.zeros_like(self.num_blocks)])

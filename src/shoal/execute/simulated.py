@@ -18,7 +18,6 @@ class SimulatedModel:
     """The model of a service in a simulation."""
 
     times: StepTimes
-    """Latency model of its steps."""
     copy_s: float = 0.0
     """Seconds to copy one of its KV blocks between device and host."""
 

@@ -60,7 +60,6 @@ class TorchExecutor:
         library = load_native() if models.device.type == "cpu" else None
         self._sampler = None if library is None else NativeSampler(library)
         self.grammars = GrammarPool({name: _grammar_model(model) for name, model in models.models.items()})
-        """Grammars of structured output."""
         self._masks = GrammarMasks(self.grammars)
         self._graphs: dict[str, DecodeGraphs] = {}
         self._buffers: GraphBuffers | None = None

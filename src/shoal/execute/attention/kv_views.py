@@ -53,7 +53,6 @@ class ServiceCache(ABC):
         self.layers = view.layers
         """Offsets of each layer's keys and values in a block."""
         self.dtype = TORCH_DTYPES[view.shape.dtype]
-        """Dtype of the model's keys and values."""
         self.int8 = view.shape.int8
         """Whether keys and values are stored as int8, so that what is read differs from what was written."""
         self.device = buffer.device

@@ -33,7 +33,6 @@ class GrammarModel:
     """The properties of a model that grammars need."""
 
     folder: Path
-    """Folder of its files."""
     vocab_size: int
     """Number of logits, which may differ from the tokenizer's vocabulary."""
     eos_token_ids: tuple[int, ...]

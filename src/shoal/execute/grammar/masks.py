@@ -25,7 +25,6 @@ class RowMasks:
     """Masks of the allowed tokens of some rows of a step."""
 
     rows: list[int]
-    """The rows."""
     bits: np.ndarray
     """uint32 [len(rows), words]: bit b of word w says whether token 32 * w + b is allowed."""
     failures: dict[int, Failure]
@@ -74,7 +73,6 @@ class GrammarMasks:
         )
 
     def leave(self, numbers: Iterable[int]) -> None:
-        """Forget sequences."""
         for number in numbers:
             request = self._requests.pop(number, None)
             if request is not None and request.worker is not None:

@@ -46,9 +46,7 @@ class Step(msgspec.Struct, array_like=True, frozen=True):
     rows: list[SequenceTokens]
     """The sequences, in the order of the masks in the reply."""
     left: list[int]
-    """Sequences to forget."""
     cpu_s: float
-    """CPU time limit for the reply."""
 
 
 class MaskReply(msgspec.Struct, array_like=True, frozen=True):

@@ -80,11 +80,9 @@ class GrammarPool:
                 self._serve_queue()
 
     def find(self, service: str, grammar: Grammar) -> GrammarWorker | None:
-        """The worker of a leased grammar."""
         return self._workers.get((self._models[service], grammar))
 
     def add_service(self, service: str, model: GrammarModel) -> None:
-        """Register the model of a service."""
         self._models[service] = model
 
     def remove_service(self, service: str) -> None:
@@ -100,7 +98,6 @@ class GrammarPool:
         threading.Thread(target=self._fork_servers.end_unused, name="shoal-grammars", daemon=True).start()
 
     def close(self) -> None:
-        """End all processes."""
         self._models.clear()
         with self._lock:
             workers = list(self._workers.values())

@@ -64,7 +64,6 @@ class MaskRequest:
         self.mask: np.ndarray | None = None
         """uint32 [words]: bit b of word w says whether token 32 * w + b is allowed."""
         self.failure: Failure | None = None
-        """Why there is no mask."""
         self.done = False
 
     def finish(self, mask: np.ndarray | None, failure: Failure | None = None) -> None:
@@ -138,7 +137,6 @@ class GrammarWorker:
         self._inbox.put(None)
 
     def join(self, timeout_s: float) -> None:
-        """Wait until the worker has ended."""
         self._thread.join(timeout_s)
 
     def _run(self) -> None:

@@ -22,9 +22,7 @@ class Int8Weights:
     """The weights of a linear layer as the kernel reads them."""
 
     in_features: int
-    """Without padding."""
     out_features: int
-    """Without padding."""
     packed: torch.Tensor
     """uint8 [panels, inputs / 4, 32, 4], contiguous."""
     scales: torch.Tensor

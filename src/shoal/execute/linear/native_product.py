@@ -50,7 +50,6 @@ class NativeWeights(Protocol):
 
 
 def output_features(parts: Sequence[NativeWeights], activation: Activation) -> int:
-    """Output features of a product of ``parts``."""
     return sum(part.out_features for part in parts[1 if activation else 0 :])
 
 

@@ -24,7 +24,6 @@ class LayerParts:
     """
 
     attention: RecordedCall
-    """Its call of attention."""
     qkv: tuple[Linear, ...]
     o: Linear
     gate: Linear
@@ -51,7 +50,6 @@ class LayerStyle:
     """Properties of a layer that its weights do not show."""
 
     activation: Activation
-    """Activation of the MLP's gate."""
     rotary_interleaved: bool
     """See AttentionStep."""
 

@@ -42,11 +42,9 @@ class RecognisedLayer:
     """A decoder layer that a DecoderLayer can replace, also after its linear layers were replaced."""
 
     parent: nn.Module
-    """Parent module."""
     name: str
     """Attribute of the parent."""
     attention: RecordedCall
-    """Its call of attention."""
     style: LayerStyle
     rotary: RotaryTable | None
     """Source of its cosines and sines; None if that was not observed."""
@@ -73,7 +71,6 @@ def recognise_layers(model: nn.Module, probed: ProbeResult) -> list[RecognisedLa
 
 @torch.inference_mode()
 def fuse_layers(layers: Sequence[RecognisedLayer]) -> Replacements:
-    """Replace recognised layers."""
     replacements, native = Replacements(), load_native()
     if native is None:
         return replacements

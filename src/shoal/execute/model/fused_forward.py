@@ -20,9 +20,7 @@ class RotaryTable:
     module: nn.Module
     """Computes cosines and sines from hidden states and positions."""
     arguments: tuple[Any, ...]
-    """Further positional arguments."""
     keywords: dict[str, Any]
-    """Further keyword arguments."""
 
     def compute(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines [1, tokens, n], in the dtype of x."""

@@ -71,7 +71,6 @@ def _use_cached(slots: Sequence["_LinearSlot"], folder: Path, memory: HugePages)
 
 
 def int8_bytes(model: nn.Module) -> int:
-    """Size of all int8 weights in ``model``."""
     return sum(module.weights.num_bytes for module in model.modules() if isinstance(module, Int8Linear))
 
 
@@ -87,7 +86,6 @@ class _LinearSlot:
 
     @property
     def module(self) -> Any:
-        """The present layer."""
         return getattr(self.parent, self.name)
 
     def put(self, weights: Int8Weights, memory: HugePages) -> None:

@@ -56,7 +56,6 @@ class LoadedModel:
 
     module: Any
     forward: Forward
-    """Runs the model."""
     dtype: torch.dtype
     """Dtype of its weights; int8 if its linear layers have int8 weights."""
     kv_shape: KVShape

@@ -104,7 +104,6 @@ class NativeLayer:
             softcap=attention["softcap"] or 0.0,
         )
         self.address = ctypes.addressof(self.constants)
-        """Address of ``constants``."""
 
     @classmethod
     def from_layer(cls, layer: DecoderLayer) -> Self | None:

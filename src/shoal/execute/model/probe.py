@@ -70,13 +70,11 @@ class ProbeResult:
     """The result of a probe."""
 
     layers: tuple[LayerShape, ...]
-    """KV shape of each layer."""
     prompts: tuple[torch.Tensor, ...]
     """Token ids of the prompts, each [1, length]."""
     logits: torch.Tensor
     """The model's logits for the prompts."""
     dtype: torch.dtype
-    """Dtype of its weights."""
     tolerance: float
     """Largest relative difference of logits from rounding."""
 

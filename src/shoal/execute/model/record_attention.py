@@ -17,11 +17,9 @@ class RecordedCall:
     """A layer's call of attention."""
 
     layer: int
-    """Index of the layer."""
     heads: int
     """Query heads."""
     shape: LayerShape
-    """KV shape."""
     scaling: float | None
     """Factor on the scores; None for key_dim**-0.5."""
     window: int | None
@@ -35,7 +33,6 @@ class RecordingStep(PackedQKV):
     """Causal attention over packed whole prompts; records every call."""
 
     lengths: tuple[int, ...]
-    """Lengths of the prompts."""
     calls: list[RecordedCall] = field(default_factory=list)
     keywords: dict[str, Any] = field(default_factory=dict)
     """Other keywords that were passed with a value."""

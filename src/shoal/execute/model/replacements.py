@@ -18,7 +18,6 @@ class Replacements:
         self.done.append((parent, name, original))
 
     def undo(self) -> None:
-        """Put all originals back."""
         while self.done:
             parent, name, original = self.done.pop()
             setattr(parent, name, original)

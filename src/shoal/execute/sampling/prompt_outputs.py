@@ -30,7 +30,6 @@ class ScoredRow:
     """A row of a step whose prompt tokens are scored."""
 
     row: int
-    """Index in the plan."""
     sequence: RunningSequence
     first: int
     """Position in the prompt of the first scored token."""

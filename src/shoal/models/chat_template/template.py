@@ -40,7 +40,6 @@ class Layout:
     """Tools that the assistant may call, in the format of OpenAI's chat API."""
     documents: Sequence[Mapping[str, Any]] = ()
     variables: Mapping[str, Any] = field(default_factory=dict)
-    """Other template variables."""
     add_generation_prompt: bool = True
     """End with the beginning of the assistant's answer."""
     continue_final_message: bool = False

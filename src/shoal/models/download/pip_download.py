@@ -59,7 +59,6 @@ def fetch_wheel(wheel: Wheel, folder: Path, progress: Progress) -> Path:
 
 
 def sha256_of(file: Path) -> str:
-    """Hexadecimal SHA-256 of a file."""
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 

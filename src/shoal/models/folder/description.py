@@ -29,7 +29,6 @@ class ModelDescription:
     format: str
     """Format of its source: ``gguf``, ``safetensors``, or ``random`` for random weights."""
     parameters: int
-    """Number of parameters."""
     quantisation: str
     """Type of its weights, as GGUF names it: ``Q4_K_M``, ``BF16``."""
     size_bytes: int

@@ -38,7 +38,6 @@ class ModelFacts:
     layers: tuple[LayerFacts, ...]
     """KV shape of each layer, in order."""
     heads: int
-    """Query heads."""
     hidden: int | None
     """Hidden size; None if config.json does not have it."""
 

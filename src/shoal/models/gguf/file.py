@@ -65,7 +65,6 @@ class GgufFile:
                 f"it is one of {parts.contents()} parts; join them (llama.cpp's llama-gguf-split --merge)"
             )
         self.architecture: str = named.contents()
-        """llama.cpp's name of it."""
         prefix = f"{self.architecture}."
         self._fields = reader.fields
         self._values: dict[str, Any] = {

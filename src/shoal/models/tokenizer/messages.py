@@ -20,7 +20,6 @@ class Load(Struct, tag=True, array_like=True, frozen=True):
     """The first request: load a tokenizer."""
 
     file: str
-    """Path of tokenizer.json."""
     digest: str
     """Expected digest of the file, which may have been replaced."""
     bos_token: str | None
@@ -66,7 +65,6 @@ class Tokenized(Struct, tag=True, array_like=True, frozen=True):
     """The reply to ``Tokenize``."""
 
     count: int
-    """Number of tokens."""
     tokens: bytes
     """JSON list of token ids."""
     strings: bytes | None

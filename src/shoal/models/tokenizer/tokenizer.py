@@ -29,7 +29,6 @@ class TokenizerDescription:
 
     file: Path
     special_tokens: Mapping[str, str]
-    """Texts of special tokens by role."""
     eos_token_ids: tuple[int, ...]
     prepend_bos: bool
     """Texts begin with the ``bos_token``, even if the tokenizer itself does not prepend it."""

@@ -36,7 +36,6 @@ class Vocabulary:
     decoder: Decoder | None
     """The library's decoder of pieces; None if pieces are joined with blanks."""
     alphabet: TokenAlphabet
-    """Alphabet of the pieces."""
 
     @classmethod
     def of(cls, backend: tokenizers.Tokenizer) -> Self:
