@@ -132,7 +132,7 @@ def test_changes_wait_for_their_operation(capsys, command, method, path, body):
     assert api.admin["operations/7"] == []
 
 
-def test_what_fails_is_told(capsys):
+def test_a_failed_operation_is_reported(capsys):
     answers = {"services": (202, OPERATION), "operations/7": [FAILED]}
     text, _ = ask(capsys, "services", "add", "smollm2", status=1, **answers)
     assert "downloading" in text
@@ -145,14 +145,14 @@ def test_without_waiting_the_operation_is_printed(capsys):
 
 
 @pytest.mark.parametrize(("refusal", "status"), [(400, 2), (404, 2), (409, 1), (503, 1)])
-def test_what_the_server_refuses_is_told(capsys, refusal, status):
+def test_a_rejected_operation_is_reported(capsys, refusal, status):
     answer = (refusal, {"error": {"message": "it is not to be"}})
     text, _ = ask(capsys, "services", "add", "smollm2", status=status, services=answer)
     assert "it is not to be" in text
 
 
 @pytest.mark.parametrize("pairs", [("quota",), ("=3",), ("quota=3", "quota=4"), ("slo=1", "slo.ttft=2s")])
-def test_wrong_settings_are_noticed_before_anything_is_asked(capsys, pairs):
+def test_wrong_settings_are_rejected_before_a_request(capsys, pairs):
     arguments = [part for pair in pairs for part in ("--set", pair)]
     text, api = ask(capsys, "services", "add", "smollm2", *arguments, status=2)
     assert "--set" in text
@@ -160,7 +160,7 @@ def test_wrong_settings_are_noticed_before_anything_is_asked(capsys, pairs):
 
 
 @pytest.mark.parametrize("what", ["engines", "services"])
-def test_json_is_what_the_server_says(capsys, what):
+def test_json_is_the_response_of_the_server(capsys, what):
     answer = {"data": [READY], "object": "list"}
     text, _ = ask(capsys, what, "list", "--json", **{what: answer})
     assert json.loads(text) == answer
@@ -176,27 +176,27 @@ def test_the_admin_key_comes_from_a_flag_or_the_environment(capsys, monkeypatch)
     assert api.headers[0]["Authorization"] == "Bearer sk-flag"
 
 
-def test_an_admin_key_that_no_header_can_hold_is_told(capsys):
+def test_an_invalid_admin_key_is_rejected(capsys):
     assert run(["services", "list", "--admin-key", "k\u00e4"]) == 2
     error = "a key must be visible ASCII characters without spaces"
     assert capsys.readouterr().err == f"error: {error} (here --admin-key or SHOAL_ADMIN_KEY gives it)\n"
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_server_that_does_not_let_us_says_what_is_missing(capsys, status):
+def test_denied_access_says_what_is_missing(capsys, status):
     refusal = (status, {"error": {"message": "this route needs the admin key"}})
     text, _ = ask(capsys, "engines", "list", status=2, engines=refusal)
     assert "this route needs the admin key" in text
     assert "SHOAL_ADMIN_KEY" in text
 
 
-def test_something_else_that_answers_is_no_server_of_ours(capsys):
+def test_a_response_of_another_server_is_reported(capsys):
     assert "is it a Shoal server?" in ask(capsys, "engines", "list", status=1)[0]
     for answer in ([1], {}, {"data": 3}):
         assert "is it a Shoal server?" in ask(capsys, "services", "list", status=1, services=answer)[0]
 
 
-def test_without_a_server_it_is_told_how_to_start_one(capsys):
+def test_a_missing_server_is_reported_with_how_to_start_one(capsys):
     assert run(["engines", "list", "--url", f"http://127.0.0.1:{free_port()}"]) == 1
     assert "shoal serve smollm2" in capsys.readouterr().err
 
@@ -208,6 +208,6 @@ def test_a_wrong_url_is_named(capsys, url):
 
 
 @pytest.mark.parametrize(("what", "command"), [("services", "remove"), ("engines", "drain")])
-def test_a_name_that_is_not_utf8_is_told(capsys, what, command):
+def test_a_name_that_is_not_utf8_is_rejected(capsys, what, command):
     assert run([what, command, "a\udcff"]) == 2
     assert capsys.readouterr().err == "error: the name 'a\\udcff' is not UTF-8 text\n"

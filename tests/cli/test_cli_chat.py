@@ -58,17 +58,17 @@ def test_a_conversation_keeps_its_history(capsys):
     assert capsys.readouterr().out == "reply 2\nreply 4\n"
 
 
-def test_reset_forgets_all_but_the_system_prompt():
+def test_reset_keeps_only_the_system_prompt():
     seen = chat_with(FakeChatClient(), "one", "/reset", "two", start=[{"role": "system", "content": "s"}])
     assert [message["content"] for message in seen[1]] == ["s", "two"]
 
 
 @pytest.mark.parametrize("word", ["/exit", "/quit"])
-def test_exit_ends_it(word):
+def test_exit_ends_the_chat(word):
     assert len(chat_with(FakeChatClient(), "one", word, "two")) == 1
 
 
-def test_a_refused_message_is_forgotten_and_the_chat_goes_on(capsys):
+def test_a_rejected_message_is_dropped_and_the_chat_continues(capsys):
     seen = chat_with(FakeChatClient(InvalidRequest("too long")), "one", "two", "/help")
     assert [message["content"] for message in seen[1]] == ["two"]
     captured = capsys.readouterr()
@@ -76,7 +76,7 @@ def test_a_refused_message_is_forgotten_and_the_chat_goes_on(capsys):
     assert "/reset" in captured.err
 
 
-def test_ctrl_c_keeps_what_was_said():
+def test_ctrl_c_keeps_the_text_so_far():
     class Interrupted(FakeChatClient):
         async def reply(self, messages, sampling):
             self.seen.append([dict(message) for message in messages])
@@ -114,7 +114,7 @@ def test_chat_names_the_service_of_a_server():
 
 
 @pytest.mark.parametrize(("is_terminal", "status"), [(False, 1), (True, 0)])
-def test_a_script_learns_at_the_end_that_an_answer_failed(is_terminal, status, monkeypatch, capsys):
+def test_a_failed_reply_gives_an_exit_code_without_a_terminal(is_terminal, status, monkeypatch, capsys):
     client, lines = FakeChatClient(InvalidRequest("too long")), iter(["one\n", "two\n", "/exit\n"])
 
     async def connect(*_):
@@ -181,7 +181,7 @@ def test_of_several_api_keys_in_the_environment_the_first_is_sent(monkeypatch):
 
 
 @pytest.mark.parametrize("key", ["k\u00e4", "sk-\udcff"])
-def test_an_api_key_that_no_header_can_hold_is_told(key, monkeypatch, capsys):
+def test_an_invalid_api_key_is_rejected(key, monkeypatch, capsys):
     monkeypatch.setenv("SHOAL_API_KEY", key)
     assert run(["chat", "--url", "http://127.0.0.1:8000"]) == 2
     error = "a key must be visible ASCII characters without spaces"
@@ -205,7 +205,7 @@ def test_a_model_that_cannot_chat_is_refused_before_it_is_loaded(tmp_path, monke
     assert "this model has no chat template" in capsys.readouterr().err
 
 
-def test_a_server_that_is_not_there(capsys):
+def test_a_missing_server_is_reported(capsys):
     assert run(["chat", "--url", f"http://127.0.0.1:{free_port()}"]) == 1
     assert "start one with `shoal serve smollm2`" in capsys.readouterr().err
 
@@ -220,7 +220,7 @@ def test_a_server_that_breaks_off_ends_the_chat(api, monkeypatch, capsys):
     assert "error: " in capsys.readouterr().err
 
 
-def test_what_is_waited_for_may_look_like_markup():
+def test_progress_text_may_look_like_markup():
     console = Console(force_terminal=True, width=120, file=io.StringIO())
     with ProgressDisplay(console) as progress:
         progress.message("loading x[/red]/tiny")

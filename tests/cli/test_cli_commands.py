@@ -115,7 +115,7 @@ def test_generate_numbers_many_outputs_and_writes_json(fake_shoal, tmp_path):
     assert written[1]["outputs"][1] | {"text": "B", "finish_reason": "stop"} == written[1]["outputs"][1]
 
 
-def test_json_on_standard_output_is_alone_there(fake_shoal, tmp_path, monkeypatch):
+def test_json_is_the_only_standard_output(fake_shoal, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = generate("-m", "smollm2", "a", "--json", "-")
     assert [entry["prompt"] for entry in json.loads(result.stdout)] == ["a"]
@@ -146,7 +146,7 @@ def test_generate_reads_lines_from_standard_input(fake_shoal):
 @pytest.mark.parametrize(
     ("name", "text"), [("p.txt", "one\ntwo"), ("p.jsonl", '"one"\n"two"'), ("-", "one\ntwo")]
 )
-def test_a_byte_order_mark_is_no_part_of_the_first_prompt(name, text, fake_shoal, tmp_path, monkeypatch):
+def test_a_byte_order_mark_is_removed(name, text, fake_shoal, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path(name).write_text(text, encoding="utf-8-sig")
     generate("-m", "smollm2", "--file", name, input="\ufeff" + text)
@@ -227,7 +227,7 @@ def test_a_failure_while_running_is_exit_code_1(monkeypatch, capsys):
     assert capsys.readouterr().err == "error: the engine process ended\n"
 
 
-def test_too_few_open_files_are_told_without_a_traceback(monkeypatch, capsys):
+def test_too_few_open_files_are_reported_without_a_traceback(monkeypatch, capsys):
     def fail(**_):
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -246,7 +246,7 @@ def test_help_exists_everywhere(command):
 
 
 @pytest.mark.parametrize("command", ["serve", "generate", "chat", "demo"])
-def test_help_teaches_by_examples(command):
+def test_help_has_examples(command):
     result = runner.invoke(app, [command, "--help"], terminal_width=200)
     assert "Examples:" in result.output
     assert result.output.count(f"shoal {command}") >= 2
@@ -257,7 +257,7 @@ def test_version(arguments):
     assert runner.invoke(app, arguments).output == f"shoal {shoal.__version__}\n"
 
 
-def test_the_version_tells_on_request_what_computes_here(monkeypatch):
+def test_verbose_version_has_kernels_and_cpu(monkeypatch):
     monkeypatch.setenv("SHOAL_NATIVE", "off")
     lines = runner.invoke(app, ["version", "--verbose"]).output.splitlines()
     assert lines[:2] == [f"shoal {shoal.__version__}", "compute  torch only: SHOAL_NATIVE=off"]
@@ -265,7 +265,7 @@ def test_the_version_tells_on_request_what_computes_here(monkeypatch):
     assert describe_cpu() in lines[-1]
 
 
-def test_a_cpu_is_described_by_its_name_and_what_kernels_can_use(tmp_path):
+def test_a_cpu_is_described_by_name_and_features(tmp_path):
     cpuinfo = tmp_path / "cpuinfo"
     assert describe_cpu(cpuinfo) == platform.machine()
     cpu = "model name\t: Fast CPU @ 3 GHz\nflags\t\t: fpu avx512f avx2 avx512_vnni sse2\n\n"
@@ -282,7 +282,7 @@ def test_a_cpu_is_described_by_its_name_and_what_kernels_can_use(tmp_path):
         (["serve", "--no-preempt"], "--preempt-for-waiting never"),
     ],
 )
-def test_a_flag_that_got_another_name_is_refused_with_the_new_one(arguments, new_name):
+def test_a_renamed_flag_is_rejected_with_the_new_name(arguments, new_name):
     result = runner.invoke(app, arguments, terminal_width=200)
     assert result.exit_code == 2
     assert f"is now called {new_name}" in result.output
@@ -364,7 +364,7 @@ def test_ctrl_c_while_importing_is_exit_code_130_without_a_traceback(command, mo
     assert result.stderr == ""
 
 
-def test_sigterm_lets_a_command_clear_up():
+def test_sigterm_lets_a_command_clean_up():
     program = (
         "import os, signal, sys, tempfile, time\n"
         "import shoal.cli.prompts as prompts\n"
@@ -404,7 +404,7 @@ def test_models_list(monkeypatch):
     assert "cache: " in output
 
 
-def test_models_pull_says_what_it_does_once_and_where_it_ends(monkeypatch, tmp_path):
+def test_models_pull_prints_each_task_once_and_the_folder(monkeypatch, tmp_path):
     def pull(name, progress):
         for done in range(3):
             progress(f"downloading {name}", done, 3)
@@ -426,21 +426,21 @@ def test_models_pull_says_what_it_does_once_and_where_it_ends(monkeypatch, tmp_p
         (["chat", "--url", "http://127.0.0.1:99999"], "port must be 0-65535"),
     ],
 )
-def test_odd_values_are_told_in_a_line(arguments, says, capsys):
+def test_invalid_values_are_one_line(arguments, says, capsys):
     assert run(arguments) != 0
     told = capsys.readouterr().err
     assert says in told
     assert "Traceback" not in told
 
 
-def test_prompts_that_nest_too_deeply_are_told_by_their_line(tmp_path, capsys):
+def test_deeply_nested_prompts_are_reported_with_their_line(tmp_path, capsys):
     file = tmp_path / "prompts.jsonl"
     file.write_text("[" * 100_000)
     assert run(["generate", "--model", "smollm2", "--file", str(file)]) != 0
     assert "not valid JSON" in capsys.readouterr().err
 
 
-def test_a_simulated_model_of_wrong_types_is_told(tmp_path, capsys):
+def test_a_simulated_model_with_wrong_types_is_rejected(tmp_path, capsys):
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"hidden_size": "x", "num_attention_heads": 2, "num_hidden_layers": 1}))
     assert run(["simulate", "--model", str(file)]) != 0

@@ -127,7 +127,7 @@ def test_the_counts_are_those_after_the_last_response():
         (FakeApi(break_off="the engine died"), "the engine died"),
     ],
 )
-def test_what_does_not_finish_is_told(api, expected):
+def test_unfinished_requests_are_reported(api, expected):
     with fake_server(api) as url:
         burst = asyncio.run(run_burst(url, demo_prompts(1)))
     report = summarise(burst)
@@ -167,7 +167,7 @@ def engine_card(name, pid, requests):
     return {"name": name, "state": "ready", "pid": pid, "requests": requests}
 
 
-def test_an_engine_is_killed_amid_the_burst(monkeypatch):
+def test_an_engine_is_killed_during_the_burst(monkeypatch):
     killed, go_on = [], threading.Event()
 
     def kill(pid, number):
@@ -199,12 +199,12 @@ def test_an_engine_is_killed_amid_the_burst(monkeypatch):
         ({"data": [engine_card("0", None, 3)]}, "no engine has a request"),
     ],
 )
-def test_an_engine_that_cannot_be_killed_is_told(answer, message):
+def test_a_kill_without_requests_is_reported(answer, message):
     with fake_server(FakeApi(admin={"engines": answer})) as url, pytest.raises(ShoalError, match=message):
         asyncio.run(kill_engine_during(url, lambda: True))
 
 
-def test_a_burst_that_is_over_too_soon_is_told():
+def test_a_burst_that_ends_before_the_kill_is_reported():
     with (
         fake_server(FakeApi(reject={"chat": (400, "no")})) as url,
         pytest.raises(EngineDied, match="was over"),
@@ -255,7 +255,7 @@ def test_attainment_and_normalised_latency_follow_the_definitions():
     assert math.isnan(complete.normalised_latency)
 
 
-def test_the_conclusion_is_a_table_and_json():
+def test_the_report_is_a_table_and_json():
     requests = [make_demo_request(1, CHAT, e2e_s=2.5), make_demo_request(2, COMPLETE, status="failed")]
     burst = Burst(requests, {CHAT: 0.5}, duration_s=2.0)
     console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
@@ -373,7 +373,7 @@ def test_a_server_that_ends_early_shows_what_it_printed():
         server.wait_ready(30)
 
 
-def test_a_server_that_never_gets_ready_is_given_up_and_stopped():
+def test_a_server_that_is_never_ready_is_stopped():
     command = [sys.executable, "-c", SLEEPER, "600"]
     with ServerProcess([], free_port(), command) as server:
         pid = server.pid
@@ -382,7 +382,7 @@ def test_a_server_that_never_gets_ready_is_given_up_and_stopped():
     assert not alive(pid)
 
 
-def test_readiness_is_when_health_answers():
+def test_a_server_is_ready_when_health_is_ok():
     command = [sys.executable, "-c", SLEEPER, "600"]
     with fake_server(FakeApi()) as url, ServerProcess([], int(url.rpartition(":")[2]), command) as server:
         server.wait_ready(30)

@@ -42,7 +42,7 @@ def test_examples_can_be_copied(width: int) -> None:
     assert commands[1][-2:] == ["Why is the sky blue?", "Why is grass green?"]
 
 
-def test_flags_stand_in_groups_with_what_holds_without_them() -> None:
+def test_flags_are_in_groups_with_defaults() -> None:
     text = " ".join(shown("serve", 80).split())
     titles = ["Arguments", "Services and engines", "KV memory", "Scheduler", "Cluster", "Server", "Options"]
     assert sorted(titles, key=lambda title: text.index(f"{title}:")) == titles

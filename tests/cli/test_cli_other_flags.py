@@ -50,7 +50,7 @@ def value_of(ours):
 
 
 @pytest.mark.parametrize("other", ALIASES)
-def test_an_alias_says_what_our_flag_says(other, monkeypatch):
+def test_an_alias_is_equal_to_the_flag(other, monkeypatch):
     for name in ("SHOAL_API_KEY", "SHOAL_ADMIN_KEY"):
         monkeypatch.delenv(name, raising=False)
     ours = ALIASES[other]
@@ -64,7 +64,7 @@ def test_an_alias_says_what_our_flag_says(other, monkeypatch):
 
 
 @pytest.mark.parametrize("other", HINTS)
-def test_a_hint_names_flags_that_there_are(other):
+def test_hints_name_existing_flags(other):
     with pytest.raises(typer.BadParameter) as error:
         parsed(other, "1")
     hint = HINTS[other]
@@ -74,7 +74,7 @@ def test_a_hint_names_flags_that_there_are(other):
         assert not word.startswith("--") or word in OURS or word == "--service", word
 
 
-def test_no_table_hides_a_flag_of_ours_and_aliases_lead_to_flags():
+def test_aliases_hide_no_flag_and_lead_to_flags():
     assert not set(OURS) & (set(ALIASES) | set(HINTS))
     assert not set(ALIASES) & set(HINTS)
     assert set(ALIASES.values()) - {POSITIONAL} <= set(OURS)
@@ -158,7 +158,7 @@ def test_mistakes(served, arguments, message, capsys):
     assert message in told(capsys)
 
 
-def test_values_and_what_comes_behind_two_dashes_are_no_flags(served, capsys):
+def test_values_and_arguments_after_two_dashes_are_not_flags(served, capsys):
     assert run(["serve", "smollm2", "--api-key", "--max-num-seqs"]) == 0
     assert served[0][1].api_keys[0].key == "--max-num-seqs"
     assert run(["serve", "--", "smollm2", "--max-num-seqs"]) in (0, 2)
@@ -208,7 +208,7 @@ def test_a_simulation_of_given_engines_has_the_hints_of_their_memory(command, ot
 
 
 @pytest.mark.parametrize("other", OWN_ALIASES)
-def test_flags_that_servers_lack_are_read_where_a_command_has_them(other):
+def test_flags_of_other_commands_are_read_by_commands_that_have_them(other):
     ours = OWN_ALIASES[other]
     assert other in HINTS
     commands = ("static",) if ours == "--max-batch" else ("simulate", "tune")
@@ -218,7 +218,7 @@ def test_flags_that_servers_lack_are_read_where_a_command_has_them(other):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_no_command_tells_to_write_a_flag_that_it_lacks(command):
+def test_hints_name_only_flags_of_the_command(command):
     flags = flags_of(command)
     for other, says in HINTS.items():
         if hint(other, flags) is not None:
@@ -229,7 +229,7 @@ def test_no_command_tells_to_write_a_flag_that_it_lacks(command):
 @pytest.mark.parametrize(
     "other", ["--temperature", "--enable-sleep-mode", "--pp-size", "--n-gpu-layers", "--ssl-keyfile"]
 )
-def test_what_is_said_of_running_engines_is_not_said_of_simulated_ones(command, other):
+def test_hints_about_running_engines_are_not_for_simulated_ones(command, other):
     assert tried(command, other, "1") == f"No such option: {other}"
 
 
@@ -244,7 +244,7 @@ def test_other_commands_keep_their_own_flags():
         generate.make_context("generate", ["--gpu-memory-utilization", "0.5"])
 
 
-def test_variables_of_other_servers_are_told_to_have_no_effect(served, monkeypatch, capsys):
+def test_variables_of_other_servers_are_reported_as_ignored(served, monkeypatch, capsys):
     assert run(["serve", "smollm2"]) == 0
     assert "no effect" not in capsys.readouterr().err
     for name in VARIABLES:

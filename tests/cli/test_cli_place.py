@@ -82,9 +82,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
     return Compared(json.loads(found.read_text()), out, files, refused)
 
 
-def test_no_placement_that_fits_is_better_and_a_server_reads_what_is_written(
-    compared: Compared, tmp_path: Path
-) -> None:
+def test_the_placement_is_optimal_and_a_server_reads_it(compared: Compared, tmp_path: Path) -> None:
     """Brute force, by the same held-out requests."""
     best, *others = compared.told["placements"]
     assert [each["name"] for each in others] == ["each apart", *compared.files]
@@ -103,16 +101,14 @@ def test_no_placement_that_fits_is_better_and_a_server_reads_what_is_written(
         assert "l40s-0 has no memory for" in done.output + str(done.exception)
 
 
-def test_what_it_writes_can_be_simulated_again_with_the_same_figures(
-    compared: Compared, tmp_path: Path
-) -> None:
+def test_the_written_placement_is_simulated_with_the_same_figures(compared: Compared, tmp_path: Path) -> None:
     again = tmp_path / "again.json"
     assert place(tmp_path, "--compare", str(compared.out), "--json", str(again)).exit_code == 0
     *_, read = json.loads(again.read_text())["placements"]
     assert read == compared.told["placements"][0] | {"name": str(compared.out)}
 
 
-def test_a_file_brings_its_own_scheduler_and_dispatch(tmp_path: Path) -> None:
+def test_a_compared_file_keeps_its_scheduler_and_dispatch(tmp_path: Path) -> None:
     placement = {"chat": ["a100-80-0"], "big": ["a100-80-0"]}
     slow = write_server(
         tmp_path / "slow.yaml",

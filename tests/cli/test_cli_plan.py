@@ -78,7 +78,7 @@ def test_the_plan_reads_back_as_a_server_with_its_devices(planned: Planned) -> N
     assert json.loads(planned.found.read_text())["remarks"] == []
 
 
-def test_what_a_scenario_says_of_its_engines_is_named_as_not_heeded(planned: Planned, tmp_path: Path) -> None:
+def test_ignored_settings_of_engines_are_named(planned: Planned, tmp_path: Path) -> None:
     scenario = tmp_path / "scenario.yaml"
     scenario.write_text("engines: 3\nlatency: {roofline: {device: v100}}\n")
     code, shown = plan(tmp_path, "slo.ttft=1s", "--config", str(scenario))
@@ -87,7 +87,7 @@ def test_what_a_scenario_says_of_its_engines_is_named_as_not_heeded(planned: Pla
     assert "not heeded" not in planned.shown
 
 
-def test_what_is_said_against_a_plan_is_in_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remarks_are_in_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.cli.plan_report.remarks", lambda *_: ["Not confirmed: 80%"])
     out, found = tmp_path / "shoal.yaml", tmp_path / "plan.json"
     code, shown = plan(tmp_path, "slo.ttft=1s", "--out", str(out), "--json", str(found))
@@ -97,13 +97,13 @@ def test_what_is_said_against_a_plan_is_in_its_files(tmp_path: Path, monkeypatch
     assert json.loads(found.read_text())["remarks"] == ["Not confirmed: 80%"]
 
 
-def test_a_model_known_by_its_shape_alone_is_remarked_upon(planned: Planned) -> None:
+def test_a_model_without_known_weights_is_a_remark(planned: Planned) -> None:
     assert "a server does not find llama-3.1-8b" in planned.shown
     assert planned.out.read_text().startswith("# a server does not find llama-3.1-8b")
     assert "kv_memory" in planned.out.read_text()
 
 
-def test_what_no_server_takes_is_refused_before_the_search(tmp_path: Path) -> None:
+def test_an_unservable_plan_is_rejected_before_the_search(tmp_path: Path) -> None:
     (tmp_path / "scenario.yaml").write_text("scheduler: {lengths: oracle}\n")
     flags = ["--config", str(tmp_path / "scenario.yaml"), "--out", str(tmp_path / "shoal.yaml")]
     code, shown = plan(tmp_path, "slo.ttft=1s", *flags)
@@ -129,7 +129,7 @@ def test_a_trace_without_requests_is_refused(tmp_path: Path, text: str) -> None:
         ("{name: own, price: 1, memory: 40GiB, latency: {roofline: {device: a100-40}}}", "write engine: cpu"),
     ],
 )
-def test_kinds_that_no_server_has_are_refused_before_the_search(tmp_path: Path, kind: str, says: str) -> None:
+def test_unservable_kinds_are_rejected_before_the_search(tmp_path: Path, kind: str, says: str) -> None:
     (tmp_path / "devices.yaml").write_text(f"devices: [{kind}]\n")
     arguments = [
         "plan",
@@ -143,7 +143,7 @@ def test_kinds_that_no_server_has_are_refused_before_the_search(tmp_path: Path, 
     assert says in str(done.exception)
 
 
-def test_a_plan_that_later_requests_do_not_confirm_says_so(tmp_path: Path) -> None:
+def test_an_unconfirmed_plan_has_a_remark(tmp_path: Path) -> None:
     demand = build_demand(
         load_scenario(file=_scenario(tmp_path)),
         load_catalogue(tmp_path / "devices.yaml"),
@@ -181,7 +181,7 @@ def test_one_model_in_two_dtypes_is_in_memory_twice(tmp_path: Path) -> None:
     assert memory.left_bytes(["a", "b"], 0, 1) == sum(apart)
 
 
-def test_goals_that_no_fleet_keeps_are_an_error(tmp_path: Path) -> None:
+def test_goals_that_no_fleet_meets_are_an_error(tmp_path: Path) -> None:
     code, shown = plan(tmp_path, "slo.tpot=1ms")
     assert code != 0
     assert "nothing in the catalogue is enough" in shown
@@ -204,7 +204,7 @@ def test_a_kind_without_a_data_sheet_needs_memory_and_times(tmp_path: Path) -> N
         ("search-share", "-1", "below"),
     ],
 )
-def test_what_is_no_share_is_refused_with_its_flag(tmp_path: Path, flag: str, text: str, most: str) -> None:
+def test_invalid_shares_are_rejected_with_the_flag(tmp_path: Path, flag: str, text: str, most: str) -> None:
     code, shown = plan(tmp_path, "slo.ttft=1s", f"--{flag}", text)
     assert code != 0
     assert f"--{flag}: write a share above 0% and {most} 100%, such as 60% or 0.6; got {text}" in shown

@@ -101,7 +101,7 @@ def test_the_picture_is_drawn(profiled):
     assert (profiled[1] / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_missing_matplotlib_is_told_before_anything_is_loaded(monkeypatch, capsys, tmp_path):
+def test_missing_matplotlib_is_reported_before_loading(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert run(["profile", str(tmp_path / "no-model"), "--plot", str(tmp_path / "p.png")]) == 2
     assert "pip install 'shoal[plots]'" in capsys.readouterr().err
@@ -114,17 +114,17 @@ def test_missing_matplotlib_is_told_before_anything_is_loaded(monkeypatch, capsy
         (["profile", "m", "--out", "no/where.json"], "cannot write no/where.json: there is no folder no"),
     ],
 )
-def test_mistakes_are_told_at_once(arguments, expected, capsys):
+def test_mistakes_are_reported_before_loading(arguments, expected, capsys):
     assert run(arguments) == 2
     assert expected in capsys.readouterr().err
 
 
-def test_a_context_too_short_for_the_grid_is_told(model, capsys):
+def test_a_context_too_short_for_the_grid_is_reported(model, capsys):
     assert run(["profile", "--service", f"chat={model},max_model_len=100", "--kv-memory", "8MiB"]) == 2
     assert "chat: no batch of the grid fits: a request can have 100 tokens" in capsys.readouterr().err
 
 
-def test_help_teaches_by_examples():
+def test_help_has_examples():
     result = CliRunner().invoke(app, ["profile", "--help"], terminal_width=200)
     assert "Examples:" in result.output
     assert result.output.count("shoal profile") >= 2
@@ -135,7 +135,7 @@ def test_durations_are_written_as_the_configuration_reads_them(seconds, text):
     assert format_seconds(seconds) == text
 
 
-def test_links_prints_budgets_that_a_configuration_takes(model, tmp_path):
+def test_links_prints_budgets_as_configuration(model, tmp_path):
     file = tmp_path / "shoal.yaml"
     file.write_text(
         f"services: [{{name: chat, model: {model}}}]\nkv_cache: {{memory: 8MiB}}\n"

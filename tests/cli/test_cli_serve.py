@@ -37,7 +37,7 @@ def test_keys_from_a_file_are_joined_with_the_flags(served, tmp_path):
     assert keys(served[0]) == ["two", "one"]
 
 
-def test_without_keys_nobody_needs_one(served, monkeypatch):
+def test_without_keys_requests_need_none(served, monkeypatch):
     monkeypatch.delenv("SHOAL_API_KEY", raising=False)
     assert (
         run(["serve", "smollm2", "--cors-origins", "https://a.org", "--cors-origins", "https://b.org"]) == 0
@@ -80,7 +80,7 @@ def test_the_admin_key_comes_from_a_flag_a_file_or_the_environment(served, monke
     assert "sk-" not in error
 
 
-def test_an_admin_key_file_that_is_not_there(served, tmp_path, capsys, monkeypatch):
+def test_a_missing_admin_key_file_is_rejected(served, tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("SHOAL_ADMIN_KEY", raising=False)
     assert run(["serve", "smollm2", "--admin-key-file", str(tmp_path / "none")]) == 2
     assert "server.admin_key_file: cannot read the key file" in capsys.readouterr().err
@@ -106,7 +106,7 @@ def test_other_commands_run_one_engine(command, capsys):
     assert "devices: write exactly one device for this command, got 2" in capsys.readouterr().err
 
 
-def test_a_key_for_a_service_that_is_not_there_is_found_before_anything_is_loaded(tmp_path, capsys):
+def test_a_key_for_an_unknown_service_is_rejected_before_loading(tmp_path, capsys):
     file = tmp_path / "keys.yaml"
     file.write_text("api_keys: [{name: alice, key: sk-hidden, services: [gpt]}]")
     assert run(["serve", "smollm2", "--port", "0", "--api-key-file", str(file)]) == 2
@@ -135,7 +135,7 @@ def test_the_level_of_the_log_is_a_flag(served, capsys):
         ("sk-\u00e4", "visible ASCII"),
     ],
 )
-def test_a_variable_that_holds_no_key_is_named(served, monkeypatch, capsys, variable, key, value, message):
+def test_an_empty_key_variable_is_named(served, monkeypatch, capsys, variable, key, value, message):
     for name in ("SHOAL_API_KEY", "SHOAL_ADMIN_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(variable, value)
@@ -148,6 +148,6 @@ def test_a_variable_that_holds_no_key_is_named(served, monkeypatch, capsys, vari
     assert not served[1:]
 
 
-def test_an_empty_key_is_refused_where_a_server_is_asked(capsys):
+def test_an_empty_key_is_rejected_by_clients(capsys):
     assert run(["services", "list", "--admin-key", ""]) == 2
     assert "this one is empty (here --admin-key or SHOAL_ADMIN_KEY gives it)" in capsys.readouterr().err

@@ -82,7 +82,7 @@ def test_another_seed_gives_other_bytes(scenario, tmp_path):
     assert first["overall"]["prompt_tokens"] != second["overall"]["prompt_tokens"]
 
 
-def test_single_files_are_written_where_they_are_wanted(scenario, tmp_path):
+def test_single_files_are_written(scenario, tmp_path):
     wanted = [tmp_path / name for name in ("page.html", "steps.json", "figures.json")]
     flags = zip(("--html", "--chrome-trace", "--json"), wanted, strict=True)
     output = simulate("--config", scenario, *(part for pair in flags for part in pair))
@@ -92,7 +92,7 @@ def test_single_files_are_written_where_they_are_wanted(scenario, tmp_path):
     assert '"cat":"step"' in wanted[1].read_text()
 
 
-def test_a_summary_on_standard_output_is_alone_there(scenario):
+def test_the_summary_is_the_only_standard_output(scenario):
     result = runner.invoke(app, ["simulate", "--config", str(scenario), "--json", "-"])
     assert json.loads(result.stdout)["title"] == "tiny"
     assert "times real time" in result.stderr
@@ -109,7 +109,7 @@ def test_a_summary_on_standard_output_is_alone_there(scenario):
         ),
     ],
 )
-def test_what_cannot_be_written_is_said_before_the_run(scenario, flags, says, tmp_path, monkeypatch):
+def test_unwritable_outputs_are_reported_before_the_run(scenario, flags, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     result = runner.invoke(app, ["simulate", "--config", str(scenario), *flags])
@@ -118,7 +118,7 @@ def test_what_cannot_be_written_is_said_before_the_run(scenario, flags, says, tm
     assert "simulating" not in result.output
 
 
-def test_files_are_written_though_nobody_reads_the_tables(scenario, tmp_path):
+def test_files_are_written_if_standard_output_is_closed(scenario, tmp_path):
     """As with ``| head``."""
     out, summary = tmp_path / "out", tmp_path / "summary.json"
     command = [sys.executable, "-m", "shoal.cli", "simulate", "--config", str(scenario)]
@@ -156,7 +156,7 @@ def test_flags_alone_are_enough(tmp_path):
     assert "Engines" in output
 
 
-def test_flags_go_over_the_file(scenario, tmp_path):
+def test_flags_override_the_file(scenario, tmp_path):
     output = simulate("--config", scenario, "--requests", "7", "--preset", "orca")
     assert "7/7" in output
     assert "preset orca" in output
@@ -237,19 +237,19 @@ def test_requests_beyond_the_pool_are_refused_and_counted(tmp_path):
         (["--config", "tiny.yaml", "--device", "h1000"], "--device: latency.roofline.device: device 'h1000'"),
     ],
 )
-def test_mistakes_end_with_a_clear_line(scenario, tmp_path, monkeypatch, capsys, arguments, expected):
+def test_mistakes_are_one_line(scenario, tmp_path, monkeypatch, capsys, arguments, expected):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.csv").write_text("prompt_tokens,output_tokens,arrival_s\n1,1,0\n1,x,0\n")
     assert run(["simulate", *arguments]) == 2
     assert expected in capsys.readouterr().err
 
 
-def test_a_model_without_a_device_is_told_in_flags(capsys):
+def test_a_model_without_a_device_is_reported_by_flags(capsys):
     assert run(["simulate", "--model", "llama-3.1-8b", "--workload", "sharegpt", "--requests", "9"]) == 2
     assert "--model needs a device" in capsys.readouterr().err
 
 
-def test_the_help_teaches():
+def test_help_has_examples_and_panels():
     output = " ".join(simulate("--help").split())
     assert "shoal simulate --model llama-3.1-8b --device a100-80" in output
     assert "--no-skip-ahead" in output
@@ -290,7 +290,7 @@ def test_ctrl_c_ends_a_run_with_the_figures_so_far(
     assert summary["overall"]["requests"] == len(rows)
 
 
-def test_without_standard_error_results_are_still_alone_on_standard_output(scenario):
+def test_results_are_the_only_standard_output_without_standard_error(scenario):
     command = [sys.executable, "-m", "shoal.cli", "simulate", "--config", str(scenario), "--json", "-"]
     closed = ["sh", "-c", 'exec "$@" 2>&-', "sh", *command]
     result = subprocess.run(closed, stdout=subprocess.PIPE, text=True, timeout=120)

@@ -55,7 +55,7 @@ def test_a_run_is_equal_to_itself(folder: Path, tmp_path: Path) -> None:
     assert not list((tmp_path / "out").glob("comparison.*"))
 
 
-def test_the_workload_of_the_file_gives_way_to_the_log(folder: Path) -> None:
+def test_the_log_replaces_the_workload_of_the_file(folder: Path) -> None:
     log = folder / "run" / "requests.jsonl"
     flags = ["--config", folder / "slow.yaml", "--compare", log]
     assert "Measured and simulated, 60 requests" in simulate(*flags)
@@ -99,7 +99,7 @@ def test_an_overhead_is_fitted_and_used(folder: Path, tmp_path: Path) -> None:
     assert max(map(abs, differences)) < 2
 
 
-def test_what_is_fitted_to_one_log_is_compared_with_another(folder: Path, tmp_path: Path) -> None:
+def test_overhead_fitted_to_one_log_is_compared_with_another(folder: Path, tmp_path: Path) -> None:
     lines = (folder / "run" / "requests.jsonl").read_text().splitlines()
     (tmp_path / "half.jsonl").write_text("\n".join(lines[:30]))
     flags = ["--fit-overhead", folder / "run" / "requests.jsonl", "--compare", tmp_path / "half.jsonl"]
@@ -108,7 +108,7 @@ def test_what_is_fitted_to_one_log_is_compared_with_another(folder: Path, tmp_pa
     assert "Measured and simulated, 30 requests" in output
 
 
-def test_a_part_of_a_run_is_fitted_beside_the_rest(folder: Path, tmp_path: Path) -> None:
+def test_a_part_of_a_run_is_fitted_while_all_is_simulated(folder: Path, tmp_path: Path) -> None:
     """Alone it would be simulated faster than it was, and the rest be taken for overhead."""
     log = folder / "run" / "requests.jsonl"
     lines = sorted(log.read_text().splitlines(), key=lambda line: json.loads(line)["arrival_s"])
@@ -148,7 +148,7 @@ def test_a_part_of_a_run_is_fitted_beside_the_rest(folder: Path, tmp_path: Path)
         (["--compare", "log.jsonl", "--config", "clients.yaml"], "leave out workload.clients"),
     ],
 )
-def test_mistakes_end_with_a_clear_line(
+def test_mistakes_are_one_line(
     folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -176,7 +176,7 @@ def test_mistakes_are_one_red_line_and_exit_code_2(arguments, expected, monkeypa
     assert len(captured.err.strip().splitlines()) == 1
 
 
-def test_help_teaches_by_examples_and_names_every_preset():
+def test_help_has_examples_and_every_preset():
     output = runner.invoke(app, ["static", "--help"], terminal_width=200).output
     assert "Examples:" in output
     assert output.count("shoal static") >= 2

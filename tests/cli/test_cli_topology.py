@@ -48,7 +48,7 @@ def test_this_machine_is_shown_and_written(tmp_path: Path) -> None:
     assert piped.stdout == (tmp_path / "c.yaml").read_text()
 
 
-def test_a_driver_without_its_module_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_without_its_module_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shoal.place.topology, "has_nvidia_driver", lambda: True)
     assert "pip install nvidia-ml-py" in runner.invoke(app, ["topology"]).stderr
 
@@ -60,9 +60,7 @@ def test_a_file_is_shown(two: Path) -> None:
         assert text in shown.stdout
 
 
-def test_kinds_that_nobody_knows_are_shown_all_the_same(
-    two: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_kinds_are_shown(two: Path, capsys: pytest.CaptureFixture[str]) -> None:
     two.write_text(TWO.replace("v100", "mine"))
     shown = runner.invoke(app, ["topology", str(two)])
     assert shown.exit_code == 0
@@ -101,7 +99,7 @@ def test_a_model_too_large_for_one_device_is_divided(two: Path) -> None:
         (["-o", "/nowhere/c.yaml"], "there is no folder"),
     ],
 )
-def test_mistakes_are_told(
+def test_mistakes_are_reported(
     arguments: list[str], says: str, two: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["topology", *(argument.format(two=two) for argument in arguments)]) == 2

@@ -53,7 +53,7 @@ def summary(*engines, services=None):
     return " ".join(printed(print_engines, known, engines).split())
 
 
-def test_the_summary_tells_random_weights(tmp_path):
+def test_the_summary_shows_random_weights(tmp_path):
     (tmp_path / "config.json").write_text(
         '{"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 8, "vocab_size": 9,'
         ' "max_position_embeddings": 64}'
@@ -64,7 +64,7 @@ def test_the_summary_tells_random_weights(tmp_path):
     assert "computed in int8, 135 MiB of weights, 2,048 tokens" in text
 
 
-def test_the_summary_says_what_a_service_is_computed_in_and_its_limits():
+def test_the_summary_shows_dtype_and_limits():
     text = summary(engine("0", chat=CHAT))
     assert (
         "chat x[/red]/tiny, computed in int8, 135 MiB of weights, 2,048 tokens a request, KV for 6,144"
@@ -75,7 +75,7 @@ def test_the_summary_says_what_a_service_is_computed_in_and_its_limits():
     assert "engine" not in text
 
 
-def test_what_an_engine_of_an_older_version_does_not_say_is_left_out():
+def test_facts_missing_from_older_engines_are_left_out():
     text = summary(engine("0", chat=replace(CHAT, dtype="", weight_bytes=0)))
     assert "chat x[/red]/tiny, 2,048 tokens a request, KV for 6,144 tokens" in text
 
@@ -90,7 +90,7 @@ def test_of_several_engines_the_summary_has_a_line_each():
     assert "KV for 6,144 + 600 tokens" in text
 
 
-def test_a_service_that_no_engine_has_is_said_to_wait():
+def test_an_unloaded_service_is_shown():
     text = summary(engine("0", chat=CHAT), services=["idle", "chat"])
     assert "idle in the memory of no engine; a request loads it chat x[/red]/tiny" in text
 
@@ -142,6 +142,6 @@ def test_the_example_is_a_request_in_any_shell(chat, path, field, name, keyed):
     assert ("Authorization: Bearer API_KEY" in words) == keyed
 
 
-def test_a_model_that_chats_is_asked_for_a_chat():
+def test_the_example_of_a_chat_model_is_a_chat():
     assert "/v1/chat/completions" in printed(print_addresses, "http://h:1", "a", chats=["a", "b"])
     assert "/v1/completions" in printed(print_addresses, "http://h:1", "c", chats=["a", "b"])

@@ -61,7 +61,7 @@ def test_decodes_are_padded_to_the_longest_rank(folder: Path, order: int) -> Non
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_beside_a_prompt_each_rank_computes_its_own_tokens(folder: Path, order: int) -> None:
+def test_with_a_prompt_ranks_are_not_padded(folder: Path, order: int) -> None:
     times = RankTimes.load(folder, 2, model=EXPERTS, link=LINK)
     first, second = [PROMPT, DECODES[0]][::order]
     found = times.step_time(replace(first, others=(second,)))

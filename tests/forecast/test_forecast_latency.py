@@ -204,7 +204,7 @@ def test_a_profile_survives_its_file(tmp_path):
     assert load_profile(path).padded_form("chat") == PADDED
 
 
-def test_what_a_profile_lacks_is_told():
+def test_missing_parts_of_a_profile_are_reported():
     with pytest.raises(
         ConfigError, match=r"no latency profile of other .* there is: chat \(tensor parallel 1\)"
     ):

@@ -60,7 +60,7 @@ def test_before_training_a_request_is_predicted_to_reach_max_new_tokens():
     assert predictor.predict(request, 0, 321) == 321
 
 
-def test_two_kinds_of_prompt_are_told_apart():
+def test_two_kinds_of_prompts_are_distinguished():
     predictor = trained(two_kinds(200))
     fresh = two_kinds(100, seed=1)
     right = sum(predictor.predict(request, 0, MAXIMUM) == (16 if n == 8 else MAXIMUM) for request, n in fresh)
@@ -152,7 +152,7 @@ def test_what_max_tokens_cut_short_counts_as_predicted():
     assert predictor.accuracy == Accuracy(hits=1, majority=1, samples=1)
 
 
-def test_the_same_stream_gives_the_same_predictions_however_often_somebody_looked():
+def test_predictions_do_not_depend_on_reading_accuracy():
     stream = two_kinds(60)
     twice, once = trained(stream), LearnedLengths(MAXIMUM)
     for request, length in stream:
@@ -165,7 +165,7 @@ def test_the_same_stream_gives_the_same_predictions_however_often_somebody_looke
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 511, 512, 513, 5_000])
-def test_prompts_of_any_length_and_type_can_be_asked_and_learned(length):
+def test_prompts_of_any_length_and_type_can_be_predicted_and_learned(length):
     predictor = LearnedLengths(MAXIMUM, batch=1)
     prompt = list(range(length))
     predictor.record(make_request(prompt), 20)

@@ -108,7 +108,7 @@ def test_execution_times_do_not_age_but_latencies_do():
     assert beyond.execution_s == Spread(2.0, 0.0)
 
 
-def test_attainment_is_none_where_nobody_has_goals():
+def test_attainment_is_none_without_goals():
     monitor = ServiceMonitor()
     finish(monitor, S, met=None)
     assert monitor.snapshot(S).attainment is None

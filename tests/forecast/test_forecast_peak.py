@@ -95,7 +95,7 @@ def test_shared_blocks_without_one_holder(batch, data):
 
 
 @given(batches_with_shared_prefixes(), requests, st.sampled_from([1, 3, 4]))
-def test_a_timeline_with_candidates_is_as_if_all_had_been_there(batch, further, block_size):
+def test_a_timeline_with_candidates_equals_one_of_all_requests(batch, further, block_size):
     """The second draw has everybody's lengths the other way round."""
     _, pairs, sets = batch
     tokens, remaining = columns(pairs + further)
@@ -109,7 +109,7 @@ def test_a_timeline_with_candidates_is_as_if_all_had_been_there(batch, further, 
 
 
 @given(requests, block_sizes)
-def test_a_timeline_can_begin_with_nobody(pairs, block_size):
+def test_a_timeline_may_begin_empty(pairs, block_size):
     tokens, remaining = columns(pairs)
     nobody = Demand(tokens[:0], block_size).timeline(remaining[:, :0])
     peaks = nobody.peak_with_each(tokens, remaining)
@@ -175,6 +175,6 @@ def test_very_long_outputs_are_sorted_too():
     assert peak_of(Demand(tokens, 1), remaining).tolist() == [70_001 + 70_005]
 
 
-def test_nobody_needs_nothing():
+def test_no_requests_need_no_memory():
     nobody = np.zeros((2, 0), dtype=np.int64)
     assert peak_of(Demand(np.zeros(0, dtype=np.int64), 16), nobody).tolist() == [0, 0]

@@ -79,7 +79,7 @@ def test_history_leaves_recording_to_the_owner():
     assert predictor.predict(make_request(), 0, MAXIMUM) == math.ceil((10 + 300) / 2)
 
 
-def test_the_oracle_knows_the_truth_where_there_is_one():
+def test_the_oracle_predicts_the_true_length():
     oracle = make_predictor("oracle", MAXIMUM, history_of([]))
     assert oracle.predict(make_request(true=50), 0, 100) == 50
     assert oracle.predict(make_request(true=50), 49, 100) == 50

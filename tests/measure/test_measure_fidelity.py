@@ -46,7 +46,7 @@ def test_without_requests_there_are_no_figures() -> None:
     assert (found.rows, found.panels()) == ([], [])
 
 
-def test_the_table_is_read_by_people() -> None:
+def test_the_table_has_units() -> None:
     [first, *_] = compared().grid().rows
     assert first == ["TTFT", "mean", "2.50 s", "3.00 s", "+20.0%", "-2.0% +3.0%"]
 

@@ -53,7 +53,7 @@ def test_times_are_exact_to_the_nanosecond(tmp_path):
     assert plain["normalised_latency"] == 1e-9
 
 
-def test_what_is_not_known_is_nothing(tmp_path):
+def test_unknown_values_are_empty(tmp_path):
     rows = [
         refused_row('why, "so"\nhere', slo=SLO(ttft_s=1.0)),
         make_row("one", output=1),
@@ -86,7 +86,7 @@ def test_samples_and_summary(tmp_path):
     assert plain["overall"] == json.loads(json.dumps(summarise(run).to_dict()))["overall"]
 
 
-def test_all_files_come_out_the_same_twice(tmp_path):
+def test_equal_runs_give_equal_files(tmp_path):
     first = write_run(random_run(), tmp_path / "first")
     second = write_run(random_run(), tmp_path / "second")
     assert [path.name for path in first] == [name for name, _ in FORMATS.values()]
@@ -106,13 +106,13 @@ def test_every_file_of_an_empty_run_can_be_read(run, tmp_path):
     assert (tmp_path / "report.html").read_text("utf-8").rstrip().endswith("</html>")
 
 
-def test_unknown_formats_are_told(tmp_path):
+def test_unknown_formats_are_rejected(tmp_path):
     with pytest.raises(ConfigError, match="unknown output format excel, pdf; there are: summary, jsonl, csv"):
         write_run(make_run(), tmp_path / "none", formats=["pdf", "csv", "excel"])
     assert not (tmp_path / "none").exists()
 
 
-def test_a_report_without_matplotlib_is_told_before_anything_is_written(tmp_path, monkeypatch):
+def test_missing_matplotlib_is_reported_before_writing(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'shoal\[plots\]'"):
         write_run(make_run(), tmp_path / "none")
@@ -120,7 +120,7 @@ def test_a_report_without_matplotlib_is_told_before_anything_is_written(tmp_path
     assert len(write_run(make_run(), tmp_path / "some", formats=set(FORMATS) - {"html"})) == len(FORMATS) - 1
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+def test_an_unwritable_folder_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot write the results of a run to"):
         write_run(make_run(), tmp_path / "file")

@@ -42,12 +42,12 @@ def test_an_svg_has_the_words_and_the_points(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["picture.wrong", "missing/picture.png"])
-def test_a_picture_that_cannot_be_written_is_told(name, tmp_path):
+def test_an_unwritable_picture_is_reported(name, tmp_path):
     with pytest.raises(ConfigError, match="cannot write the picture"):
         save_plot(tmp_path / name, [[PANEL]])
 
 
-def test_missing_matplotlib_says_what_to_install(tmp_path, monkeypatch):
+def test_missing_matplotlib_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'shoal\[plots\]'"):
         require_plots()

@@ -54,7 +54,7 @@ def page():
     return report_html(random_run())
 
 
-def test_the_page_is_whole_and_has_every_part(page):
+def test_the_page_has_every_part(page):
     parsed = Page(page)
     assert len(set(parsed.ids)) == len(parsed.ids)
     assert parsed.count["svg"] == parsed.count["figure"] == 10
@@ -110,7 +110,7 @@ def test_names_are_written_as_they_are():
         make_run([make_row(output=1)], samples=[Sample(0, 0, 0, 0, 0.0, 0.0)]),
     ],
 )
-def test_pages_of_next_to_nothing(run):
+def test_pages_of_almost_empty_runs(run):
     text = report_html(run)
     Page(text)
     assert "nan" not in re.sub(r"<style>.*?</style>", "", text, flags=re.DOTALL).lower()

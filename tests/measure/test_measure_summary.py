@@ -70,7 +70,7 @@ def test_answers_that_were_cut_are_counted_and_prompts_that_were_refused_are_not
     assert " cut " not in printed(requests_grid(summarise(make_run(rows[:1]))).to_rich())
 
 
-def test_who_counts_for_the_attainment():
+def test_which_requests_count_for_attainment():
     goal = SLO(e2e_s=10.0)
     rows = [
         make_row("met", slo=goal),

@@ -91,7 +91,7 @@ workload: {lengths: {prompt: 300, output: 60}, rate: 0.3, requests: 400}
 """
 
 
-def test_a_service_that_has_no_room_on_a_fleet_misses_its_goals_there(tmp_path: Path) -> None:
+def test_a_service_that_does_not_fit_misses_its_goals(tmp_path: Path) -> None:
     demand, _ = demand_of(tmp_path, "devices: [{name: l40s, price: 0.9, most: 2}]\n", LARGE)
     found = plan(demand, PlanningOptions(trials=1, processes=1))
     assert found.fleets[1,].attainment == 0
@@ -100,7 +100,7 @@ def test_a_service_that_has_no_room_on_a_fleet_misses_its_goals_there(tmp_path: 
     assert [later.attainment.mean for later in found.one_less] == [0]
 
 
-def test_a_service_of_which_nobody_asks_cannot_be_planned_for(tmp_path: Path) -> None:
+def test_a_service_without_requests_is_rejected(tmp_path: Path) -> None:
     scenario = LARGE.replace("requests: 400", "requests: 400, services: {chat: 1, more: 0}")
     demand, _ = demand_of(tmp_path, GPUS, scenario)
     with pytest.raises(ConfigError, match="service more has none of the 240 requests"):

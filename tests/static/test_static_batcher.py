@@ -111,7 +111,7 @@ def test_a_load_falls_by_the_estimate_of_what_was_finished() -> None:
     assert batcher.completed_ns == (None, 78 * SECOND)
 
 
-def test_the_unfinished_return_behind_those_who_wait() -> None:
+def test_unfinished_requests_return_to_the_end_of_the_pool() -> None:
     batcher = make_batcher(every(1.0, max_batch=2))
     for request in make_requests(10, 10):
         batcher.submit(request)
@@ -221,7 +221,7 @@ def jobs_of(draw: st.DrawFn) -> list[Job]:
 @pytest.mark.parametrize("preset", STATIC_PRESETS)
 @settings(max_examples=examples(8), deadline=None)
 @given(jobs=jobs_of(), workers=st.integers(1, 3), room=st.sampled_from([600, 2_000, 20_000]))
-def test_nobody_is_lost(preset: str, engine: str, jobs: list[Job], workers: int, room: int) -> None:
+def test_no_request_is_lost(preset: str, engine: str, jobs: list[Job], workers: int, room: int) -> None:
     options = static_preset(preset, engine)
     memory = MemoryByRule() if STATIC_ENGINES[engine].by_rule else memory_of(room)
     check(FakeWorkers(options, jobs, workers=workers, memory=memory).to_the_end(), jobs, options, memory)

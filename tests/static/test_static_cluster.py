@@ -186,13 +186,13 @@ def test_ids_must_differ() -> None:
         make_cluster().run([make_request(1), make_request(1)])
 
 
-def test_progress_is_told_of_every_end() -> None:
+def test_progress_is_called_for_every_end() -> None:
     told = []
     make_cluster().run([make_request(i) for i in range(3)], lambda done, total: told.append((done, total)))
     assert told == [(1, 3), (2, 3), (3, 3)]
 
 
-def test_uncertain_times_have_the_spread_that_was_asked_for() -> None:
+def test_uncertain_times_have_the_given_spread() -> None:
     requests = [make_request(i, arrival_ms=1000 * i) for i in range(400)]
     run = make_cluster("so", workers=1, time=UncertainTime(TIME, 0.1, seed=1)).run(requests)
     exact = TIME.serve(1, 5, 4)

@@ -137,7 +137,7 @@ def check(requests: Sequence[Request], outcome) -> None:
 
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("preset", STATIC_PRESETS)
-def test_every_preset_answers_everybody_as_if_alone(preset: str, workers: int) -> None:
+def test_every_preset_gives_the_outputs_of_requests_alone(preset: str, workers: int) -> None:
     requests = [request(i, prompt=1 + (i * 13) % 40, limit=1 + (i * 5) % 30) for i in range(40)]
     outcome = run(engine(preset, workers=workers), requests)
     check(requests, outcome)
@@ -197,7 +197,7 @@ def test_slices_let_the_short_go_and_sls_does_not() -> None:
     assert (whole.slices, sliced.slices) == ({1: 6}, {1: 5, 10: 1})
 
 
-def test_a_failing_batch_fails_its_requests_and_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_batch_fails_only_its_requests(caplog: pytest.LogCaptureFixture) -> None:
     requests = [request(i, 5, 12) for i in range(8)]
     poisoned = replace(requests[3], prompt=[*requests[3].prompt, 299])
     requests[3] = poisoned
@@ -214,7 +214,7 @@ def test_a_failing_batch_fails_its_requests_and_nobody_else(caplog: pytest.LogCa
             assert answer.tokens == tuple(expected_tokens(asked, 12, EOS_EVERY))
 
 
-def test_all_workers_failing_answers_everybody_with_the_reason() -> None:
+def test_if_all_workers_fail_all_requests_get_the_reason() -> None:
     requests = [request(i) for i in range(5)]
     outcome = run(engine("scls", make=lambda: FakeStatic(poison=requests[0].prompt[0])), requests[:1])
     assert [answer.finish_reason for answer in outcome.completions] == [FinishReason.ERROR]

@@ -99,7 +99,9 @@ def test_the_model_s_own_ends_count_where_no_others_are_named(
     assert any(result.ended)
 
 
-def test_a_batch_returns_early_when_everybody_has_ended(folders: dict[str, Path], llama: StaticModel) -> None:
+def test_a_batch_returns_early_when_all_requests_have_ended(
+    folders: dict[str, Path], llama: StaticModel
+) -> None:
     expected = alone(folders["llama"], PROMPTS[2], OUTPUT)
     end = expected[4]
     result = StaticBatchExecutor(llama).run([PROMPTS[2]] * 2, OUTPUT, [OUTPUT, 2], [{end}] * 2)

@@ -282,7 +282,7 @@ def pools(draw: st.DrawFn) -> list[StaticRequest]:
 @EVERY_FORMER
 @settings(max_examples=examples(30), deadline=None)
 @given(pool=pools(), context=contexts())
-def test_everybody_is_in_one_batch_that_fits(
+def test_every_request_is_in_one_batch_that_fits(
     name: str, pool: list[StaticRequest], context: FormingContext
 ) -> None:
     batches = FORMERS[name].form(pool, context)

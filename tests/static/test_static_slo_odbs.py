@@ -129,7 +129,7 @@ def test_read_literally_the_order_is_by_goal_alone() -> None:
 
 
 @given(st.lists(st.floats(0.1, 10), max_size=20), st.integers(1, 8))
-def test_who_has_no_goal_counts_as_the_mean(goals: list[float], largest: int) -> None:
+def test_a_request_without_a_goal_counts_as_the_mean(goals: list[float], largest: int) -> None:
     without = [make_request(number, predicted=50) for number in range(len(goals))]
     with_mean = [make_request(number, predicted=50, slo_s=1.0) for number in range(len(goals))]
     assert formed(SloOdbs(), without, largest) == formed(SloOdbs(), with_mean, largest)

@@ -27,7 +27,7 @@ def gaps_s(process: ArrivalProcess, count: int = 40_000, seed: int = 1) -> np.nd
 
 
 @pytest.mark.parametrize("process", RANDOM)
-def test_rate_and_variation_are_as_asked(process: Poisson | Gamma | Weibull) -> None:
+def test_rate_and_variation_are_as_given(process: Poisson | Gamma | Weibull) -> None:
     gaps = gaps_s(process)
     assert 1 / gaps.mean() == pytest.approx(process.rate, rel=0.05)
     assert gaps.std() / gaps.mean() == pytest.approx(getattr(process, "cv", 1.0), rel=0.06)
@@ -58,7 +58,7 @@ def test_weibull_shape_gives_the_variation_back(cv: float) -> None:
 
 
 @pytest.mark.parametrize("process", [*RANDOM, Uniform(3.0), AtOnce(), Replay(times=tuple(range(0, 900, 3)))])
-def test_times_rise_depend_on_the_seed_alone_and_begin_alike(process: ArrivalProcess) -> None:
+def test_times_are_sorted_and_depend_only_on_the_seed(process: ArrivalProcess) -> None:
     times = process.times_ns(300, 7)
     assert times == sorted(times)
     assert min(times) >= 0
@@ -86,7 +86,7 @@ def test_replay_stretches_and_squeezes() -> None:
 
 
 @given(st.lists(st.integers(0, 10**12), min_size=2, max_size=20), st.floats(0.01, 1000))
-def test_replay_has_the_rate_it_was_asked_for(times: list[int], rate: float) -> None:
+def test_replay_has_the_given_rate(times: list[int], rate: float) -> None:
     times = sorted(times)
     replay = Replay(rate=rate, times=times)
     if times[0] == times[-1]:

@@ -33,7 +33,7 @@ def test_interleaved_conversations(tmp_path: Path) -> None:
     ]
 
 
-def test_sharegpt_without_a_tokenizer_counts_characters_and_says_so(tmp_path: Path) -> None:
+def test_sharegpt_without_a_tokenizer_counts_characters_with_a_note(tmp_path: Path) -> None:
     trace = load_trace(build.write(tmp_path, build.SHAREGPT))
     assert build.lengths(trace.rows) == [(10, 20), (10 + 20 + 1, 2)]
     assert trace.skipped == 1, "an empty answer"

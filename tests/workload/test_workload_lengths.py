@@ -33,7 +33,7 @@ SIDES = [
 
 
 @pytest.mark.parametrize("side", SIDES)
-def test_draws_depend_on_the_seed_alone_and_begin_alike(side: SideDistribution) -> None:
+def test_draws_depend_only_on_the_seed(side: SideDistribution) -> None:
     drawn = side.draw(500, 3)
     assert drawn.dtype == np.int64
     assert len(drawn) == 500

@@ -86,7 +86,7 @@ def test_a_trace_of_more_requests_than_memory_holds_is_refused(
     assert len(load_trace(path, limit=2).rows) == 2
 
 
-def test_so_many_requests_are_not_made() -> None:
+def test_too_many_requests_are_rejected() -> None:
     with pytest.raises(ConfigError, match=r"workload\.requests must be at most 20,000,000"):
         WorkloadOptions(lengths=SMALL, arrivals=Poisson(1.0), requests=10**12)
 
@@ -194,7 +194,7 @@ def test_a_turn_of_a_billion_tokens_is_refused(tmp_path: Path) -> None:
     assert ":2: conversation 0 has 1000000000 tokens with this turn; expected at most 10000000" in error(path)
 
 
-def test_what_was_skipped_is_told(tmp_path: Path) -> None:
+def test_skipped_requests_are_noted(tmp_path: Path) -> None:
     path = build.write(tmp_path, "prompt_tokens,output_tokens\n" + "5,0\n" * 12 + "5,6\n")
     built = build_workload(WorkloadOptions(trace=path, arrivals=Poisson(1.0)), ["a"])
     assert len(built.requests) == 1

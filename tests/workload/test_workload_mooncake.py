@@ -94,7 +94,7 @@ def test_broken_lines_are_named(line: str, problem: str, tmp_path: Path) -> None
         load_trace(build.write(tmp_path, line), "mooncake")
 
 
-def test_missing_hashes_are_told(tmp_path: Path) -> None:
+def test_missing_hashes_are_noted(tmp_path: Path) -> None:
     line = '{"timestamp": 0, "input_length": %d, "output_length": 5, "hash_ids": [0]}\n'
     assert load_trace(build.write(tmp_path, line % 1023)).note == ""
     trace = load_trace(build.write(tmp_path, line % 1024 + line % 600))

@@ -104,7 +104,7 @@ SHORT = '"timestamp": 2.5, "input_length": 5, "output_length": 6'
         ('{"session_id": "a", %s}', "mooncake", 0.0025),
     ],
 )
-def test_members_and_not_lengths_tell_bailian_from_mooncake(
+def test_members_distinguish_bailian_from_mooncake(
     line: str, name: str, arrival_s: float, tmp_path: Path
 ) -> None:
     trace = load_trace(build.write(tmp_path, line % SHORT), from_zero=False)
@@ -130,7 +130,7 @@ NO_ANSWER = '"timestamp": 61.1, "input_length": 40, "output_length": 0'
         (f"{{{NO_ANSWER}}}", "need 'chat_id'"),
     ],
 )
-def test_what_looks_like_bailian_and_lacks_chats_is_told_so(line: str, expected: str, tmp_path: Path) -> None:
+def test_bailian_lines_without_chats_are_rejected(line: str, expected: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         read_trace(build.write(tmp_path, line))
     assert expected in str(error.value).partition("; expected ")[2]
