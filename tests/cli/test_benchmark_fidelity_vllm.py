@@ -1,4 +1,4 @@
-"""`benchmarks.fidelity_vllm` uses the settings of the recorded run, and names missing files."""
+"""The comparison with vLLM's runs reads the settings of a run, and reports missing files."""
 
 import json
 import subprocess

@@ -26,7 +26,7 @@ from shoal.schedule import FcfsStrict
 
 runner = CliRunner()
 GIVEN = {"max_tokens": 128, "stop": (), "n": 1, "ignore_eos": False}
-"""What generate asks for without flags; all else is the service's."""
+"""Sampling parameters of generate without flags; all others are the service's."""
 
 
 def run_cli(*arguments, **options):

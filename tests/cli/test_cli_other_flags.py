@@ -1,4 +1,4 @@
-"""Flags of other servers: read where they mean the same, and told what to write where they do not."""
+"""Flags of other servers: aliases with the same meaning, and hints for others."""
 
 import re
 
@@ -170,7 +170,7 @@ def flags_of(command):
 
 
 def tried(command, *arguments):
-    """What a command reads these arguments as, or what the error says."""
+    """The options that a command reads from these arguments, or the error."""
     needed = ["--devices", "devices.yaml"] if command in ("plan", "place") else []
     try:
         return COMMANDS[command].make_context(command, [*needed, *arguments]).params

@@ -1,4 +1,4 @@
-"""``shoal place``: what it finds is the best of what can be written by hand, and can be served."""
+"""``shoal place``: its placement is the best of all possible ones, and can be served."""
 
 import json
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def place(folder: Path, *flags: str, devices: str = "{name: a100-80, most: 1}, {
 
 
 def write_server(file: Path, placement: dict[str, list[str]], **sections: Any) -> str:
-    """A server's file with that placement, as somebody would write it."""
+    """A server's file with that placement, as written by hand."""
     used = [name for name in DEVICES if any(name in chosen for chosen in placement.values())]
     settings = {
         "devices": [{"device": f"cuda:{at}", "name": name} for at, name in enumerate(used)],

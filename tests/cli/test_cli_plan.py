@@ -1,4 +1,4 @@
-"""``shoal plan``: what it writes can be served, and what it cannot find it says."""
+"""``shoal plan``: its plan can be served, and a missing plan is reported."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Flags of ``shoal serve`` that concern who may use it, and what it logs."""
+"""Flags of ``shoal serve`` for API keys and logging."""
 
 import pytest
 from typer.testing import CliRunner

@@ -1,4 +1,4 @@
-"""``shoal simulate`` beside a measured run, here one that was simulated with an overhead."""
+"""``shoal simulate`` compared with a measured run, here one that was simulated with an overhead."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""``shoal static``: what it asks of static batches, what it prints and writes, what it refuses."""
+"""``shoal static``: its options, its output and files, its errors."""
 
 import json
 import math

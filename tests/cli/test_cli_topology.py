@@ -1,4 +1,4 @@
-"""``shoal topology``: what it shows and writes, and how it maps a model."""
+"""``shoal topology``: its tables and files, and maps of a model."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the host adds to steps: to each, to those with prompt tokens, to each layer of these."""
+"""Host overhead: per step, per step with prompt tokens, per layer of such a step."""
 
 from pathlib import Path
 

@@ -18,7 +18,7 @@ def peak_of(demand, remaining):
 
 
 def simulated_peak(pairs, block_size, per_merged=1, units=1, sets=()):
-    """Step by step: everybody alive grows by a token, then those without remaining tokens leave."""
+    """Step by step: every running request grows by a token, then those without remaining tokens leave."""
     peak = 0
     for step in range(max(remaining for _, remaining in pairs) + 1):
         alive = {at for at, (_, remaining) in enumerate(pairs) if remaining >= step}
@@ -96,7 +96,7 @@ def test_shared_blocks_without_one_holder(batch, data):
 
 @given(batches_with_shared_prefixes(), requests, st.sampled_from([1, 3, 4]))
 def test_a_timeline_with_candidates_equals_one_of_all_requests(batch, further, block_size):
-    """The second draw has everybody's lengths the other way round."""
+    """The second draw has the lengths in reverse order."""
     _, pairs, sets = batch
     tokens, remaining = columns(pairs + further)
     remaining = np.concatenate([remaining, remaining[:, ::-1]])

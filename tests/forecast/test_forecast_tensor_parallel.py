@@ -1,4 +1,4 @@
-"""What devices exchange: the same in a roofline and in layer tables, and the links on record."""
+"""Collectives of tensor parallelism: equal in roofline and layer tables; known links."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A measured run beside its simulation: figures by hand, the table, the picture, the file."""
+"""A measured run and its simulation: figures by hand, the table, the picture, the file."""
 
 import json
 from pathlib import Path

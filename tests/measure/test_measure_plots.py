@@ -1,4 +1,4 @@
-"""Pictures are written where asked, and say what is missing where they cannot be."""
+"""Plots are written; missing libraries and unwritable files are reported."""
 
 import importlib.util
 import struct

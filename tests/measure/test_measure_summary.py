@@ -1,4 +1,4 @@
-"""The figures of a run are those of the formulas, and nothing breaks where there is nothing to tell."""
+"""The figures of a run are those of the formulas, also for empty runs."""
 
 import io
 import json

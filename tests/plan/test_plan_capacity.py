@@ -1,4 +1,4 @@
-"""Plans: the cheapest fleet that is enough, what is known of others, and servers made of it."""
+"""Plans: the cheapest fleet that is enough, and the plans of the fleets that were tried."""
 
 import json
 import subprocess
@@ -124,7 +124,7 @@ class Noisy(_Planner):
 
 
 def test_a_fleet_that_proves_enough_is_taken_though_a_larger_one_seemed_short(tmp_path: Path) -> None:
-    """What a search finds for (0, 2) is better than what it finds for (1, 2): chance, but known now."""
+    """The placement found for (0, 2) is better than that for (1, 2), by chance."""
     demand, _ = demand_of(tmp_path, GPUS, CHAT)
     wanted = PlanningOptions(attainment=0.9, trials=1, processes=1)
     with Workers(demand, 1) as workers:

@@ -43,7 +43,7 @@ def test_where_every_share_ranks_rightly_the_best_wins(losses, least_share, alwa
     outcomes = list(successive_halving(candidates, rounds, evaluate, always=[0] if always else []))
     ranking = sorted(candidates, key=losses.__getitem__)
     for each, outcome in zip(rounds, outcomes, strict=True):
-        # Those who earned their place are the best; one more may be there anyway.
+        # The best candidates go on; the one in ``always`` may be there in addition.
         expected = set(ranking[: each.candidates]) | ({0} if always else set())
         assert list(outcome.candidates) == [at for at in ranking if at in expected]
         assert list(outcome.losses) == sorted(outcome.losses)
@@ -53,7 +53,7 @@ def test_where_every_share_ranks_rightly_the_best_wins(losses, least_share, alwa
 
 
 def test_what_looks_bad_on_little_is_lost():
-    """The method's risk, so that nobody mistakes it for an exhaustive search."""
+    """The method's risk: it is not an exhaustive search."""
     first = {0: 1.0, 1: 2.0, 2: 3.0}
     last = {0: 3.0, 1: 2.0, 2: 1.0}
 

@@ -75,8 +75,8 @@ def test_a_bad_default_is_replaced_by_what_beats_it(tmp_path):
 
 
 def test_a_default_that_nothing_surely_beats_stays(tmp_path):
-    """With room for everybody all schedulers do nearly the same."""
-    text = SCENARIO.replace("rate: 30", "rate: 2").replace("400", "100")
+    """With enough memory for all requests, all schedulers do nearly the same."""
+    text = SCENARIO.replace("rate: 30", "rate: 2")
     run = prepared(tmp_path, text)
     with small_searches():
         tuned = tune(run, HERE)
@@ -85,7 +85,7 @@ def test_a_default_that_nothing_surely_beats_stays(tmp_path):
 
 
 def test_the_luckiest_of_many_equal_schedulers_does_not_replace_the_default(tmp_path, monkeypatch):
-    """What nothing but chance tells apart is changed no more often than the confidence says."""
+    """If only chance distinguishes two schedulers, the default changes no more often than the confidence says."""
     run = prepared(tmp_path)
     changed = 0
     for seed in range(20):

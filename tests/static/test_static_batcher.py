@@ -1,4 +1,4 @@
-"""The global batcher: when it forms batches, whose they are, and that nobody is lost; the presets in it."""
+"""The global batcher: when it forms batches, for which workers, and that no request is lost; presets."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Static batches on a virtual clock: everybody answered once, exact books, the same bytes every time."""
+"""Static batches on a virtual clock: every request answered once, exact accounting, reproducible."""
 
 import json
 from dataclasses import asdict, replace

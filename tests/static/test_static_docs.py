@@ -1,4 +1,4 @@
-"""The page about static batches says what the code has."""
+"""The page about static batches agrees with the code."""
 
 import re
 from pathlib import Path

@@ -117,7 +117,7 @@ def run(made: StaticEngine, requests: Sequence[Request]):
 
 
 def check(requests: Sequence[Request], outcome) -> None:
-    """Every answer is what the request would have said alone, and the books add up."""
+    """Every output is that of the request alone, and the accounting adds up."""
     report = outcome.report
     assert len(outcome.completions) == len(requests)
     for asked, answer in zip(requests, outcome.completions, strict=True):
@@ -157,7 +157,7 @@ def test_any_workload_is_answered_once(shapes, preset, workers, slice_tokens) ->
 
 
 def test_figures_of_a_run_by_hand() -> None:
-    # Three requests, nobody ends by itself: prompts 2, 5, 5; limits 3, 6, 9; slices of 4, one worker.
+    # Three requests without stop tokens: prompts 2, 5, 5; limits 3, 6, 9; slices of 4, one worker.
     requests = [request(i, p, n, ignore_eos=True) for i, (p, n) in enumerate([(2, 3), (5, 6), (5, 9)])]
     report = run(engine("so", workers=1), requests).report
     # Batches: {2, 5, 5} x 4, then {9, 9} x 4 (limits 2 and 5), then {13} x 1.

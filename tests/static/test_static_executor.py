@@ -1,4 +1,4 @@
-"""A static batch says what each of its prompts says alone, whatever padding and slices do."""
+"""Outputs of a static batch are those of its prompts alone, with any padding and slices."""
 
 import shutil
 from dataclasses import replace

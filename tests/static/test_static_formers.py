@@ -1,4 +1,4 @@
-"""Batch formers against brute force, worked examples, and what holds for all of them."""
+"""Batch formers against brute force, worked examples, and properties of all of them."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Requests between batches, the two estimates, offloaders, intervals, and what batches are spent on."""
+"""Requests between batches, the two estimates, offloaders, intervals, and token accounting."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Conversations: the prompt of every answer is all that was said before."""
+"""Conversations: the prompt of every answer is the whole conversation before it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Length distributions against their definitions, and the presets against what they stand for."""
+"""Length distributions against their definitions, and presets against their sources."""
 
 import numpy as np
 import pytest

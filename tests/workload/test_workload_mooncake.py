@@ -1,4 +1,4 @@
-"""What is written is read again."""
+"""Written traces are read back."""
 
 import tempfile
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a scenario says becomes requests."""
+"""Workload options become requests."""
 
 from collections import Counter
 from pathlib import Path

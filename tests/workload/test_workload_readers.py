@@ -1,4 +1,4 @@
-"""Every format: what it says, how it is recognised, and what happens to broken lines."""
+"""Every format: its contents, its detection, and errors of broken lines."""
 
 import gzip
 import json
