@@ -1,4 +1,4 @@
-"""Ranks that divide the experts of every layer: the slowest rank's dense part, then the experts of all tokens."""
+"""Ranks that divide the experts of every layer: the slowest rank, then the experts of all tokens."""
 
 from dataclasses import replace
 from pathlib import Path

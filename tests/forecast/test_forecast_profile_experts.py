@@ -1,4 +1,4 @@
-"""Step times of mixtures of experts from measured tables: the time of the experts, and how often it counts."""
+"""Step times of mixtures of experts from tables: the time of the experts, and how often it counts."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Attention measured by prompt tokens and their key: values of the table at, between and beyond its points."""
+"""Attention measured by prompt tokens and their key: values of the table at, between and beyond points."""
 
 from itertools import pairwise
 from pathlib import Path

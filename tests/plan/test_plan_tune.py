@@ -85,7 +85,7 @@ def test_a_default_that_nothing_surely_beats_stays(tmp_path):
 
 
 def test_the_luckiest_of_many_equal_schedulers_does_not_replace_the_default(tmp_path, monkeypatch):
-    """If only chance distinguishes two schedulers, the default changes no more often than the confidence says."""
+    """If only chance distinguishes two schedulers, the default changes as rarely as the confidence says."""
     run = prepared(tmp_path)
     changed = 0
     for seed in range(20):
