@@ -18,7 +18,10 @@ from shoal.cli.http_client import error_message
 from shoal.core import SLO, EngineDied, RequestRecord, has_goal
 from shoal.core.service import NO_GOALS
 
-_POLL_S = 0.05
+_TIMEOUT = httpx.Timeout(300.0, connect=10.0)
+_POLL_S, _KILL_POLL_S = 0.2, 0.05
+_KILL_STREAMING = 6
+"""Streaming responses at which an engine is killed; in small bursts, a quarter of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ async def kill_engine_during(url: str, is_underway: Callable[[], bool]) -> Kill:
     Raises EngineDied if no engine has a request.
     """
     while not is_underway():
-        await asyncio.sleep(_POLL_S)
+        await asyncio.sleep(_KILL_POLL_S)
     client = AdminClient(url, os.environ.get("SHOAL_ADMIN_KEY"))
     answer = await asyncio.to_thread(client.list, "engines")
     engine = max(answer["data"], key=lambda engine: engine["requests"])
@@ -45,12 +48,6 @@ async def kill_engine_during(url: str, is_underway: Callable[[], bool]) -> Kill:
         raise EngineDied("no engine has a request that it could lose")
     os.kill(engine["pid"], signal.SIGKILL)
     return Kill(engine["name"], engine["pid"], engine["requests"])
-
-
-_TIMEOUT = httpx.Timeout(300.0, connect=10.0)
-_POLL_S = 0.2
-_KILL_STREAMING = 6
-"""Streaming responses at which an engine is killed; in small bursts, a quarter of all."""
 
 
 @dataclass(slots=True)
