@@ -1,5 +1,4 @@
-"""Trace format: request logs of an engine, JSON lines with lengths and times (vLLM's, Shoal's
-requests.jsonl).
+"""Trace format: request logs of an engine, JSON lines with lengths and times (vLLM's and Shoal's).
 
 vLLM's benchmark writes ``input_toks``, ``output_toks`` and ``arrival_time``; some versions also write when
 the engine queued a request (``queued_ts``) and its first and last token (``first_token_ts``,
