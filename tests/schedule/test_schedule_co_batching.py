@@ -125,7 +125,7 @@ def test_the_leader_gets_the_step_that_it_would_get_alone(work, admission, polic
         alone = deepcopy(scheduler)
         for state in alone._services.values():
             state.running._bind()
-        alone._planner._co_batcher.form = lambda leader, scheduled, admitted: []
+        alone._builder._co_batcher.form = lambda leader, scheduled, admitted: []
         expected, plan = schedule(alone, now_ns), schedule(scheduler, now_ns)
         assert (leaders_part(plan) if isinstance(plan, StepPlan) else plan) == expected
         return plan

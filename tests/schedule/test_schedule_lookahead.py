@@ -104,5 +104,5 @@ def test_one_forecast_does_for_several_requests(monkeypatch):
     for _ in range(40):
         scheduler.submit(make_request(4, 5, max_tokens=60), 0)
     assert len(scheduler.schedule(0).joined) == 57 // 2
-    # Of the last 8 the first 4 fit, the next is forecasts_made about once more.
+    # Of the last 8 the first 4 fit, the next is forecast once more.
     assert forecasts_made == [(1, LOOKAHEAD - 1), (8, 8), (16, 8), (24, 8), (28, 4)]

@@ -176,7 +176,7 @@ class DecodeRuns:
         return steps - steps % longest if steps > longest else steps
 
     def _missing_blocks(self, batch: RunningBatch, steps: int) -> IntArray:
-        """Blocks that each row missing to allocate for ``steps`` steps."""
+        """Blocks that each row needs to allocate for ``steps`` steps."""
         spare = batch.num_blocks * self._pool.block_size - batch.num_scheduled
         missing: IntArray = -((spare - steps) // self._pool.block_size)
         return np.maximum(missing, 0, out=missing)

@@ -70,7 +70,7 @@ class WaitForInFlight(Exception):
 class Preemptor:
     """Makes room by compaction and preemption; raises WaitForInFlight if plans in flight must end first.
 
-    If running requests need blocks and none is free, the pool is apply_compaction, or requests are preempted
+    If running requests need blocks and none is free, the pool is compacted, or requests are preempted
     until they fit; the requests that need blocks are candidates, too. A waiting request can preempt only if
     it has starved, or if ``preempt_for_waiting`` allows it (never if its latency goals can no longer be met).
     With slices, no request is preempted inside a slice; if all running requests wait for a slice and none can
