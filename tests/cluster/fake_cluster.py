@@ -44,7 +44,7 @@ class FakeProcess:
     incarnation: int
     core: Engine
     info: EngineInfo
-    """What it tells whoever comes next, once it has loaded."""
+    """Its state for the next server, once it has loaded."""
     loaded: bool = False
     on_message: Callable[[wire.FromEngine], None] | None = None
     alive: bool = True
@@ -103,7 +103,7 @@ class FakeBackend:
     def start_engine(self, engine: str, incarnation: int, config: EngineConfig) -> None:
         self.starts += 1
         core, info = build_fake(config.options, config.folders)
-        core._clock = self.loop.now_ns  # else nobody would ever have waited for long
+        core._clock = self.loop.now_ns  # so that requests wait for long
         if not self.kv_transferable:
             services = {name: replace(service, kv_format="") for name, service in info.services.items()}
             info = replace(info, services=services)

@@ -61,7 +61,7 @@ class Process:
     incarnation: int
     transfer: str = "kv"
     alive: bool = True
-    told: bool = False
+    end_reported: bool = False
     """Whether its end is known."""
     running: dict[str, int] = field(default_factory=dict)
     """Output tokens, by the request's id."""
@@ -79,7 +79,7 @@ class Process:
     """KV that is on its way to it: migration and output tokens."""
 
     def send(self, message: wire.ToEngine) -> None:
-        if not self.told:
+        if not self.end_reported:
             self.to.append(message)
 
     @property
@@ -128,7 +128,7 @@ class World:
         self.call: Call | None = Call()
         self.ends = 0
         """How often the request ended."""
-        self.moves_ended: list[MigrationEnded] = []
+        self.migrations_ended: list[MigrationEnded] = []
         self.sampled: list[int] = []
         """Positions that were sampled, by anybody."""
         self.crashes = 0
@@ -173,7 +173,7 @@ class World:
                 self.taken.add((before.get(name), state))
         for action in actions:
             if isinstance(action, MigrationEnded):
-                self.moves_ended.append(action)
+                self.migrations_ended.append(action)
                 if action.migration in before:
                     self.taken.add((before[action.migration], action.outcome))
 
@@ -212,9 +212,9 @@ class World:
                 found += [("sample", name)] * bool(process.running)
                 found += [("copy", name)] * bool(process.leaving)
                 found += [("join", name)] * bool(self._joinable(process))
-            if not process.told:
+            if not process.end_reported:
                 found += [("hear", name)] * bool(process.back)
-            if not process.alive and not process.told:
+            if not process.alive and not process.end_reported:
                 found.append(("end", name))
             if faults:
                 found += self._faults(name, process)
@@ -289,7 +289,7 @@ class World:
                 self.check()
                 continue
             for name, process in self.engines.items():
-                if process.incarnation > 1 and not process.told and self._loads(name):
+                if process.incarnation > 1 and not process.end_reported and self._loads(name):
                     self.make_ready(name)
                     break
             else:
@@ -315,8 +315,8 @@ class World:
     def check_end(self) -> None:
         """When nothing happens any more."""
         assert self.ends == 1
-        assert self.moves_ended
-        assert len({ended.migration for ended in self.moves_ended}) == len(self.moves_ended)
+        assert self.migrations_ended
+        assert len({ended.migration for ended in self.migrations_ended}) == len(self.migrations_ended)
         for process in self.engines.values():
             assert process.keeps_nothing, process
         assert all(engine.leases == engine.requests == 0 for engine in self.manager.engines)
@@ -442,7 +442,7 @@ class World:
         self.emit(Ended("r", output_tokens))
 
     def _end(self, process: Process) -> None:
-        process.told = True
+        process.end_reported = True
         process.to.clear()
         process.back.clear()
         if self.call is not None and self.call.engine == process.name:

@@ -20,7 +20,7 @@ def attach(address: str) -> None:
     asyncio.run(backend.attach(lambda event: None, {}))
 
 
-def test_engines_run_on_this_machine_unless_told_otherwise():
+def test_the_local_backend_is_the_default():
     assert isinstance(make_backend(ClusterOptions()), LocalBackend)
 
 

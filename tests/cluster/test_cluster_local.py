@@ -100,7 +100,7 @@ def run(scenario):
     asyncio.run(scenario())
 
 
-def test_an_engine_is_started_heard_and_used():
+def test_an_engine_starts_and_serves():
     async def scenario():
         async with attached() as watched:
             loaded = await watched.start()
@@ -188,7 +188,7 @@ def test_a_stopped_engine_is_silent_and_can_be_killed():
     run(scenario)
 
 
-def test_an_executor_that_raises_is_told_with_its_suspects(capfd):
+def test_an_executor_that_raises_is_reported_with_its_suspects(capfd):
     async def scenario():
         async with attached() as watched:
             loaded = await watched.start()
@@ -210,7 +210,7 @@ def test_an_executor_that_raises_is_told_with_its_suspects(capfd):
         ("exit", None, "exit code 3"),
     ],
 )
-def test_an_end_while_loading_is_told(model, failure, reason, capfd):
+def test_an_end_while_loading_is_reported(model, failure, reason, capfd):
     async def scenario():
         async with attached() as watched:
             watched.backend.start_engine("e", 1, config(model))
@@ -261,7 +261,7 @@ def test_without_their_node_all_engines_end_and_the_next_start_has_a_new_one(how
     run(scenario)
 
 
-def test_a_node_that_cannot_be_replaced_is_told_of_every_start(monkeypatch):
+def test_every_start_fails_when_the_node_cannot_be_replaced(monkeypatch):
     async def scenario():
         async with attached() as watched:
             os.kill(watched.backend._link.pid, signal.SIGKILL)
@@ -290,7 +290,7 @@ def test_a_second_server_is_refused_while_one_is_there():
     run(scenario)
 
 
-def test_nodes_of_different_names_know_nothing_of_each_other():
+def test_nodes_of_different_names_are_independent():
     async def scenario():
         async with attached("one") as one, attached("two") as two, attached() as three, attached() as four:
             assert len({watched.backend._link.pid for watched in (one, two, three, four)}) == 4
@@ -392,7 +392,7 @@ def wait_until_gone(path):
 
 
 @pytest.mark.slow
-def test_a_server_with_other_settings_is_told_what_differs(left_behind):
+def test_a_server_with_other_settings_is_refused_with_the_differences(left_behind):
     pids = left_behind()
 
     async def scenario():
@@ -402,7 +402,7 @@ def test_a_server_with_other_settings_is_told_what_differs(left_behind):
 
     run(scenario)
     node = psutil.Process(pids[0]).parent()
-    node.terminate()  # nobody uses it
+    node.terminate()  # no server uses it
     wait_until_gone(folder_path("left"))
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
@@ -415,7 +415,7 @@ async def half_attached(name):
     return backend
 
 
-def test_a_node_without_engines_waits_for_nobody():
+def test_a_node_without_engines_ends_with_its_server():
     async def scenario():
         first = await half_attached("empty")
         async with asyncio.timeout(TIMEOUT_S):
@@ -441,7 +441,7 @@ def test_a_server_of_another_version_is_refused(monkeypatch):
     run(scenario)
 
 
-def test_a_node_that_hangs_is_replaced_with_its_engines(monkeypatch, caplog):
+def test_a_hung_node_is_replaced_with_its_engines(monkeypatch, caplog):
     monkeypatch.setattr("shoal.cluster.backends.local._ANSWER_TIMEOUT_S", 1.0)
 
     async def scenario():
@@ -461,7 +461,7 @@ def test_a_node_that_hangs_is_replaced_with_its_engines(monkeypatch, caplog):
     run(scenario)
 
 
-def test_a_process_that_hangs_and_is_no_node_of_ours_is_left_alone(monkeypatch):
+def test_a_hung_process_that_is_not_a_node_is_not_killed(monkeypatch):
     monkeypatch.setattr("shoal.cluster.backends.local._ANSWER_TIMEOUT_S", 0.1)
 
     async def scenario():
@@ -483,7 +483,7 @@ def test_a_process_that_hangs_and_is_no_node_of_ours_is_left_alone(monkeypatch):
     run(scenario)
 
 
-def test_an_error_of_who_is_told_ends_nothing():
+def test_an_error_in_the_callback_does_not_end_the_reading():
     async def scenario():
         errors = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
@@ -529,7 +529,7 @@ def test_a_node_ends_if_the_process_that_started_it_never_used_it(nothing_left):
     assert os.listdir(nothing_left) == []
 
 
-def test_folders_of_others_are_not_used(nothing_left):
+def test_folders_of_other_users_are_not_used(nothing_left):
     path = folder_path("mine")
     path.mkdir()
     path.chmod(0o755)

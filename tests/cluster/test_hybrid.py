@@ -87,7 +87,7 @@ def overspent(moves: Sequence[tuple[MigrationCandidate, MigrationMethod]], limit
 
 @given(wanted=wanted_moves, engine=budgets, host=budgets, prefill=budgets)
 @settings(max_examples=examples(400))
-def test_each_move_takes_the_first_method_that_fits_behind_those_that_go_first(
+def test_each_migration_takes_the_first_method_within_the_remaining_budgets(
     wanted: list[MigrationCandidate], engine: int | None, host: int | None, prefill: int | None
 ) -> None:
     limits = MigrationBudgets(engine, host, prefill)
@@ -126,13 +126,13 @@ def test_links_between_hosts_are_spent_only_between_hosts() -> None:
     ]
 
 
-def test_who_relieves_an_engine_goes_first_and_small_ones_pass_large_ones() -> None:
+def test_relieving_migrations_go_first_and_small_ones_pass_large_ones() -> None:
     wanted = [want("early", kv_bytes=3), want("large", kv_bytes=6), want("relief", kv_bytes=5, relieves=True)]
     chosen = choose_methods(wanted, EpochSpending(MigrationBudgets(8, None, 0)))
     assert chosen == {"relief": LIVE, "early": LIVE}
 
 
-def test_without_budgets_everything_moves_with_its_kv_if_that_can_be_moved() -> None:
+def test_without_budgets_every_migration_sends_kv_if_possible() -> None:
     wanted = [want("kv", kv_bytes=1 << 60), want("tokens", tokens=1 << 60, kv_transferable=False)]
     chosen = choose_methods(wanted, EpochSpending(MigrationBudgets()))
     assert chosen == {"kv": LIVE, "tokens": TOKENS}

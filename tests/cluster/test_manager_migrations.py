@@ -48,7 +48,7 @@ def ends(actions: list[ClusterAction]) -> list[tuple[MigrationOutcome, str]]:
     return [(each.outcome, each.why) for each in actions if isinstance(each, MigrationEnded)]
 
 
-def test_a_live_move_step_by_step() -> None:
+def test_a_live_migration_step_by_step() -> None:
     bench = bench_of("e0", "e1")
     bench.submit("r0")
     assert bench.emit(MigrationWanted("r0", None, MigrationMethod.LIVE)) == [Reserve("r0m1", "r0", "e1")]
@@ -118,7 +118,7 @@ def test_nothing_is_committed_to_a_destination_that_is_drained_meanwhile() -> No
     assert bench.manager.owner("r0") == "e0"
 
 
-def test_who_makes_no_progress_is_not_waited_for() -> None:
+def test_a_migration_without_progress_is_aborted() -> None:
     bench = moving(1)
     assert bench.wait(9.75, ("e0", 1), ("e1", 1)) == []
     actions = bench.wait(0.25, ("e0", 1), ("e1", 1))
@@ -140,7 +140,7 @@ def test_kv_goes_to_an_engine_of_the_same_format_if_there_is_one() -> None:
     assert (withdrawn, sent) == (Withdraw("r1"), Dispatch("r1", "e0", 1, 2))
 
 
-def test_a_drain_moves_four_at_a_time_and_tries_again_a_second_later() -> None:
+def test_a_drain_migrates_four_requests_at_a_time_and_retries_after_a_second() -> None:
     bench = bench_of("e0")
     for number in range(6):
         bench.submit(f"r{number}")

@@ -114,7 +114,7 @@ def test_a_request_that_no_engine_could_hold_gets_one_of_its_own() -> None:
     assert epoch(bench, r0=1, r1=3, r2=1) == []
 
 
-def test_growth_moves_a_request_with_its_kv() -> None:
+def test_growth_migrates_a_request_with_its_kv() -> None:
     bench = packing_bench("e0", "e1", dispatch="mell")
     place(bench, r0=60, r1=30)
     assert epoch(bench, r0=1, r1=1) == []
@@ -125,7 +125,7 @@ def test_growth_moves_a_request_with_its_kv() -> None:
     assert withdrawals(bench) == {"e0": 0, "e1": 0}
 
 
-def test_a_request_moves_by_its_tokens_where_its_kv_cannot() -> None:
+def test_a_request_migrates_by_tokens_where_its_kv_cannot() -> None:
     bench = packing_bench("e0", "e1", dispatch="mell", kv_format="")
     place(bench, r0=60, r1=30)
     epoch(bench, r0=1, r1=1)
@@ -142,7 +142,7 @@ def test_a_request_moves_by_its_tokens_where_its_kv_cannot() -> None:
         ({"engine_bytes": 309, "prefill_tokens": 30}, "stays"),
     ],
 )
-def test_moves_keep_to_their_budgets(budgets: dict[str, int], moves: str) -> None:
+def test_migrations_stay_within_their_budgets(budgets: dict[str, int], moves: str) -> None:
     bench = packing_bench("e0", "e1", dispatch="mell", **budgets)
     place(bench, r0=60, r1=30)
     epoch(bench, r0=1, r1=1)
@@ -154,7 +154,7 @@ def test_moves_keep_to_their_budgets(budgets: dict[str, int], moves: str) -> Non
 
 
 @pytest.mark.parametrize(("host", "migrates"), [("h", True), ("", False)])
-def test_the_budget_of_a_host_is_for_moves_to_others(host: str, migrates: bool) -> None:
+def test_the_budget_of_a_host_is_for_migrations_to_other_hosts(host: str, migrates: bool) -> None:
     bench = packing_bench("e0", "e1", dispatch="mell", host=host, host_bytes=0, prefill_tokens=0)
     place(bench, r0=60, r1=30)
     epoch(bench, r0=1, r1=1)
@@ -162,7 +162,7 @@ def test_the_budget_of_a_host_is_for_moves_to_others(host: str, migrates: bool) 
 
 
 @pytest.mark.parametrize(("quiet", "moves"), [(0, {"r2": "e0"}), (4, {"r1": "e0"})])
-def test_who_moved_is_left_alone_for_five_epochs(quiet: int, moves: dict[str, str]) -> None:
+def test_a_request_does_not_migrate_twice_in_five_epochs(quiet: int, moves: dict[str, str]) -> None:
     bench = packing_bench("e0", "e1", dispatch="mell", kv_format="")
     place(bench, r0=60, r1=30)
     epoch(bench, r0=1, r1=1)
@@ -176,7 +176,7 @@ def test_who_moved_is_left_alone_for_five_epochs(quiet: int, moves: dict[str, st
     assert engines_of(epoch(bench, r1=9, r2=2)) == moves
 
 
-def test_who_has_no_room_anywhere_is_withdrawn_and_comes_back() -> None:
+def test_a_request_without_room_is_withdrawn_and_resumed_later() -> None:
     bench = packing_bench("e0", "e1")
     assert place(bench, r0=80, r1=80, r2=15) == {"r0": "e0", "r1": "e1", "r2": "e0"}
     epoch(bench, r0=1, r1=1, r2=0)
@@ -186,7 +186,7 @@ def test_who_has_no_room_anywhere_is_withdrawn_and_comes_back() -> None:
     assert bench.end("r1") == [Dispatch("r2", "e1", 1, 2)]
 
 
-def test_a_move_that_was_declined_leaves_the_request_where_it_was() -> None:
+def test_a_declined_migration_leaves_the_request_where_it_was() -> None:
     bench = packing_bench("e0", "e1", dispatch="mell")
     place(bench, r0=60, r1=30)
     epoch(bench, r0=1, r1=1)
@@ -197,7 +197,7 @@ def test_a_move_that_was_declined_leaves_the_request_where_it_was() -> None:
     assert place(bench, r2=95) == {"r2": "e1"}
 
 
-def test_a_request_on_its_way_counts_where_it_goes() -> None:
+def test_a_migrating_request_counts_at_its_destination() -> None:
     bench = packing_bench("e0", "e1", dispatch="mell")
     place(bench, r0=60, r1=30)
     epoch(bench, r0=1, r1=1)
@@ -206,7 +206,7 @@ def test_a_request_on_its_way_counts_where_it_goes() -> None:
     assert place(bench, r3=1) == {}, "it waits behind r2"
 
 
-def test_moves_that_others_want_are_followed() -> None:
+def test_migrations_by_administrators_are_followed() -> None:
     bench = packing_bench("e0", "e1")
     place(bench, r0=40, r1=40)
     bench.emit(
@@ -241,7 +241,7 @@ def test_engines_that_do_not_say_what_they_have_hold_everything() -> None:
     assert set(place(bench, **{f"r{number}": 10_000 for number in range(50)}).values()) == {"e0"}
 
 
-def test_policies_do_not_care_for_epochs() -> None:
+def test_policies_ignore_epochs() -> None:
     bench = Bench()
     bench.add("e0")
     bench.submit("r0")
@@ -357,7 +357,7 @@ def test_services_take_turns_by_the_order_of_submission() -> None:
     ]
 
 
-def test_who_waited_long_for_room_is_not_passed_any_more() -> None:
+def test_a_request_that_has_waited_long_for_room_is_not_bypassed() -> None:
     bench = packing_bench("e0", "e1")
     place(bench, r0=50, r1=60)
     assert place(bench, big=95) == {}
@@ -368,7 +368,7 @@ def test_who_waited_long_for_room_is_not_passed_any_more() -> None:
     assert engines_of(bench.end("r1")) == {"big": "e1", "b1": "e0"}
 
 
-def test_nobody_is_withdrawn_for_a_move_that_is_not_made() -> None:
+def test_nothing_is_withdrawn_for_a_migration_that_does_not_start() -> None:
     bench = packing_bench("e0", "e1", dispatch="mell-eager", engine_bytes=0, prefill_tokens=0)
     prompts = {"r0": 35, "r1": 40, "r2": 20, "r3": 55, "r4": 70, "r5": 8, "r6": 40, "r7": 8}
     place(bench, **prompts)
@@ -396,7 +396,7 @@ def test_kv_that_was_lost_is_not_sent_again_but_budgeted_as_tokens() -> None:
     assert not any(isinstance(each, Withdraw) and each.request == "r1" for each in later)
 
 
-def test_another_relieves_an_engine_where_the_first_was_declined() -> None:
+def test_another_request_relieves_an_engine_after_a_declined_migration() -> None:
     bench = packing_bench("e0", "e1", "e2", dispatch="mell")
     place(bench, r0=60, r1=30)
     epoch(bench, r0=1, r1=1)
@@ -407,10 +407,10 @@ def test_another_relieves_an_engine_where_the_first_was_declined() -> None:
 
 
 def test_an_engine_that_has_room_again_is_not_relieved_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[MigrationCandidate] = []
+    candidates: list[MigrationCandidate] = []
 
     def note(wanted: Sequence[MigrationCandidate], spending: EpochSpending) -> dict[str, MigrationMethod]:
-        told.extend(wanted)
+        candidates.extend(wanted)
         return choose_methods(wanted, spending)
 
     monkeypatch.setattr(repacking, "choose_methods", note)
@@ -419,16 +419,16 @@ def test_an_engine_that_has_room_again_is_not_relieved_first(monkeypatch: pytest
     epoch(bench, dead=0, p=0, q=0, t=0, z=0)
     bench.end("z")
     bench.end("dead")
-    told.clear()
+    candidates.clear()
     epoch(bench, p=5, q=5, t=1)
-    assert told
-    assert not any(move.relieves for move in told)
+    assert candidates
+    assert not any(move.relieves for move in candidates)
     mell = packing_bench("e0", "e1", dispatch="mell")
     place(mell, r0=60, r1=30)
     epoch(mell, r0=1, r1=1)
-    told.clear()
+    candidates.clear()
     epoch(mell, r0=7, r1=1)
-    assert [move.relieves for move in told] == [True]
+    assert [move.relieves for move in candidates] == [True]
 
 
 def test_engines_that_came_since_the_last_epoch_are_on_their_hosts() -> None:

@@ -108,7 +108,7 @@ class ModelEngine:
 
 
 @dataclass
-class ModelMove:
+class ModelMigration:
     """A migration with KV that is not over."""
 
     request: str
@@ -140,7 +140,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.known: set[str] = set()
         """Engines that said how large they are."""
         self.messages: list[ClusterEvent] = []
-        self.migrations: dict[str, ModelMove] = {}
+        self.migrations: dict[str, ModelMigration] = {}
         self.begun: set[str] = set()
         self.numbers = 0
         self.emit(Ticked())
@@ -155,7 +155,7 @@ class ManagerMachine(RuleBasedStateMachine):
         ahead=st.integers(1, 3),
     )
     def administer(self, engine: str, change: str, ahead: int) -> None:
-        """An operator changes which engines are wanted; an engine may be found that nobody stopped."""
+        """An operator changes which engines are wanted; an engine may be found running."""
         if change == "add":
             self.emit(EngineAdded(engine, SERVICES[engine]))
         elif change == "find" and engine not in self.engines:
@@ -182,9 +182,9 @@ class ManagerMachine(RuleBasedStateMachine):
         self.numbers += 1
         prompt = 10 * choices
         self.requests[name] = ModelRequest(service, prompt + most, waits_since_ns=self.now_ns)
-        told = Submitted(name, service, prompt, most, choices, (family, 10 + self.numbers))
-        self.emit(told)
-        assert self.manager.handle(told, self.now_ns) == []
+        submitted = Submitted(name, service, prompt, most, choices, (family, 10 + self.numbers))
+        self.emit(submitted)
+        assert self.manager.handle(submitted, self.now_ns) == []
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data(), output=st.none() | st.integers(0, 30))
@@ -311,7 +311,7 @@ class ManagerMachine(RuleBasedStateMachine):
             for each in waiting:
                 able = self.able(each)
                 if self.packs:
-                    # The largest has room for everybody when it is idle.
+                    # The largest has room for every request when it is idle.
                     able = [name for name in able if KV_TOKENS[name] == largest and self.is_idle(name)]
                 assert each.alone or len(able) <= alone
         for each in self.manager.engines:
@@ -509,7 +509,7 @@ class ManagerMachine(RuleBasedStateMachine):
             assert not each.deaths
             assert not each.alone
             self.begun.add(action.migration)
-            self.migrations[action.migration] = ModelMove(action.request, source, target, target)
+            self.migrations[action.migration] = ModelMigration(action.request, source, target, target)
             answers = MigrationReserved(action.migration), MigrationDeclined(action.migration, "no room")
             self.messages += answers
             return

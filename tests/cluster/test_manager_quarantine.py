@@ -66,7 +66,7 @@ def test_progress_takes_deaths_back() -> None:
         bench.progress("r0")
 
 
-def test_deaths_of_others_blame_nobody() -> None:
+def test_deaths_of_other_engines_do_not_make_suspects() -> None:
     bench = Bench(ClusterOptions(wait_for_engine_s=1000))
     bench.add("e0")
     bench.submit("r0")

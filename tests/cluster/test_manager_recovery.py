@@ -95,7 +95,7 @@ def test_waits_between_starts_grow_until_one_works_out() -> None:
     assert bench.manager.engines[0].restarts == 7
 
 
-def test_a_silent_engine_is_killed_once_and_its_requests_move_when_it_is_gone() -> None:
+def test_a_silent_engine_is_killed_once_and_its_requests_resume_when_it_is_gone() -> None:
     bench = Bench()
     bench.add("e0", "e1")
     bench.submit("r0")
@@ -109,7 +109,7 @@ def test_a_silent_engine_is_killed_once_and_its_requests_move_when_it_is_gone() 
     assert bench.die("e0", 1, "r0") == [Dispatch("r0", "e1", 1, 2)]
 
 
-def test_who_did_not_listen_does_not_count_silence() -> None:
+def test_a_pause_of_the_manager_is_not_counted_as_silence() -> None:
     bench = Bench()
     bench.add("e0")
     for _ in range(10):
@@ -127,8 +127,8 @@ def test_an_engine_whose_step_never_ends_is_killed() -> None:
     assert bench.emit(EngineHeartbeat("e0", 1, hung=why)) == []
 
 
-def test_silence_does_not_count_while_nobody_tells_of_it() -> None:
-    """Both signs of life and what processes use are told by the node, which may be late."""
+def test_silence_is_not_counted_without_ticks() -> None:
+    """Heartbeats and usage come from the node, which may be late."""
     bench = Bench()
     bench.add("e0")
     process = Working(bench)
@@ -149,7 +149,7 @@ class Working:
         self.read_bytes = 0
 
     def wait(self, seconds: float, share: float = 0.0, bytes_per_s: int = 0) -> list[ClusterAction]:
-        """Time passes in which it uses a share of a core, and reads, and tells nothing."""
+        """Time passes in which it uses a share of a core, reads, and sends nothing."""
         actions: list[ClusterAction] = []
         for _ in range(round(seconds)):
             self.cpu_s += share
@@ -160,7 +160,7 @@ class Working:
 
 
 @pytest.mark.parametrize("share", [0.02, 1.0, 8.0])
-def test_an_engine_that_is_silent_and_works_is_left_alone_for_long(share: float) -> None:
+def test_a_silent_engine_that_uses_cpu_time_is_not_killed_soon(share: float) -> None:
     bench = Bench()
     bench.add("e0")
     process = Working(bench)
@@ -181,7 +181,7 @@ def test_an_engine_that_is_silent_and_computes_for_ever_is_killed() -> None:
 
 
 @pytest.mark.parametrize("how", ["cpu", "disk", "told"])
-def test_an_engine_that_gets_on_with_loading_is_left_alone(how: str) -> None:
+def test_an_engine_that_makes_progress_in_loading_is_not_killed(how: str) -> None:
     bench = Bench(ClusterOptions(load_timeout_s=30))
     bench.emit(EngineAdded("e0", ("a",)))
     process = Working(bench)
@@ -248,7 +248,7 @@ def test_requests_are_refused_when_no_engine_comes() -> None:
     assert dispatched(bench.ready("e0", 1)) == [("r1", "e0", 1)]
 
 
-def test_a_draining_engine_keeps_what_nobody_else_serves_and_is_not_started_again() -> None:
+def test_a_draining_engine_keeps_requests_that_no_other_serves_and_is_not_restarted() -> None:
     bench = Bench()
     bench.add("e0", services=("a", "b"))
     bench.add("e1")
@@ -312,7 +312,7 @@ def test_requests_of_a_removed_engine_go_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("incarnation", [0, 1, 3])
-def test_what_is_told_of_other_incarnations_changes_nothing(incarnation: int) -> None:
+def test_events_of_other_incarnations_are_ignored(incarnation: int) -> None:
     bench = Bench()
     bench.add("e0")
     bench.die("e0", 1)
@@ -328,7 +328,7 @@ def test_what_is_told_of_other_incarnations_changes_nothing(incarnation: int) ->
     assert bench.manager.owner("r0") == "e0"
 
 
-def test_what_is_told_of_unknown_engines_and_requests_changes_nothing() -> None:
+def test_events_of_unknown_engines_and_requests_are_ignored() -> None:
     bench = Bench()
     bench.add("e0")
     bench.submit("r0")
@@ -351,7 +351,7 @@ def test_requests_wait_for_an_engine_of_their_service() -> None:
     }
 
 
-def test_a_request_waits_for_an_engine_with_room_for_it_and_lets_others_pass() -> None:
+def test_a_request_that_waits_for_room_does_not_block_later_ones() -> None:
     bench = Bench()
     bench.kv_tokens = {"a": 500}
     bench.add("small")

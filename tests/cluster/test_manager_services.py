@@ -88,7 +88,7 @@ def test_what_is_kept_for_ever_is_not_unloaded():
     assert bench.manager.service("b").idle_after_s is None
 
 
-def test_nobody_keeps_what_is_not_known():
+def test_unknown_services_cannot_be_kept():
     assert Bench().emit(ServiceKept("none", 0.0)) == []
 
 

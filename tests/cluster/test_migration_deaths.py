@@ -34,7 +34,7 @@ QUICKLY = {("live", "Stopped"), ("live", "write_blocks")}
     ("method", "stage"),
     [pytest.param(*case, marks=() if case in QUICKLY else pytest.mark.slow) for case in CASES],
 )
-def test_a_death_amid_a_migration_changes_no_stream(method, stage, tmp_path):
+def test_a_death_during_a_migration_changes_no_stream(method, stage, tmp_path):
     decided: list[ClusterAction] = []
     asyncio.run(move_and_die(MigrationMethod(method), stage, tmp_path / "reached", decided))
     [ended] = [action for action in decided if isinstance(action, MigrationEnded)]

@@ -66,9 +66,9 @@ def thaw(state: bytes) -> World:
 
 
 def check_samples(world: World) -> None:
-    """Where no engine died and nobody left, every token was sampled once, unless the KV was computed anew."""
-    anew = any(ended.method is MigrationMethod.TOKENS for ended in world.moves_ended)
-    if not world.crashes and not world.cancelled and not anew:
+    """Where no engine died and no client left, every token was sampled once, unless the KV was recomputed."""
+    recomputed = any(ended.method is MigrationMethod.TOKENS for ended in world.migrations_ended)
+    if not world.crashes and not world.cancelled and not recomputed:
         assert sorted(world.sampled) == list(range(TOKENS))
 
 
@@ -95,12 +95,12 @@ def test_a_migration_takes_no_other_transition():
         move.go(MigrationState.COMMITTING)
 
 
-def test_a_live_move_without_faults():
+def test_a_live_migration_without_faults():
     world = World(*SITUATIONS["live"])
     while choices := world.choices(0):
         # The source samples only when it has nothing to send.
         world.do(min(choices, key=lambda choice: choice[0] == "sample"))
     world.check_end()
-    [ended] = world.moves_ended
+    [ended] = world.migrations_ended
     assert (ended.source, ended.target, ended.outcome) == ("S", "D", "done")
     assert world.sampled == list(range(TOKENS))

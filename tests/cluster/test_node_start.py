@@ -58,7 +58,7 @@ def test_the_first_engine_is_the_one_that_is_ready():
 
 
 @pytest.mark.parametrize("dead", ["engine", "node"])
-def test_what_died_meanwhile_is_replaced(dead):
+def test_a_dead_early_node_is_replaced(dead):
     node, bare = early()
     if dead == "engine":
         bare.kill()
@@ -73,7 +73,7 @@ def test_what_died_meanwhile_is_replaced(dead):
     run(scenario)
 
 
-def test_an_engine_that_nobody_starts_ends_with_its_node():
+def test_an_unused_prestarted_engine_ends_with_its_node():
     early()
 
     async def scenario():
@@ -83,7 +83,7 @@ def test_an_engine_that_nobody_starts_ends_with_its_node():
     run(scenario)
 
 
-def test_there_is_none_beside_a_node_that_is_found(left_behind):
+def test_the_early_node_ends_when_a_node_is_found(left_behind):
     pids = left_behind()
     node, _ = early()
 
@@ -97,21 +97,21 @@ def test_there_is_none_beside_a_node_that_is_found(left_behind):
     run(scenario)
 
 
-def test_who_needs_none_drops_it():
+def test_an_unneeded_early_node_ends():
     node, _ = early()
     drop_early_node()
     assert node.poll() == 0
     drop_early_node()
 
 
-def test_another_backend_drops_it():
+def test_another_backend_drops_the_early_node():
     pytest.importorskip("ray")
     node, _ = early()
     make_backend(ClusterOptions(backend="ray"))
     assert node.poll() == 0
 
 
-def test_a_node_without_a_folder_ends_with_who_started_it():
+def test_a_node_without_a_folder_ends_with_its_parent():
     script = (
         "from shoal.cluster.backends import node_start; node_start.start_early_node();"
         "print(node_start._early.pid);"

@@ -85,7 +85,7 @@ def test_reserving_counts_what_requests_will_become() -> None:
         assert len(packer.packing.active()) == count
 
 
-def test_without_migration_growth_preempts_whoever_came_last() -> None:
+def test_without_migration_growth_preempts_the_newest_request() -> None:
     packer = BestFit(make_packing())
     arrive(packer, a=500, b=300, c=300)
     changes = grow(packer, a=700)
@@ -202,7 +202,7 @@ def test_only_as_mended_tiny_requests_go_beside_medium_ones() -> None:
         assert together(packer.packing) == expected
 
 
-def test_our_mell_moves_nobody_while_nothing_is_gained() -> None:
+def test_lazy_mell_moves_nothing_without_a_gain() -> None:
     packer = LazyMell(make_packing(), headroom=0.0, relief=0.0, spare=0.0)
     arrive(packer, a=700, b=650, c=500, d=520)
     changes = depart(packer, "c")

@@ -271,7 +271,7 @@ def test_a_server_that_is_started_again_has_its_engines_back(nodes):
         ),
     ],
 )
-def test_a_cluster_without_room_is_told(nodes, further, message):
+def test_a_cluster_without_room_is_an_error(nodes, further, message):
     async def scenario():
         router = make_router(nodes, **further)
         with pytest.raises(ConfigError, match=message):

@@ -88,8 +88,8 @@ def test_calls_spread_over_engines_and_are_answered():
 
 def lines_about(caplog, engine: str) -> list[tuple[str, str]]:
     """Levels and texts of what was logged about an engine."""
-    told = [(record.levelname, record.getMessage()) for record in caplog.records]
-    return [(level, text) for level, text in told if text.startswith(f"engine {engine}")]
+    lines = [(record.levelname, record.getMessage()) for record in caplog.records]
+    return [(level, text) for level, text in lines if text.startswith(f"engine {engine}")]
 
 
 def test_a_killed_engines_streams_go_on_where_they_stopped(caplog):
@@ -129,7 +129,7 @@ def test_a_single_engine_is_started_again_and_its_streams_wait_for_it():
 
 
 @pytest.mark.parametrize("engines", [1, 2])
-def test_an_engine_that_ends_the_start_is_told_by_the_error_alone(engines, caplog):
+def test_an_engine_that_fails_the_start_is_reported_by_the_error_alone(engines, caplog):
     async def start() -> None:
         backend = FakeBackend()
         backend.fail_loading = engines
@@ -154,7 +154,7 @@ def test_a_hung_engine_is_killed_and_its_streams_resumed():
     play(scenario)
 
 
-def test_only_the_poison_fails():
+def test_only_the_poison_request_fails():
     async def scenario(router: Router, backend: FakeBackend) -> None:
         good = [await router.submit("a", [97 + i, 5, 6], greedy()) for i in range(6)]
         bad = await router.submit("a", [66, 1, 2], greedy())

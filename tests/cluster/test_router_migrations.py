@@ -46,7 +46,7 @@ def moves(router: Router) -> Counter[tuple[MigrationMethod, MigrationOutcome]]:
 
 
 @pytest.mark.parametrize("method", list(MigrationMethod))
-def test_a_request_moves(method, caplog):
+def test_a_request_migrates(method, caplog):
     caplog.set_level(logging.INFO, "shoal.cluster")
 
     async def scenario(router: Router, backend: FakeBackend) -> None:
@@ -62,9 +62,9 @@ def test_a_request_moves(method, caplog):
 
     play(scenario)
     what = "by its tokens" if method is MigrationMethod.TOKENS else "tokens of KV"
-    [told] = [record.message for record in caplog.records if "moved from" in record.message]
-    assert "moved from engine 0 to 1 in " in told
-    assert told.endswith(what)
+    [line] = [record.message for record in caplog.records if "moved from" in record.message]
+    assert "moved from engine 0 to 1 in " in line
+    assert line.endswith(what)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_request_moves(method, caplog):
         (greedy(prompt_logprobs=0), True),
     ],
 )
-def test_what_cannot_move_its_kv_moves_by_its_tokens(sampling, kv_transferable):
+def test_a_request_whose_kv_cannot_migrate_is_recomputed(sampling, kv_transferable):
     async def scenario(router: Router, backend: FakeBackend) -> None:
         stream = await router.submit("a", PROMPT, sampling)
         await asyncio.sleep(0.4)
@@ -86,7 +86,7 @@ def test_what_cannot_move_its_kv_moves_by_its_tokens(sampling, kv_transferable):
     play(scenario, kv_transferable=kv_transferable)
 
 
-def test_where_nothing_can_move_nothing_happens():
+def test_an_impossible_migration_is_ignored():
     async def scenario(router: Router, backend: FakeBackend) -> None:
         move = router.administration.migrate_request
         stream = await router.submit("a", PROMPT, greedy())
@@ -129,7 +129,7 @@ def test_lost_kv_brings_the_request_back():
 
 @pytest.mark.parametrize("killed", ["0", "1"])
 @pytest.mark.parametrize("after_s", [0.001, 0.02, 0.04, 0.06, 0.08, 0.1, 0.12, 0.16, 0.2])
-def test_source_or_destination_die_amid_a_move(killed, after_s):
+def test_source_or_destination_dies_during_a_migration(killed, after_s):
     async def scenario(router: Router, backend: FakeBackend) -> None:
         stream = await router.submit("a", PROMPT, greedy(max_tokens=100))
         await asyncio.sleep(0.3)
@@ -155,7 +155,7 @@ def test_a_cancelled_request_leaves_nothing_wherever_it_is():
     play(scenario)
 
 
-def test_a_drained_engine_is_empty_soon_and_nobody_waits():
+def test_a_drained_engine_is_soon_empty_and_no_stream_pauses():
     async def scenario(router: Router, backend: FakeBackend) -> None:
         prompts = [[97 + number, 98, 99] for number in range(20)]
         streams = [await router.submit("a", prompt, greedy(max_tokens=250)) for prompt in prompts]
@@ -194,7 +194,7 @@ def test_a_drain_goes_on_when_there_is_room():
 
 
 @pytest.mark.parametrize("migrations", [60, pytest.param(1000, marks=pytest.mark.slow)])
-def test_nothing_is_lost_doubled_or_changed_by_many_moves(migrations):
+def test_nothing_is_lost_duplicated_or_changed_by_many_migrations(migrations):
     """Streams come and go while requests move, engines die, hang, are drained and replaced."""
     decided: list[ClusterAction] = []
 

@@ -98,9 +98,9 @@ async def idle(router) -> None:
 
 def test_a_call_streams_what_the_engine_makes():
     async def scenario():
-        told = []
-        async with started("fake", "fake", progress=told.append) as router:
-            assert told == ["loading fake", "loading fake"]
+        messages = []
+        async with started("fake", "fake", progress=messages.append) as router:
+            assert messages == ["loading fake", "loading fake"]
             assert set(router.info.services) == {"a", "b"}
             deltas = await read(await router.submit("b", PROMPT, greedy()))
             expected = expected_tokens(make_request(prompt=PROMPT), 8)
@@ -375,7 +375,7 @@ def test_close_without_drain_fails_what_is_unfinished():
     asyncio.run(scenario())
 
 
-def test_a_slow_reader_holds_nobody_up():
+def test_a_slow_reader_does_not_delay_other_streams():
     async def scenario():
         async with started() as router:
             slow = await router.submit("a", PROMPT, greedy(max_tokens=200))

@@ -24,7 +24,7 @@ async def started(backend: FakeBackend, **options) -> Router:
 
 
 async def die(router: Router) -> None:
-    """Its process is killed: it does nothing any more, and tells nobody."""
+    """Its process is killed: it does nothing any more, without closing."""
     for task in list(router._tasks):
         task.cancel()
     await asyncio.gather(*router._tasks, return_exceptions=True)
@@ -147,7 +147,7 @@ def _failed(message: str):
     return future
 
 
-def test_settings_are_told_one_by_one() -> None:
+def test_settings_are_compared_one_by_one() -> None:
     options = make_options("fake", "other", blocks=8)
     folders = {"a": Path("/models/a"), "b": Path("/models/b")}
     config = EngineConfig(options=options, folders=folders, builder="torch", heartbeat_s=1.0)

@@ -97,13 +97,13 @@ def test_a_service_whose_engine_dies_is_unloaded_only_when_its_requests_have_end
     play(scenario, blocks=640, engines=1)
 
 
-def test_a_request_that_comes_before_a_service_is_unloaded_keeps_it_and_that_is_told():
+def test_a_request_before_the_unload_keeps_the_service_and_the_caller_gets_an_error():
     async def scenario(router: Router, backend: FakeBackend) -> None:
         running = await router.submit("a", PROMPT, greedy())
         unloading = asyncio.create_task(router.administration.unload_service("a"))
         await reaches(router, "a", ServiceState.DRAINING)
         late = await router.submit("a", PROMPT, greedy())
-        with pytest.raises(ConfigError, match="'a' stays loaded: somebody asked for it meanwhile"):
+        with pytest.raises(ConfigError, match="'a' stays loaded: a request came meanwhile"):
             await unloading
         for stream in (running, late):
             assert await tokens_of(stream) == expected(PROMPT)
@@ -144,7 +144,7 @@ def test_an_idle_service_is_unloaded_and_wakes_up():
 
 def test_an_unloaded_service_is_wanted_by_no_engine_until_a_request_comes(caplog):
     async def scenario(router: Router, backend: FakeBackend) -> None:
-        def told() -> tuple[int, int, int, bool]:
+        def counts() -> tuple[int, int, int, bool]:
             status = router.services["new"]
             return status.wanted, status.ready, status.loading, router.waits_for_load("new")
 
@@ -152,19 +152,19 @@ def test_an_unloaded_service_is_wanted_by_no_engine_until_a_request_comes(caplog
             return [engine.info.weight_bytes // FAKE_WEIGHT_BYTES for engine in router.engines]
 
         await add(router, "new")
-        assert (told(), weights()) == ((2, 2, 0, False), [2, 2])
+        assert (counts(), weights()) == ((2, 2, 0, False), [2, 2])
         await router.administration.unload_service("new")
-        assert (told(), weights()) == ((0, 0, 0, False), [1, 1])
+        assert (counts(), weights()) == ((0, 0, 0, False), [1, 1])
         caplog.clear()
         for process in backend.processes.values():
             process.core.fake_services.loading.clear()
         stream = await router.submit("new", PROMPT, greedy())
         await asyncio.sleep(3)
-        assert (told(), weights()) == ((2, 0, 2, True), [1, 1])
+        assert (counts(), weights()) == ((2, 0, 2, True), [1, 1])
         for process in backend.processes.values():
             process.core.fake_services.loading.set()
         assert await tokens_of(stream) == expected(PROMPT)
-        assert (told(), weights()) == ((2, 2, 0, False), [2, 2])
+        assert (counts(), weights()) == ((2, 2, 0, False), [2, 2])
         lines = [record.getMessage() for record in caplog.records]
         for engine in "01":
             [line] = [line for line in lines if line.startswith(f"engine {engine}: service new is loaded in")]

@@ -24,7 +24,7 @@ def link(found: Topology, first: int, second: int) -> Link:
 
 
 @pytest.mark.parametrize("bytes_as_text", [False, True])
-def test_gpus_on_switches_have_one_link_to_everybody(bytes_as_text: bool) -> None:
+def test_gpus_on_switches_have_equal_links_to_all_others(bytes_as_text: bool) -> None:
     nvml = FakeNvml(gpus(4, nvlinks=[(4, SWITCH, "0000:ff:00.0")] * 18), bytes_as_text=bytes_as_text)
     found = detect(nvml, "n1")
     assert [device.name for device in found.cluster.devices] == ["n1-gpu0", "n1-gpu1", "n1-gpu2", "n1-gpu3"]

@@ -112,7 +112,7 @@ class Engine:
                     self.running.remove(job)
 
     def grow(self, job: Job, tokens: int) -> bool:
-        """Blocks for so many tokens, as far as it needs more; whether somebody had to be preempted."""
+        """Blocks for so many tokens, as far as it needs more; whether a request was preempted."""
         short = False
         while job in self.running and self.need(tokens) > job.blocks:
             if self.free:

@@ -45,7 +45,7 @@ def test_stopping_now_and_then_changes_nothing():
 
 
 @pytest.mark.parametrize("when_s", [0.5, 1.3, 2.9])
-def test_everybody_is_answered_once_over_a_change(when_s):
+def test_every_request_is_answered_once_over_a_change(when_s):
     traffic, requests, apart, shared = world()
     cluster = ChangingCluster(traffic.engines, apart, requests)
     cluster.run(when_s)

@@ -44,7 +44,7 @@ def run(
 def test_a_request_waits_for_its_engine_and_goes_on_from_its_tokens(skip_ahead: bool) -> None:
     prefill = seconds(StepRows(0, 0, ((10, 0),), 1))
     decode = seconds(StepRows(1, 11, (), 1))
-    # It dies amid the second decode: the prefill's token and one more were told.
+    # It dies during the second decode: the token of the prefill and one more were delivered.
     death_ns = prefill + decode + decode // 2
     row = run([make_spec()], [make_request(0, 10, 5)], (death_ns / 1e9, 0), skip_ahead=skip_ahead)["r0"]
     # The manager looks at its clock four times a second; a second after the death it starts the engine again.

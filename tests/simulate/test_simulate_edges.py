@@ -65,7 +65,7 @@ def test_requests_out_of_order_arrive_by_their_times() -> None:
 
 
 @pytest.mark.parametrize("prompt", [400 * 4, 10_000])
-def test_who_never_fits_is_refused_and_holds_up_nobody(prompt: int) -> None:
+def test_a_request_that_never_fits_is_refused_and_blocks_no_other(prompt: int) -> None:
     requests = [make_request(0), make_request(1, prompt=prompt), make_request(2)]
     record, _ = run([make_spec(400)], requests)
     rows = {row.request_id: row for row in record.requests}
@@ -159,7 +159,7 @@ def test_spans_cover_the_busy_time() -> None:
         assert before.end_ns <= after.start_ns
 
 
-def test_nobody_wins_by_an_evaluation_of_slo_that_ignores_refusals() -> None:
+def test_refusals_count_in_the_evaluation_of_slos() -> None:
     record, _ = run([make_spec()], [make_request(0, prompt=10_000)])
     assert record.requests[0].answered is False
 

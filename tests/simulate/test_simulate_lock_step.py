@@ -99,7 +99,7 @@ def test_a_rank_without_requests_takes_no_part() -> None:
     assert set(times.ranks) == {1}
 
 
-def test_who_arrives_during_a_step_waits_for_its_end_on_an_idle_rank_too() -> None:
+def test_a_request_that_arrives_during_a_step_waits_for_its_end_on_an_idle_rank_too() -> None:
     requests = [make_request(0, prompt=60, output=5), make_request(1, prompt=10, output=5, at_s=0.001)]
     record, steps, _ = simulate(requests)
     first, second = (steps[rank][0] for rank in (0, 1))

@@ -71,7 +71,7 @@ def rows_of(record: RunRecord) -> dict[str, RequestRow]:
 
 @pytest.mark.parametrize("skip_ahead", [False, True])
 @pytest.mark.parametrize("method", list(MigrationMethod))
-def test_a_request_that_moves_ends_as_if_it_had_stayed(method: MigrationMethod, skip_ahead: bool) -> None:
+def test_a_migrated_request_ends_as_if_it_had_stayed(method: MigrationMethod, skip_ahead: bool) -> None:
     request = make_request(0, 50, 100)
     still = rows_of(run([make_spec()], [request], MigrationSpec()))["r0"]
     migrations = MigrationSpec(link=LINK, wanted=[(0.3, "r0", 1, method)])
@@ -110,7 +110,7 @@ def test_stop_and_copy_pauses_for_what_the_link_takes(skip_ahead: bool) -> None:
     assert sent_ns > 10_000_000
 
 
-def test_a_live_move_pauses_for_the_last_blocks_only() -> None:
+def test_a_live_migration_pauses_only_for_the_last_blocks() -> None:
     migrations = MigrationSpec(link=LINK, wanted=[(0.3, "r0", 1, LIVE)])
     record = run([make_spec(), make_spec()], [make_request(0, 50, 100)], migrations)
     [row] = record.requests
@@ -180,7 +180,7 @@ def test_no_kv_goes_to_engines_whose_blocks_are_others_or_that_run_in_slices() -
         assert record.requests[0].engine == 1
 
 
-def test_moves_of_requests_that_are_not_there_do_nothing() -> None:
+def test_migrations_of_unknown_requests_are_ignored() -> None:
     wanted = [(0.0, "r0", 1, LIVE), (0.3, "nobody", 1, LIVE), (0.3, "r0", 0, LIVE), (9.0, "r0", 1, STOP)]
     record = run(
         [make_spec(), make_spec()],
@@ -280,7 +280,7 @@ def test_a_request_that_leaves_at_the_end_of_a_step_leaves_the_next_to_be_planne
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("at_s", [0.1002, 0.1302])
-def test_who_was_rejected_is_asked_again_when_the_blocks_of_one_who_left_are_free(
+def test_a_rejected_request_is_tried_again_when_blocks_of_a_migrated_one_are_free(
     at_s: float, depth: int
 ) -> None:
     """With two plans in flight that is a step after it left."""

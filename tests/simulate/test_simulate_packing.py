@@ -81,7 +81,7 @@ def test_engines_stay_idle_while_others_have_room() -> None:
 
 
 @pytest.mark.parametrize(("link", "method"), [(LINK, "live"), (None, "tokens")])
-def test_who_outgrows_an_engine_moves_before_it_is_full(link: Link | None, method: str) -> None:
+def test_a_request_that_outgrows_an_engine_migrates_before_it_is_full(link: Link | None, method: str) -> None:
     # 400 tokens hold all four at first; each ends with 150.
     requests = [make_request(number, 50, 100, at_s=number / 100) for number in range(4)]
     record = run([make_spec(100), make_spec(100)], requests, "mell", link=link)
@@ -93,13 +93,13 @@ def test_who_outgrows_an_engine_moves_before_it_is_full(link: Link | None, metho
     assert alone.moves == {}
 
 
-def test_a_budget_of_nothing_moves_nobody() -> None:
+def test_a_budget_of_zero_allows_no_migration() -> None:
     requests = [make_request(number, 50, 100, at_s=number / 100) for number in range(4)]
     none = PackingOptions(epoch_s=0.05, budgets=MigrationBudgets(engine_bytes=0, prefill_tokens=0))
     assert run([make_spec(100), make_spec(100)], requests, "mell", packing=none).moves == {}
 
 
-def test_who_outgrows_all_engines_is_withdrawn_and_counted() -> None:
+def test_a_request_that_outgrows_all_engines_is_withdrawn_and_counted() -> None:
     requests = [make_request(number, 50, 100, at_s=number / 100) for number in range(8)]
     record = run([make_spec(100), make_spec(100)], requests, "best-fit")
     assert record.withdrawn > 0
@@ -152,17 +152,17 @@ def test_any_packer_goes_with_any_scheduler(
     assert finished == expected
 
 
-def test_the_output_of_requests_that_move_never_shrinks_for_the_packer(
+def test_the_output_of_migrating_requests_never_shrinks_for_the_packer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also while the source has stopped a request, and the manager has not heard of it."""
     handle = Manager.handle
-    told: dict[str, list[int]] = {}
+    outputs: dict[str, list[int]] = {}
 
     def listen(self: Manager, event: ClusterEvent, now_ns: int) -> list[ClusterAction]:
         if isinstance(event, EpochBegan):
             for name, tokens in event.output_tokens.items():
-                told.setdefault(name, []).append(tokens)
+                outputs.setdefault(name, []).append(tokens)
         return handle(self, event, now_ns)
 
     monkeypatch.setattr(Manager, "handle", listen)
@@ -170,7 +170,7 @@ def test_the_output_of_requests_that_move_never_shrinks_for_the_packer(
     late = Link(bytes_per_s=1e7, latency_s=0.1)
     record = run([make_spec(200), make_spec(200)], requests, "mell", link=late)
     assert record.moves["live"]["done"] >= 1
-    assert all(tokens == sorted(tokens) for tokens in told.values())
+    assert all(tokens == sorted(tokens) for tokens in outputs.values())
 
 
 @pytest.mark.parametrize("dispatch", ["max-min", "mell", "best-fit"])
@@ -182,7 +182,7 @@ def test_requests_of_engines_that_are_all_drained_are_refused_as_by_a_server(dis
     assert all("no engine" in (rows[request.id].error or "") for request in requests[1:])
 
 
-def test_a_request_that_ends_before_its_move_is_made_is_left_alone(tmp_path: Path) -> None:
+def test_a_request_that_ends_before_its_migration_starts_is_ignored(tmp_path: Path) -> None:
     """What a packer decides after an event is carried out at the next, which here is the end of a request."""
     scenario = tmp_path / "scenario.yaml"
     scenario.write_text(MOVE_OF_ONE_WHO_ENDS)

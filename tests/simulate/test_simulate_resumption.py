@@ -66,8 +66,8 @@ def test_skip_ahead_on_and_off_leave_identical_records(depth: int) -> None:
     off, log_off = run([make_spec(60, depth=depth)], coming, skip_ahead=False)
     assert on == off
     assert log == log_off
-    told = {row.request_id: (row.output_tokens, row.finish) for row in on.requests}
-    assert told == {name: (row.output_tokens, row.finish) for name, row in rows.items()}
+    results = {row.request_id: (row.output_tokens, row.finish) for row in on.requests}
+    assert results == {name: (row.output_tokens, row.finish) for name, row in rows.items()}
 
 
 def test_what_cannot_go_on_is_refused() -> None:

@@ -137,7 +137,7 @@ def test_several_engines_and_clients_that_wait(
     depth=st.sampled_from([1, 2]),
     seed=st.integers(0, 10_000),
 )
-def test_records_are_the_same_where_nobody_writes_a_log(
+def test_records_are_the_same_without_a_log(
     admission: Admission, block_size: int, depth: int, seed: int
 ) -> None:
     spec = make_spec(

@@ -86,7 +86,7 @@ def overloaded(on_hopeless: str, *, skip_ahead: bool = True) -> tuple[RunRecord,
 
 
 @pytest.mark.parametrize("on_hopeless", ["last", "refuse"])
-def test_a_run_of_steps_ends_where_somebody_becomes_hopeless(on_hopeless: str) -> None:
+def test_a_run_of_steps_ends_when_a_request_can_no_longer_meet_its_slo(on_hopeless: str) -> None:
     on, log_on = overloaded(on_hopeless)
     off, log_off = overloaded(on_hopeless, skip_ahead=False)
     assert log_on == log_off

@@ -94,7 +94,7 @@ class PlacedEngines:
         """
         groups = [group for group in placement.groups if group.shares]
         if not groups:
-            raise ConfigError("a placement without services serves nobody")
+            raise ConfigError("a placement without services serves no request")
         engines = [engine for group in groups for engine in self.engines(group.shape)]
         placed = {name for engine in engines for name in engine.services}
         # Services without an engine have their goals only here.

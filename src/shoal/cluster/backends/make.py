@@ -1,4 +1,4 @@
-"""Makes the backend that the options name."""
+"""Chooses the backend: local or Ray, as the options say."""
 
 from shoal.cluster.backends.interface import EngineBackend
 from shoal.cluster.backends.local import LocalBackend

@@ -1,5 +1,4 @@
-"""The node process, which owns the engines of a host and survives the server: ``python -m
-shoal.cluster.node``.
+"""The node process, which owns a host's engines and survives the server: ``python -m shoal.cluster.node``.
 
 ``engine_processes`` starts, watches and kills them; ``attachment`` lets one server at a time use them;
 ``server`` is the socket for it, with the messages of ``wire``, in the node's ``folder``. Nothing here imports

@@ -1,5 +1,4 @@
-"""Mell as published (policies ``mell-eager``, ``mell-literal``): size classes, every hole filled at once
-(Fig. 10)."""
+"""Mell as published (``mell-eager``, ``mell-literal``; Fig. 10): size classes, holes filled at once."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable

@@ -1,7 +1,7 @@
 """Packing state: the group of every request, and a journal of the changes of one batch."""
 
 from bisect import insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from shoal.cluster.packing.changes import Arrival, Changes, Growth, Migration
 from shoal.cluster.packing.items import DeviceGroup, Item
@@ -71,10 +71,6 @@ class Packing:
     def active(self) -> list[Occupancy]:
         """Non-empty groups, by activation."""
         return list(self._active.values())
-
-    def recent(self) -> Iterator[Occupancy]:
-        """Non-empty groups, the last activated first."""
-        return reversed(self._active.values())
 
     def to_activate(self, service: str, size: int) -> Occupancy | None:
         """The idle group to activate for a request: the largest that hosts it, or None."""

@@ -106,7 +106,7 @@ class Administration:
         self._require_service(name)
         self._emit(ServiceWanted(name, False))
         if await self._wait_while(name, ServiceState.DRAINING) in (ServiceState.LOADING, ServiceState.READY):
-            raise ConfigError(f"service {name!r} stays loaded: somebody asked for it meanwhile")
+            raise ConfigError(f"service {name!r} stays loaded: a request came meanwhile")
 
     async def keep_service(self, name: str, idle_after_s: float | None) -> None:
         """Set the idle time of a loaded service, until its next unload; raises ConfigError if it is unknown.
