@@ -147,7 +147,7 @@ def test_a_request_that_needs_the_whole_pool_delays_new_services():
     engine.step()
     future = add(engine, "b", "large")
     events = settle(engine, future)
-    with pytest.raises(ConfigError, match=r"beside it a request of 'a' can have \d+ tokens.*try again later"):
+    with pytest.raises(ConfigError, match=r"with it a request of 'a' can have \d+ tokens.*try again later"):
         future.result()
     rest = run_all(engine)
     assert sum(len(e.tokens) for e in events.get("r", []) + rest["r"]) >= room - 9

@@ -74,14 +74,21 @@ ENGINE_FLAGS = (
     Flag("prefix-caching", "kv_cache.prefix_caching", "", "Reuse the KV of shared prefixes.", switch=True),
     Flag("swap", "kv_cache.swap", "SIZE", "Host memory for preempted KV, with --preemption-mode swap."),
     Flag("preset", "scheduler.preset", "NAME", "A whole scheduler by name, e.g. shoal, vllm or seallm."),
-    Flag("order", "scheduler.order", "NAME[:KEY=VALUE,..]", "Who runs first, e.g. fcfs or mlfq:levels=4."),
+    Flag(
+        "order",
+        "scheduler.order",
+        "NAME[:KEY=VALUE,..]",
+        "Which request runs first, e.g. fcfs or mlfq:levels=4.",
+    ),
     Flag(
         "admission",
         "scheduler.admission",
         "NAME[:KEY=VALUE,..]",
         "When a waiting request may start, e.g. past-future:reserved=5%.",
     ),
-    Flag("victim", "scheduler.victim", "NAME", "Who is preempted when the pool is full, e.g. newest."),
+    Flag(
+        "victim", "scheduler.victim", "NAME", "Which request is preempted when the pool is full, e.g. newest."
+    ),
     Flag(
         "preemption-mode",
         "scheduler.preemption_mode",
@@ -119,7 +126,7 @@ ENGINE_FLAGS = (
     Flag("attention", "attention", "NAME", "Attention backend, e.g. auto or reference."),
 )
 CLUSTER_FLAGS = (
-    Flag("backend", "cluster.backend", "NAME", "Who runs the engines: local processes, or ray."),
+    Flag("backend", "cluster.backend", "NAME", "How engines run: local (processes here) or ray."),
     Flag("address", "cluster.address", "ADDRESS", "The Ray cluster: host:port, or auto."),
     Flag(
         "dispatch",

@@ -57,7 +57,9 @@ def _seallm(variant: str) -> SchedulerOptions:
 
 PRESETS: Mapping[str, Preset] = {
     "shoal": Preset(SchedulerOptions(), "the default: the best combination that we found"),
-    "vllm": Preset(_system(Fcfs(), Aggressive()), "first come, first served; whoever fits now is admitted"),
+    "vllm": Preset(
+        _system(Fcfs(), Aggressive()), "first come, first served; requests that fit now are admitted"
+    ),
     "orca": Preset(
         _system(Fcfs(), Conservative()),
         "first come, first served; memory for the longest possible output is set aside",

@@ -15,12 +15,15 @@ SCENARIO_FLAGS = (
     Flag("trace", "workload.trace", "PATH", "Trace to replay: Azure, Mooncake, BurstGPT, ShareGPT, ..."),
     Flag("format", "workload.format", "NAME", "Format of the trace, where its content does not tell."),
     Flag("workload", "workload.lengths", "NAME", "Draw lengths: sharegpt, azure-conversation, ..."),
-    Flag("requests", "workload.requests", "N", "How many requests; of a trace the first so many."),
+    Flag("requests", "workload.requests", "N", "Number of requests; of a trace, the first N."),
     Flag(
         "rate", "workload.rate", "PER_SECOND", "Requests per second; a trace is stretched or squeezed to it."
     ),
     Flag(
-        "clients", "workload.clients", "N", "So many users, each of whom waits for the answer (closed loop)."
+        "clients",
+        "workload.clients",
+        "N",
+        "N users, each waiting for the answer to a request before the next (closed loop).",
     ),
     Flag("seed", "workload.seed", "N", "Keys every draw."),
     Flag("engines", "engines", "N", "Replicas of the engine."),

@@ -19,7 +19,7 @@ def migrations_of(scenario: Scenario, pools: Pools) -> MigrationSpec:
     if scenario.link is not None and not pools.sized:
         raise ConfigError(
             "link: nothing says how many bytes of KV would move; write the services' models (services: "
-            "[{name: chat, model: llama-3.1-8b}]), or leave out link: then KV is computed anew"
+            "[{name: chat, model: llama-3.1-8b}]), or leave out link: then KV is recomputed"
         )
     drains = [(incident.at_s, incident.engine) for incident in scenario.drains]
     return MigrationSpec(link=scenario.link, drains=drains, packing=scenario.packing)

@@ -232,8 +232,8 @@ class ServiceChanges:
             committed = self._scheduler.max_committed_tokens(name)
             if committed > room:
                 raise ConfigError(
-                    f"service {added!r} cannot enter now: beside it a request of {name!r} can have"
-                    f" {room} tokens, but one that is unfinished may get to {committed}; try again later"
+                    f"service {added!r} cannot be added now: with it a request of {name!r} can have"
+                    f" {room} tokens, but an unfinished request may reach {committed}; try again later"
                 )
 
 

@@ -36,7 +36,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallArguments:
-    """Arguments beside the prompts, as they were passed: one value for all prompts, or one for each."""
+    """All arguments but the prompts, as they were passed: one value for all prompts, or one for each."""
 
     service: str | Sequence[str] | None = None
     """None: the only service."""

@@ -127,12 +127,12 @@ def _check_tokens(limits: ServiceInfo, service: str, tokens: Sequence[int], name
 def _check_length(limits: ServiceInfo, service: str, prompt: int, sampling: SamplingParams) -> None:
     check_prompt_length(limits, service, prompt)
     room = limits.max_total_tokens - prompt
-    asked = sampling.max_tokens if sampling.max_tokens is not None else max(1, sampling.min_tokens)
-    if asked <= room:
+    requested = sampling.max_tokens if sampling.max_tokens is not None else max(1, sampling.min_tokens)
+    if requested <= room:
         return
     name = "max_tokens" if sampling.max_tokens is not None else "min_tokens"
     raise InvalidRequest(
-        f"the prompt has {prompt} tokens and {name} asks for {asked}, {prompt + asked} together, "
+        f"the prompt has {prompt} tokens and {name} asks for {requested}, {prompt + requested} together, "
         f"but {_limit(limits, service)}; ask for at most {room} tokens or shorten the prompt",
         param=name,
         code="context_length_exceeded",
