@@ -392,10 +392,10 @@ def test_a_killed_demo_leaves_no_server_behind(tmp_path):
     pid_file = tmp_path / "pid"
     program = (
         "import sys, time\n"
-        "from shoal.cli.demo.run import _interrupted_by_sigterm\n"
+        "from shoal.cli.demo.run import _sigterm_as_interrupt\n"
         "from shoal.cli.demo.run import ServerProcess\n"
         f"command = [sys.executable, '-c', {SLEEPER!r}, '600']\n"
-        "with _interrupted_by_sigterm(), ServerProcess([], 1, command) as server:\n"
+        "with _sigterm_as_interrupt(), ServerProcess([], 1, command) as server:\n"
         f"    open({str(pid_file)!r}, 'w').write(f'{{server.pid}}\\n')\n"
         "    time.sleep(600)\n"
     )

@@ -92,7 +92,7 @@ def test_a_migration_takes_no_other_transition():
     world = World(*SITUATIONS["live"])
     [move] = world.manager._migrations._active.values()
     with pytest.raises(RuntimeError, match="cannot go from reserving to committing"):
-        move.go(MigrationState.COMMITTING)
+        move.transition_to(MigrationState.COMMITTING)
 
 
 def test_a_live_migration_without_faults():

@@ -140,7 +140,7 @@ def test_of_fleets_of_one_price_the_one_that_attains_most_is_taken(tmp_path: Pat
         planner = Noisy(demand, PlanningOptions(attainment=0.9, trials=1, processes=1), workers)
         planner.found = {(1, 0): 0.91, (0, 2): 0.97, (0, 3): 0.98, (2, 0): 0.99}
         assert {planner._best(fleet).cost for fleet in ((1, 0), (0, 2))} == {1.8}
-        assert planner._surest_for((1, 0)) == (0, 2)
+        assert planner._best_at_cost((1, 0)) == (0, 2)
 
 
 def test_kinds_say_how_many_devices_an_engine_may_span_and_how_fast_they_are(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def sizes(plans):
     services=st.sets(st.sampled_from("abc"), max_size=1),
 )
 def test_computable_requests_end_as_if_nothing_had_failed(
-    order, work, admission, policy, preemption, rows, tokens, poison, services
+    work, admission, policy, preemption, rows, tokens, poison, services
 ):
     work = {**work, "cancels": {}}
     _, plain = serve({**work, "caching": False, "depth": 1, "max_running": 1}, Conservative())

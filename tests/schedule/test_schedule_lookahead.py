@@ -50,8 +50,8 @@ def record(monkeypatch, admission, order, per_merged, requests, depth):
     answers = []
     admit = Admitter._admit
 
-    def noted(admitter, coming, budget, *, always):
-        answer = admit(admitter, coming, budget, always=always)
+    def noted(admitter, coming, budget, *, force):
+        answer = admit(admitter, coming, budget, force=force)
         answers.append((coming[0].number, answer, admitter.needed))
         return answer
 

@@ -37,16 +37,15 @@ def by_chance(seed, share):
     shares=st.tuples(st.sampled_from([0.1, 0.5, 0.9]), st.sampled_from([0.1, 0.5, 1.0])),
     iterations=st.sampled_from([1, 1, 4]),
 )
-def test_postponed_rows_change_no_output(
-    order, work, admission, policy, preemption, seed, shares, iterations
-):
+def test_postponed_rows_change_no_output(work, admission, policy, preemption, seed, shares, iterations):
     if iterations > 1:
         work = {**work, "depth": 1}
     _, plain = serve({**work, "caching": False, "depth": 1, "max_running": 1, "cancels": {}}, Conservative())
     scheduler, done = serve(
         work,
         admission,
-        **{**policy, **preemption, "order": order},
+        **policy,
+        **preemption,
         max_iterations=iterations,
         postpones=by_chance(seed, shares[0]),
         is_ready=by_chance(seed + 1, shares[1]),
