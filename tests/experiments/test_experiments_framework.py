@@ -105,7 +105,7 @@ def test_every_name_imports_its_reproduction(name) -> None:
     assert isinstance(reproduction, Reproduction)
     assert reproduction.name == name
     assert reproduction.paper
-    assert reproduction.says
+    assert reproduction.measures
 
 
 def test_unknown_names_are_errors_that_list_the_known_ones() -> None:
