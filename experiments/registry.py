@@ -42,7 +42,7 @@ _MODULES: dict[str, str] = {
     "seallm-ablation": "seallm.ablation",
     "seallm-density": "seallm.density",
     "seallm-placement-time": "seallm.placement_time",
-    "seallm-replacement": "seallm.replacement",
+    "seallm-replacement": "seallm.re_placement",
     "uellm-batching": "uellm.batching",
     "uellm-deployment": "uellm.deployment",
     "uellm-end-to-end": "uellm.end_to_end",

@@ -9,7 +9,7 @@ from experiments.seallm.services import Traffic, phases
 from experiments.seallm.systems import SYSTEMS, Placer, engines_of
 from shoal.core import Request
 from shoal.place.estimate import Estimate
-from shoal.place.replacement import Hysteresis, IntervalRule
+from shoal.place.re_placement import Hysteresis, IntervalRule
 from shoal.simulate.changing_placement import ChangingCluster
 from shoal.simulate.periodic_placement import Interval, serve_replacing
 from shoal.simulate.simulated_groups import estimates_of_rows

@@ -10,7 +10,7 @@ from placement_builders import problem_of
 from shoal.core import ConfigError
 from shoal.place.estimate import Estimate, ServiceEstimate
 from shoal.place.placement import Placement
-from shoal.place.replacement import Hysteresis, IntervalRule, difference
+from shoal.place.re_placement import Hysteresis, IntervalRule, difference
 
 
 def estimate(attainment: float, latency: float) -> Estimate:

@@ -8,7 +8,7 @@ from placed_builders import case
 from shoal.place.estimate import Found
 from shoal.place.groupwise import GroupwiseEvaluator
 from shoal.place.placement import Placement
-from shoal.place.replacement import Hysteresis, IntervalRule
+from shoal.place.re_placement import Hysteresis, IntervalRule
 from shoal.simulate.changing_placement import ChangingCluster
 from shoal.simulate.periodic_placement import serve_replacing
 from shoal.simulate.simulated_groups import SimulatedGroups

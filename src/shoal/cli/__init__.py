@@ -1,4 +1,4 @@
-"""The command line: ``shoal serve | generate | static | chat | models | demo | profile | version``.
+"""The command line, ``shoal``: ``app.py`` lists the commands, and each has a file of its name.
 
 This package holds the commands, their help and output, and the demo. The work is done by the other packages.
 Importing this package, and ``shoal --help``, must stay fast: a command imports what it needs when it runs,

@@ -1,4 +1,4 @@
-"""Incremental detokenization: whole characters only, and text cut at stop strings."""
+"""Incremental detokenization: tokens into text, whole characters only; the search for stop strings."""
 
 from collections.abc import Sequence
 from functools import lru_cache

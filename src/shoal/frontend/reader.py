@@ -1,4 +1,4 @@
-"""ChoiceReader: converts an engine's events of one choice into deltas with text, and finds stop strings."""
+"""ChoiceReader: turns an engine's events of one choice into deltas with text, up to a stop string."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Validation of requests before they go to an engine: lengths, token ids, SLOs, priority."""
+"""First check of a request, on the client's side: lengths, token ids, SLOs, priority, over all engines."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""Searches by simulation: the best scheduler (tune), placement (place), or devices (plan) for a workload.
+"""Searches by simulation: ``shoal tune`` (scheduler), ``shoal place`` (placement), ``shoal plan`` (devices).
 
 This package has search spaces, successive halving, confidence intervals and device catalogues. The pure parts
 (``halving``, ``confidence``) are independent of simulation; what is simulated is a scenario of ``config``.

@@ -1,4 +1,4 @@
-"""Migration of running requests between engines: leaving and joining the running batch with a block table."""
+"""The scheduler's part of a migration: a request leaves or joins the running batch with its block table."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Processing of step results: new tokens, stop conditions, finished requests, prefix cache, events."""
+"""Processing of step results: new tokens, stop tokens, ends, finished requests, prefix cache, events."""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate

@@ -1,4 +1,4 @@
-"""Preemption and compaction: making room for running, starved or higher-priority requests."""
+"""Preemption and compaction: when room is made, and for which request; a victim policy chooses the victim."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter

@@ -1,4 +1,4 @@
-"""Expired SLOs: when a waiting request can no longer meet its latency goals, and whether it may be refused.
+"""Expired SLOs: when a waiting request can no longer meet its goals; it is served, put last or refused.
 
 Under overload, first come, first served soon spends all time on requests that are late already, and the
 requests behind them become late, too. ``SchedulerOptions.on_hopeless`` says how expired requests are treated.

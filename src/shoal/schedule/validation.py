@@ -1,4 +1,4 @@
-"""Request validation: unknown model, empty prompt, context length, KV cache size, resumed output."""
+"""Second check of a request, in the engine: what only it knows, such as its KV pool and resumed output."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from shoal.core import FinishReason, Request
 from shoal.measure import RequestRow
 from shoal.place.placement import Group, Placement
-from shoal.place.replacement import Difference, difference
+from shoal.place.re_placement import Difference, difference
 from shoal.schedule import RequestState
 from shoal.simulate.migrations import aged
 from shoal.simulate.placed_engines import PlacedEngines

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from shoal.core import Request
 from shoal.place.estimate import Estimate, Found
 from shoal.place.placement import Placement
-from shoal.place.replacement import Hysteresis, IntervalRule
+from shoal.place.re_placement import Hysteresis, IntervalRule
 from shoal.simulate.changing_placement import ChangingCluster
 from shoal.simulate.simulated_groups import estimates_of_rows
 

@@ -1,4 +1,4 @@
-"""Migration of running requests between engines: when they migrate, and the protocol of a migration.
+"""The manager's part of a migration: when a running request migrates, and the order of the protocol's steps.
 
 The source runs the request until ``Commit``, then the destination does. Until the destination's first token
 the source keeps the KV, so that it can resume the request if the destination fails. docs/cluster.md covers

@@ -1,4 +1,4 @@
-"""Main loop of the engine process: ``python -m shoal.engine [MODULE ...]``, started by ``PrestartedEngine``.
+"""Main loop of the engine process: ``python -m shoal.engine [MODULE ...]``, started by ``child_process.py``.
 
 It imports the named modules, reads its configuration from the ``lifeline`` on its standard input, builds the
 engine and sends heartbeats. End of file there ends this process, so none is left behind. Between steps it

@@ -1,4 +1,4 @@
-"""Tells a stalled process from a slow one, by the CPU time that it uses without making progress.
+"""CPU time of a process without progress, by which the hang detector and the supervisor judge it.
 
 Wall time alone says little: on a busy machine everything takes long. A process that is stopped, or waits for
 something that never happens, uses no CPU time. A slow process uses its share, however small. A process in an

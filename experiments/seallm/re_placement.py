@@ -8,7 +8,7 @@ from experiments.seallm.changing_traffic import REPLACES, Run, measure
 from experiments.seallm.end_to_end import ASSUMPTIONS, DEVICES
 from experiments.seallm.group_runs import PAPER
 from experiments.seallm.services import Traffic
-from shoal.place.replacement import IntervalRule
+from shoal.place.re_placement import IntervalRule
 
 NAME = "seallm-replacement"
 PHASE_S, QUICK_PHASE_S = 60.0, 6.0
