@@ -56,7 +56,7 @@ async def processes():
 
 
 def pid_of(made, number=0):
-    return list(made._processes.values())[number]._starting.result().pid
+    return list(made._workers.values())[number]._starting.result().pid
 
 
 def run(scenario):
@@ -125,7 +125,7 @@ def test_services_with_the_same_tokenizer_share_a_process(tmp_path):
     async def scenario(made):
         served = await asyncio.gather(*(made.load(folder) for folder in (first, second, other)))
         assert [one.has_chat_template for one in served] == [True, False, True]
-        assert len(made._processes) == 2
+        assert len(made._workers) == 2
         pid = pid_of(made)
         served[0].close()
         assert (await served[1].encode_texts(["ab"])).tokens == [[0, 1]]
@@ -150,13 +150,13 @@ def test_a_process_that_is_killed_is_replaced(tmp_path, text):
         before = pid_of(made)
         os.kill(before, signal.SIGSTOP)  # so that there is no reply before
         asking = asyncio.create_task(served.encode_texts([text]))
-        (process,) = made._processes.values()
-        await until(lambda: process._starting.result()._asked)
+        (worker,) = made._workers.values()
+        await until(lambda: worker._starting.result()._pending)
         os.kill(before, signal.SIGKILL)
         assert (await asking).tokens == [tokens]
         assert pid_of(made) != before
         os.kill(pid_of(made), signal.SIGKILL)
-        await until(lambda: not process._starting.result().alive)
+        await until(lambda: not worker._starting.result().alive)
         assert (await served.encode_texts([text])).tokens == [tokens]
 
     run(scenario)
@@ -184,11 +184,11 @@ def test_a_process_that_is_stopped_is_replaced(tmp_path, monkeypatch):
 def test_a_message_that_crashes_every_process_gets_an_error(tmp_path, monkeypatch):
     ask, asked, reading = tokenizer_subprocess.TokenizerSubprocess.ask, [], []
 
-    async def killing(link, message):
+    async def killing(child, message):
         if reading or len(message) > SHORT_BYTES:
-            asked.append(link.pid)
-            os.kill(link.pid, signal.SIGKILL)
-        return await ask(link, message)
+            asked.append(child.pid)
+            os.kill(child.pid, signal.SIGKILL)
+        return await ask(child, message)
 
     async def scenario(made):
         served = await made.load(make_folder(tmp_path))
@@ -214,13 +214,13 @@ def test_an_unreadable_tokenizer_is_named(tmp_path):
         (folder / "tokenizer.json").write_text("{")
         with pytest.raises(ModelUnavailable, match=r"tokenizer\.json cannot be read"):
             await made.load(folder)
-        assert not made._processes
+        assert not made._workers
 
         served = await made.load(make_folder(tmp_path))
         make_folder(tmp_path, "ba")
         os.kill(pid_of(made), signal.SIGKILL)
-        (process,) = made._processes.values()
-        await until(lambda: not process._starting.result().alive)
+        (worker,) = made._workers.values()
+        await until(lambda: not worker._starting.result().alive)
         with pytest.raises(ServiceUnavailable, match=r"tokenizer\.json has been replaced"):
             await served.encode_texts(["ab"])
         make_folder(tmp_path)
@@ -264,7 +264,7 @@ def test_long_texts_are_sent_one_at_a_time(tmp_path, monkeypatch):
 
     async def scenario(made):
         served = await made.load(make_folder(tmp_path))
-        link = next(iter(made._processes.values()))._starting.result()
+        child = next(iter(made._workers.values()))._starting.result()
         release = asyncio.Event()
 
         async def ask(message):
@@ -272,7 +272,7 @@ def test_long_texts_are_sent_one_at_a_time(tmp_path, monkeypatch):
             await release.wait()
             return encode(Encoded([[len(asked)]]))
 
-        monkeypatch.setattr(link, "ask", ask)
+        monkeypatch.setattr(child, "ask", ask)
         texts = ["a" * size for size in (2**19, 2**19, 2**15, 2**15, 9, 9)]
         asking = [asyncio.create_task(served.encode_texts([text])) for text in texts]
         await until(lambda: len(asked) == 4)
@@ -293,11 +293,11 @@ from shoal.serve.tokenizers import Tokenizers
 async def main():
     made = Tokenizers()
     served = await made.load(pathlib.Path(sys.argv[1]))
-    (process,) = made._processes.values()
-    print(process._starting.result().pid, flush=True)
+    (worker,) = made._workers.values()
+    print(worker._starting.result().pid, flush=True)
     sys.stdin.readline()
     await served.encode_texts(["ab"])
-    print(process._starting.result().pid, flush=True)
+    print(worker._starting.result().pid, flush=True)
     await asyncio.Event().wait()
 asyncio.run(main())
 """
