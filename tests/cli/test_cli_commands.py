@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 import shoal
 import shoal.models
-from shoal.cli import app as app_module
 from shoal.cli.app import app, run
 from shoal.cli.models import models as models_app
 from shoal.cli.version import describe_cpu
@@ -218,21 +217,19 @@ def test_an_option_given_twice_is_refused(capsys):
     assert runner.invoke(app, ["generate", "--stop", "a", "--stop", "b", "--help"]).exit_code == 0
 
 
-def test_a_failure_while_running_is_exit_code_1(monkeypatch, capsys):
+def test_a_failure_while_running_is_exit_code_1(capsys):
     def fail(**_):
         raise EngineDied("the engine process ended")
 
-    monkeypatch.setattr(app_module, "app", lambda **_: fail())
-    assert run(["serve", "x"]) == 1
+    assert run(["serve", "x"], fail) == 1
     assert capsys.readouterr().err == "error: the engine process ended\n"
 
 
-def test_too_few_open_files_are_reported_without_a_traceback(monkeypatch, capsys):
+def test_too_few_open_files_are_reported_without_a_traceback(capsys):
     def fail(**_):
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(app_module, "app", fail)
-    assert run(["generate"]) == 1
+    assert run(["generate"], fail) == 1
     assert capsys.readouterr().err == "error: Too many open files: allow more, as with `ulimit -n 1024`\n"
 
 
