@@ -49,7 +49,7 @@ class AssumedLimit(Conservative):
     assumed: int
     """Output tokens reserved for each request; more once it has generated more."""
 
-    def tokens_set_aside(self, table: RequestTable) -> IntArray:
+    def reserved_tokens(self, table: RequestTable) -> IntArray:
         return np.maximum(table.num_prompt_tokens + self.assumed, table.num_tokens_with_in_flight)
 
 

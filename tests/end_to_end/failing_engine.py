@@ -24,7 +24,7 @@ def sabotage(executor: TorchExecutor, fails: Fails) -> None:
 
     def failing(plan: StepPlan, batch: StepBatch) -> torch.Tensor:
         logits = forward(plan, batch)
-        if fails(plan, [executor._groups[seq_id] for seq_id in plan.seq_ids]):
+        if fails(plan, [executor._sequences[seq_id] for seq_id in plan.seq_ids]):
             raise torch.OutOfMemoryError("out of memory, tried to allocate 20 GiB")
         return logits
 

@@ -252,13 +252,13 @@ def test_they_step_services_whose_streams_waited_too_long_at_the_same_times(
     folders: dict[str, Path], depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stepped = []
-    urgent = InterTokenLatencyGuard._urgent
+    urgent = InterTokenLatencyGuard._due_before
 
     def noted(self: InterTokenLatencyGuard, *args: Any) -> str | None:
         stepped.append(urgent(self, *args))
         return stepped[-1]
 
-    monkeypatch.setattr(InterTokenLatencyGuard, "_urgent", noted)
+    monkeypatch.setattr(InterTokenLatencyGuard, "_due_before", noted)
     short = [make_request(f"short{number}", SERVICES[0], make_prompt(4, number), 12) for number in range(40)]
     short = [replace(one, arrival_ns=10**7 + number * 10**6) for number, one in enumerate(short)]
     stream = make_request("stream", SERVICES[1], make_prompt(4), 40)

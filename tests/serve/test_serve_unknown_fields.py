@@ -214,7 +214,7 @@ def test_at_most_a_hundred_names_are_logged(caplog):
     ignored = IgnoredFieldLog()
     with caplog.at_level(logging.INFO, "shoal.serve"):
         for at in range(300):
-            ignored.note([f"field{at % 150}"])
+            ignored.log([f"field{at % 150}"])
     lines = [record.message for record in caplog.records]
     assert sum("'field" in line for line in lines) == 100
     assert len(lines) == 101
