@@ -29,7 +29,7 @@ LARGEST_MERGED = 32
 
 STRANDED_PER_DOUBLING = 0.04
 """Share of a full pool that is stranded, for every doubling of the sub-blocks in a merged block; measured
-by ``benchmarks/kvcache_pool.py --sweep`` with 4 to 80 sub-blocks, nearly independent of the pool size."""
+by ``python -m benchmarks.kvcache_pool --sweep`` with 4 to 80 sub-blocks, nearly independent of the pool size."""
 
 
 @dataclass(frozen=True, slots=True)
