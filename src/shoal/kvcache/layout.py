@@ -28,8 +28,8 @@ LARGEST_MERGED = 32
 """Limit on the size of a merged block, as a multiple of the largest model's block."""
 
 STRANDED_PER_DOUBLING = 0.04
-"""Share of a full pool that is stranded, for every doubling of the sub-blocks in a merged block; measured
-by ``python -m benchmarks.kvcache_pool --sweep`` with 4 to 80 sub-blocks, nearly independent of the pool size."""
+"""Share of a full pool that is stranded, for every doubling of the sub-blocks in a merged block; measured by
+``python -m benchmarks.kvcache_pool --sweep`` with 4 to 80 sub-blocks, nearly independent of the pool size."""
 
 
 @dataclass(frozen=True, slots=True)
