@@ -29,7 +29,7 @@ TESTS = (
     "tests/end_to_end/test_iterations.py",
     "tests/end_to_end/test_equality_presets.py",
 )
-TINY_TESTS = ("tests/execute/test_execute_iterations.py::test_iterations_are_steps_one_after_another",)
+TINY_TESTS = ("tests/execute/test_execute_iterations.py::test_iterations_are_successive_steps",)
 # Bundled models need a network, and grammars need llguidance but no device.
 _CHOSEN = "not smollm2 and not grammars"
 _OPTIONS = (
