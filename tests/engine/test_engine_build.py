@@ -1,6 +1,8 @@
 """A real engine around a tiny model with random weights."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 from engine_builders import make_request, run_all
@@ -180,3 +182,14 @@ def test_invalid_weights_are_rejected():
 def test_invalid_options_are_rejected(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         options(**wrong)
+
+
+@pytest.mark.slow
+def test_an_engine_process_imports_all_that_it_computes_with_before_it_has_its_configuration():
+    program = (
+        "import sys; import shoal.engine.process.torch_engine;"
+        "wanted = {'torch', 'transformers', 'shoal.execute.torch_executor', 'shoal.execute.model.loading'};"
+        "sys.exit(str(wanted - sys.modules.keys()) if wanted - sys.modules.keys() else 0)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
