@@ -1,7 +1,6 @@
 """The HTTP response that runs a generation request: full or streamed, cancelled if the client disconnects."""
 
 import asyncio
-import logging
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -35,7 +34,6 @@ _IDLE_CHECKS = 3
 _FIRST_CHECK_S = 0.1
 _LOADING = b": loading\n\n"
 _CUT_OFF = "the server shut down before the response was complete"
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

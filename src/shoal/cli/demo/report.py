@@ -13,8 +13,6 @@ from shoal.cli.demo.client import Burst, DemoRequest, Kill
 from shoal.cli.demo.prompts import format_goals
 from shoal.core import SLO, attainment, has_goal, met, normalised_latency, percentile
 
-_WASTE_USES = ("padding", "unfilled", "external")
-
 
 @dataclass(frozen=True, slots=True)
 class Latency:
