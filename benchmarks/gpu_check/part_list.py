@@ -16,13 +16,15 @@ _ENGINES = (
 )
 _SERVERS = (
     *_ENGINES,
-    *("pydantic", "fastapi", "starlette", "uvicorn", "httptools", "httpx", "typer", "prometheus_client"),
+    *("pydantic", "typing_inspection", "annotated_types", "fastapi", "opentelemetry", "starlette"),
+    *("uvicorn", "httptools", "httpx", "typer", "prometheus_client"),
 )
 _DISTRIBUTIONS = {
     "yaml": "PyYAML",
     "zmq": "pyzmq",
     "xdist": "pytest-xdist",
     "pytest_timeout": "pytest-timeout",
+    "opentelemetry": "opentelemetry-api",
 }
 """Distributions by import name, where the names differ."""
 
@@ -47,13 +49,13 @@ class Part:
 
 PARTS = (
     Part(
-        "device", "the card, copies and matrix products", "benchmarks.gpu_check.parts.device", 25, ("torch",)
+        "device", "the card, copies and matrix products", "benchmarks.gpu_check.parts.device", 20, ("torch",)
     ),
     Part(
         "kernels",
         "attention of our kernels beside the reference's",
         "benchmarks.gpu_check.parts.kernels",
-        60,
+        70,
         _KERNELS,
     ),
     Part(
@@ -61,16 +63,16 @@ PARTS = (
             "tests",
             "the tests of the executor and of engines, on the device",
             "benchmarks.gpu_check.parts.tests",
-            75,
+            110,
         ),
         needs=(*_ENGINES, "pytest", "hypothesis"),
         optional=("xdist", "pytest_timeout"),
     ),
     Part("times", "times of attention", "benchmarks.gpu_check.parts.times", 55, _KERNELS),
-    Part("engines", "decode steps of whole engines", "benchmarks.gpu_check.parts.engines", 125, _ENGINES),
-    Part("prompts", "steps of prompts", "benchmarks.gpu_check.parts.prompts", 45, _ENGINES),
+    Part("engines", "decode steps of whole engines", "benchmarks.gpu_check.parts.engines", 90, _ENGINES),
+    Part("prompts", "steps of prompts", "benchmarks.gpu_check.parts.prompts", 35, _ENGINES),
     Part("mixed", "three models under load in one engine", "benchmarks.gpu_check.parts.mixed", 50, _ENGINES),
-    Part("server", "a burst of chats over HTTP", "benchmarks.gpu_check.parts.server", 45, _SERVERS),
+    Part("server", "a burst of chats over HTTP", "benchmarks.gpu_check.parts.server", 50, _SERVERS),
 )
 """The most important parts come first."""
 

@@ -27,7 +27,7 @@ def _record(test: str, outcome: str, text: str) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:
         return  # the controller process records it
     errors = [line[1:].strip() for line in text.splitlines() if line.startswith("E ")]
-    error = errors[0] if errors else text.strip().rpartition("\n")[2]
+    error = " ".join(filter(None, errors)) or text.strip().rpartition("\n")[2]
     record = {"test": test, "outcome": outcome, "error": error[:_LONGEST_ERROR]}
     with Path(os.environ[FILE_VARIABLE]).open("a") as file:
         file.write(json.dumps(record) + "\n")

@@ -16,7 +16,7 @@ from execute_builders import make_model, make_prompt, needs_native, tiny_config
 from grammar_builders import write_tokenizer
 from service_builders import Asked, Walk
 
-from at_hand import bundled_model
+from at_hand import bundled_model, on_cpu
 from shoal.core import (
     ConfigError,
     FinishReason,
@@ -61,6 +61,7 @@ def test_outputs_are_those_of_undisturbed_runs(circumstance: str, folders: dict[
 
 
 @needs_native
+@on_cpu
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
 def test_int8_kv_gives_what_it_gives_undisturbed(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

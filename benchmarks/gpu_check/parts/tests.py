@@ -42,7 +42,7 @@ _OPTIONS = (
     "-p",
     "benchmarks.gpu_check.pytest_plugin",
 )
-_WORKERS = 4
+_WORKERS = 8
 _END_S = 3.0
 """Time reserved for recording the results."""
 _COMPLETE = (0, 1)
