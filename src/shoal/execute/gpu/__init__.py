@@ -1,0 +1,1 @@
+"""Executing steps on GPUs."""

@@ -1,0 +1,373 @@
+"""Paged attention of prompts: tiles of new tokens attend keys and values where they lie in the KV pool.
+
+A thread block takes one tile and KV head. Its rows are the queries of some consecutive tokens, with all
+query heads of that KV head.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from shoal.execute.attention.kv_views import LayerKV
+from shoal.execute.gpu.kernels.decode import log2_scores, padded_width
+from shoal.execute.gpu.kernels.devices import shared_bytes
+
+NUM_STAGES = 3
+"""Table entries are read two tiles of keys ahead, and keys and values one."""
+
+
+@dataclass(frozen=True, slots=True)
+class TileShape:
+    """How a thread block computes a tile. rows: queries; keys: attended at once; both are powers of two."""
+
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int = NUM_STAGES
+
+
+SHAPES = (
+    TileShape(rows=128, keys=64, num_warps=8),
+    TileShape(rows=128, keys=32, num_warps=8),
+    TileShape(rows=64, keys=32, num_warps=4),
+    TileShape(rows=32, keys=16, num_warps=4),
+)
+"""The first that fits into shared memory is taken."""
+SHAPES_FLOAT32 = (TileShape(rows=32, keys=32, num_warps=4), TileShape(rows=32, keys=16, num_warps=4))
+"""Of float32, for which there are no matrix units: products take many registers."""
+
+
+def tile_shape(heads: int, kv: LayerKV) -> TileShape:
+    """The tile shape for layers like this one on their device."""
+    widths = padded_width(kv.keys.shape[-1]), padded_width(kv.values.shape[-1])
+    size, available = kv.keys.element_size(), shared_bytes(kv.keys.device)
+    shapes = SHAPES_FLOAT32 if kv.keys.dtype == torch.float32 else SHAPES
+    fitting = (shape for shape in shapes if _needed_bytes(shape, *widths, size) <= available)
+    found = next(fitting, shapes[-1])
+    group = heads // kv.kv_heads
+    rows = max(found.rows, int(triton.next_power_of_2(group)))
+    return TileShape(rows, found.keys, found.num_warps, found.num_stages)
+
+
+def _needed_bytes(shape: TileShape, key_width: int, value_width: int, size: int) -> int:
+    """Upper limit of shared memory: a tile of queries, two of keys and of values, and table entries."""
+    return size * (shape.rows * key_width + 2 * shape.keys * (key_width + value_width)) + 1024
+
+
+def tile_tokens(heads: int, kv: LayerKV) -> int:
+    """Most tokens of a tile for layers like this one: the ``tokens_per_tile`` of ``prompt_tiles``."""
+    return tile_shape(heads, kv).rows // (heads // kv.kv_heads)
+
+
+def prompt_tiles(
+    starts: np.ndarray, firsts: np.ndarray, table_rows: np.ndarray, tokens_per_tile: int
+) -> np.ndarray:
+    """Tiles of the prompts of a step, for ``attend_prompts``: int32 [tiles, 4].
+
+    starts [prompts + 1]: index of each prompt's first token in the step, and the end of the last one's.
+    firsts, table_rows [prompts]: position of that token in its sequence, and the row of its block table. A
+    tile is (table row, index of its first token in the step, number of tokens, position of the first
+    token). Those with most keys are first, so that short ones fill the end of the kernel's time.
+    """
+    tokens = np.diff(starts)
+    counts = -(-tokens // tokens_per_tile)
+    of = np.repeat(np.arange(len(counts)), counts)
+    skipped = (np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)) * tokens_per_tile
+    sizes = np.minimum(tokens[of] - skipped, tokens_per_tile)
+    positions = firsts[of] + skipped
+    tiles = np.stack([table_rows[of], starts[of] + skipped, sizes, positions], axis=1).astype(np.int32)
+    return tiles[np.argsort(-(positions + sizes), kind="stable")]
+
+
+def attend_prompts(
+    query: torch.Tensor,
+    kv: LayerKV,
+    tables: torch.Tensor,
+    tiles: torch.Tensor,
+    *,
+    scaling: float | None,
+    window: int | None,
+    softcap: float | None,
+    out: torch.Tensor,
+    shape: TileShape | None = None,
+) -> None:
+    """Causal attention of the tokens of all tiles; other tokens' output is left as it is.
+
+    query: [tokens, heads, key_dim] of the step; keys and values of its tokens are in the pool. tables:
+    entries of the pool, int32 [table rows, blocks, entries of a block]. tiles: from ``prompt_tiles``, on the
+    device; one with a negative table row is skipped. out: [tokens, heads, value_dim], with adjacent elements
+    of a head. Keys and values before the window or behind a tile's last token are not read. shape: by
+    default ``tile_shape``; its rows must be sufficient for the tiles' tokens.
+    """
+    if query.stride(2) != 1:
+        query = query.contiguous()
+    _, heads, key_dim = query.shape
+    value_dim, group = kv.values.shape[-1], heads // kv.kv_heads
+    shape = shape or tile_shape(heads, kv)
+    if not len(tiles):
+        return
+    # Tiles of a KV head run at the same time, and find its keys and values in the L2 cache.
+    _attend_tile[(len(tiles), kv.kv_heads)](
+        query,
+        kv.keys,
+        kv.values,
+        tables,
+        tiles,
+        out,
+        float(key_dim**-0.5 if scaling is None else scaling),
+        float(softcap or 0.0),
+        window or 0,
+        *query.stride()[:2],
+        kv.keys.stride(0),  # also of values, which are in the same entries
+        kv.keys.stride(1),
+        kv.key_head,
+        kv.values.stride(1),
+        kv.value_head,
+        *tables.stride()[:2],
+        kv.first_entry,
+        kv.head_entry,
+        *out.stride()[:2],
+        GROUP=group,
+        BLOCK_SIZE=kv.keys.shape[1],
+        KEY_DIM=key_dim,
+        VALUE_DIM=value_dim,
+        KEY_WIDTH=padded_width(key_dim),
+        VALUE_WIDTH=padded_width(value_dim),
+        ROWS=shape.rows,
+        KEYS=shape.keys,
+        WINDOWED=bool(window),
+        SOFTCAPPED=bool(softcap),
+        num_warps=shape.num_warps,
+        num_stages=shape.num_stages,
+    )
+
+
+# Arguments that differ between steps must not cause a recompilation.
+@triton.jit(do_not_specialize=["window", "table_row"])  # type: ignore[untyped-decorator]
+def _attend_tile(  # type: ignore[no-untyped-def]
+    query,
+    keys,
+    values,
+    tables,
+    tiles,
+    out,
+    scaling,
+    softcap,
+    window,
+    query_row,
+    query_head,
+    entry_stride,
+    key_token,
+    key_head,
+    value_token,
+    value_head,
+    table_row,
+    table_block,
+    first_entry,
+    head_entry,
+    out_row,
+    out_head,
+    GROUP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    KEY_WIDTH: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    SOFTCAPPED: tl.constexpr,
+):
+    """Attend the queries of one tile and KV head."""
+    tile, kv_head = tl.program_id(0), tl.program_id(1)
+    place = tl.load(tiles + tile * 4).to(tl.int64)
+    if place < 0:
+        return
+    start, tokens = tl.load(tiles + tile * 4 + 1).to(tl.int64), tl.load(tiles + tile * 4 + 2)
+    first = tl.load(tiles + tile * 4 + 3)
+    end = first + tokens
+    token, head = tl.arange(0, ROWS) // GROUP, kv_head * GROUP + tl.arange(0, ROWS) % GROUP
+    at_key, at_value = tl.arange(0, KEY_WIDTH), tl.arange(0, VALUE_WIDTH)
+    q = tl.load(
+        query + ((start + token) * query_row + head * query_head)[:, None] + at_key[None, :],
+        mask=(token < tokens)[:, None] & (at_key < KEY_DIM)[None, :],
+        other=0.0,
+    )
+    table = tables + place * table_row + first_entry + kv_head * head_entry
+    keys += kv_head * key_head + at_key[None, :]
+    values += kv_head * value_head + at_value[None, :]
+    # All queries attend all keys of [whole, whole_end). Only the others need masks.
+    begin = 0
+    whole = 0
+    if WINDOWED:
+        begin = tl.maximum(first - window + 1, 0)
+        whole = begin + tl.cdiv(tl.maximum(end - window - begin, 0), KEYS) * KEYS
+    whole_end = whole + tl.maximum(first + 1 - whole, 0) // KEYS * KEYS
+    position = first + token
+    best = tl.full([ROWS], float("-inf"), tl.float32)
+    weight = tl.zeros([ROWS], tl.float32)
+    total = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
+    if WINDOWED:
+        best, weight, total = _attend_keys(
+            q,
+            best,
+            weight,
+            total,
+            position,
+            keys,
+            values,
+            table,
+            begin,
+            tl.minimum(whole, end),
+            end,
+            scaling,
+            softcap,
+            window,
+            entry_stride,
+            key_token,
+            value_token,
+            table_block,
+            BLOCK_SIZE,
+            KEY_DIM,
+            VALUE_DIM,
+            KEY_WIDTH,
+            VALUE_WIDTH,
+            KEYS,
+            True,
+            WINDOWED,
+            SOFTCAPPED,
+        )
+    best, weight, total = _attend_keys(
+        q,
+        best,
+        weight,
+        total,
+        position,
+        keys,
+        values,
+        table,
+        whole,
+        whole_end,
+        end,
+        scaling,
+        softcap,
+        window,
+        entry_stride,
+        key_token,
+        value_token,
+        table_block,
+        BLOCK_SIZE,
+        KEY_DIM,
+        VALUE_DIM,
+        KEY_WIDTH,
+        VALUE_WIDTH,
+        KEYS,
+        False,
+        WINDOWED,
+        SOFTCAPPED,
+    )
+    best, weight, total = _attend_keys(
+        q,
+        best,
+        weight,
+        total,
+        position,
+        keys,
+        values,
+        table,
+        whole_end,
+        end,
+        end,
+        scaling,
+        softcap,
+        window,
+        entry_stride,
+        key_token,
+        value_token,
+        table_block,
+        BLOCK_SIZE,
+        KEY_DIM,
+        VALUE_DIM,
+        KEY_WIDTH,
+        VALUE_WIDTH,
+        KEYS,
+        True,
+        WINDOWED,
+        SOFTCAPPED,
+    )
+    mean = total / tl.where(weight == 0.0, 1.0, weight)[:, None]  # 0 in rows without a token
+    tl.store(
+        out + ((start + token) * out_row + head * out_head)[:, None] + at_value[None, :],
+        mean.to(out.dtype.element_ty),
+        mask=(token < tokens)[:, None] & (at_value < VALUE_DIM)[None, :],
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _attend_keys(  # type: ignore[no-untyped-def]
+    q,
+    best,
+    weight,
+    total,
+    position,
+    keys,
+    values,
+    table,
+    begin,
+    stop,
+    end,
+    scaling,
+    softcap,
+    window,
+    entry_stride,
+    key_token,
+    value_token,
+    table_block,
+    BLOCK_SIZE: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    KEY_WIDTH: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    KEYS: tl.constexpr,
+    MASKED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    SOFTCAPPED: tl.constexpr,
+):
+    """Attend the keys of [begin, stop) in addition; the new maxima, and sums of weights and values.
+
+    Unless MASKED, all queries attend all of these keys, whose number is a multiple of KEYS.
+    """
+    for start in range(begin, stop, KEYS):
+        at = start + tl.arange(0, KEYS)
+        there = at < end
+        entry = tl.load(table + (at // BLOCK_SIZE) * table_block, mask=there, other=0).to(tl.int64)
+        token = at % BLOCK_SIZE
+        k = tl.load(
+            keys + (entry * entry_stride + token * key_token)[:, None],
+            mask=there[:, None] & (tl.arange(0, KEY_WIDTH) < KEY_DIM)[None, :],
+            other=0.0,
+        )
+        v = tl.load(
+            values + (entry * entry_stride + token * value_token)[:, None],
+            mask=there[:, None] & (tl.arange(0, VALUE_WIDTH) < VALUE_DIM)[None, :],
+            other=0.0,
+        )
+        scores = log2_scores(tl.dot(q, tl.trans(k), input_precision="ieee"), scaling, softcap, SOFTCAPPED)
+        if MASKED:
+            visible = at[None, :] <= position[:, None]
+            if WINDOWED:
+                visible &= at[None, :] > position[:, None] - window
+            scores = tl.where(visible, scores, float("-inf"))
+        larger = tl.maximum(best, tl.max(scores, 1))
+        finite = larger
+        if MASKED and WINDOWED:  # the first keys may be before the windows of some tokens
+            finite = tl.where(larger == float("-inf"), 0.0, larger)
+        factor = tl.exp2(best - finite)
+        exps = tl.exp2(scores - finite[:, None])
+        total = total * factor[:, None] + tl.dot(exps.to(v.dtype), v, input_precision="ieee")
+        weight = weight * factor + tl.sum(exps, 1)
+        best = larger
+    return best, weight, total
