@@ -33,6 +33,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMod
 from shoal.core import Service
 from shoal.execute.attention.native_backend import NativeAttention
 from shoal.execute.attention.transformers_hook import ATTENTION_NAME
+from shoal.execute.model.choose_products import choose_products
 from shoal.execute.model.decoder_layer import DecoderLayer
 from shoal.execute.model.fuse_decoder_layers import fuse_layers, recognise_layers
 from shoal.execute.model.fused_forward import FusedForward
@@ -71,7 +72,9 @@ def load(
 
 
 def fuse_found(model: nn.Module, probed: ProbeResult) -> Replacements:
-    return fuse_layers(recognise_layers(model, probed))
+    products = choose_products(torch.device("cpu"))
+    assert products is not None
+    return fuse_layers(recognise_layers(model, probed, products.kernels), products)
 
 
 @torch.inference_mode()

@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 from shoal.core import Service
 from shoal.execute.linear.bf16_linear import Bf16Linear, Bf16Packing
 from shoal.execute.linear.prepack import PackedGatedMLP, PackedLinear, can_prepack, prepack
-from shoal.execute.model import fuse_decoder_layers
+from shoal.execute.model import loading
 from shoal.execute.model.fuse_norms_mlps import FusedRMSNorm, NativeGatedMLP, fuse
 from shoal.execute.model.int8_model import use_int8
 from shoal.execute.model.loading import load_models
@@ -147,9 +147,8 @@ def test_a_model_that_reads_its_layers_weights_is_left_unpacked(
         return plain(self, x.to(self.gate_proj.weight.dtype))
 
     monkeypatch.setattr(LlamaMLP, "forward", reads_weights)
-    monkeypatch.setattr(
-        fuse_decoder_layers, "load_native", lambda: None
-    )  # fused layers do not call their MLPs
+    # Fused layers do not call their MLPs.
+    monkeypatch.setattr(loading, "choose_products", lambda device: None)
     folder = make_model(tmp_path / "m", tiny_config("llama"), dtype=torch.bfloat16)
     models = load_models([Service(name="s", model="m")], {"s": folder})
     module = models.models["s"].module

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from shoal.execute.linear.native_product import Activation
-from shoal.execute.model.layer_kernels import LayerKernels
+from shoal.execute.model.layer_kernels import Kernels
 
 
 class Linear(Protocol):
@@ -20,6 +20,10 @@ class Linear(Protocol):
 
 class ProductBuilder(Protocol):
     """Builds merged and gated products of linear layers; see ``merged_products``."""
+
+    @property
+    def kernels(self) -> Kernels:
+        """Kernels of norms and activations for the products' device."""
 
     def merged(self, linears: Sequence[Linear]) -> Linear:
         """One product for layers with the same input; their outputs are concatenated."""
@@ -43,7 +47,7 @@ class DenseLinear(nn.Module):
 class GatedLinear(nn.Module):
     """activation(gate) * up of a layer whose output is gate and up, concatenated."""
 
-    def __init__(self, both: Linear, activation: Activation, kernels: LayerKernels) -> None:
+    def __init__(self, both: Linear, activation: Activation, kernels: Kernels) -> None:
         super().__init__()
         self.both = both
         self.activation = activation

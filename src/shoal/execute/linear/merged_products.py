@@ -1,4 +1,4 @@
-"""Merging QKV and gate/up projections of fused layers into products, in the fastest format for this CPU."""
+"""Merging QKV and gate/up projections of fused layers into products."""
 
 from collections.abc import Sequence
 
@@ -11,14 +11,17 @@ from shoal.execute.linear.int8_product import Int8Product
 from shoal.execute.linear.layers import DenseLinear, GatedLinear, Linear, SeparateLinears
 from shoal.execute.linear.native_product import Activation
 from shoal.execute.linear.prepack import PackedLinear, can_prepack
-from shoal.execute.model.layer_kernels import LayerKernels
+from shoal.execute.model.layer_kernels import Kernels
 
 
 class FastProductBuilder:
-    """Merges dense layers by concatenating their weights, and packed layers without copies."""
+    """Builds products in the fastest format for this CPU.
 
-    def __init__(self, kernels: LayerKernels) -> None:
-        self._kernels = kernels
+    Dense layers are merged by concatenating their weights, and packed layers without copies.
+    """
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.kernels = kernels
         self._packing = Bf16Packing.for_this_cpu()
 
     def merged(self, linears: Sequence[Linear]) -> Linear:
@@ -30,7 +33,10 @@ class FastProductBuilder:
             return Int8Product([linear.weights for linear in int8], int8[0].native)
         if len(bf16) == len(linears):
             return bf16_product([linear.weights for linear in bf16], bf16[0].native)
-        return _merged_dense(dense) if len(dense) == len(linears) else SeparateLinears(linears)
+        if len(dense) != len(linears):
+            return SeparateLinears(linears)
+        weight, bias = _concatenated(dense)
+        return PackedLinear(weight, bias) if can_prepack(weight.dtype) else DenseLinear(weight, bias)
 
     def gated(self, gate: Linear, up: Linear, activation: Activation) -> Linear:
         gate, up = self._packed(gate), self._packed(up)
@@ -38,7 +44,7 @@ class FastProductBuilder:
             return gate.gated(up, activation)
         if isinstance(gate, Bf16Linear) and isinstance(up, Bf16Linear):
             return gate.gated(up, activation)
-        return GatedLinear(self.merged((gate, up)), activation, self._kernels)
+        return GatedLinear(self.merged((gate, up)), activation, self.kernels)
 
     def _packed(self, linear: Linear) -> Linear:
         """The layer packed for our kernel, if that is fastest; else the layer itself."""
@@ -51,20 +57,47 @@ class FastProductBuilder:
         return self._packing.pack(linear.weight, linear.bias)
 
 
+class DenseProductBuilder:
+    """Concatenates the weights of dense layers, without holding them twice.
+
+    The layers' own weights become views of the merged weight, so the layers still compute the same.
+    """
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.kernels = kernels
+
+    def merged(self, linears: Sequence[Linear]) -> Linear:
+        dense = [linear for linear in linears if isinstance(linear, nn.Linear)]
+        if len(dense) != len(linears):
+            return SeparateLinears(linears)
+        weight, bias = _concatenated(dense)
+        parts = torch.split(weight, [linear.out_features for linear in dense])
+        for linear, part in zip(dense, parts, strict=True):
+            linear.weight.data = part
+        if weight.is_cuda and len(dense) > 1:
+            # What the parts freed is in pieces too small for the next merged weight.
+            torch.cuda.empty_cache()
+        return DenseLinear(weight, bias)
+
+    def gated(self, gate: Linear, up: Linear, activation: Activation) -> Linear:
+        return GatedLinear(self.merged((gate, up)), activation, self.kernels)
+
+
 class SeparateProductBuilder:
     """Keeps layers separate and copies no weight; for trials of a fused layer."""
 
-    def __init__(self, kernels: LayerKernels) -> None:
-        self._kernels = kernels
+    def __init__(self, kernels: Kernels) -> None:
+        self.kernels = kernels
 
     def merged(self, linears: Sequence[Linear]) -> Linear:
         return SeparateLinears(linears)
 
     def gated(self, gate: Linear, up: Linear, activation: Activation) -> Linear:
-        return GatedLinear(SeparateLinears((gate, up)), activation, self._kernels)
+        return GatedLinear(SeparateLinears((gate, up)), activation, self.kernels)
 
 
-def _merged_dense(linears: Sequence[nn.Linear]) -> Linear:
+def _concatenated(linears: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Weight and bias of all ``linears``; of a single one they are not copied."""
     weights = [linear.weight.detach() for linear in linears]
     weight = weights[0] if len(weights) == 1 else torch.cat(weights)
     bias = None
@@ -72,4 +105,4 @@ def _merged_dense(linears: Sequence[nn.Linear]) -> Linear:
         zeros = [weight.new_zeros(linear.out_features) for linear in linears]
         pairs = zip(linears, zeros, strict=True)
         bias = torch.cat([zero if linear.bias is None else linear.bias.detach() for linear, zero in pairs])
-    return PackedLinear(weight, bias) if can_prepack(weight.dtype) else DenseLinear(weight, bias)
+    return weight, bias

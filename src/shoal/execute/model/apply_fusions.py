@@ -1,10 +1,12 @@
 """Applying layer fusion and prepacking to a probed model; each step is undone if it changes the logits."""
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from shoal.execute.linear.layers import ProductBuilder
 from shoal.execute.linear.prepack import prepack
 from shoal.execute.model.fuse_decoder_layers import RecognisedLayer, fuse_layers, fused_forward
 from shoal.execute.model.fuse_norms_mlps import fuse
@@ -12,23 +14,34 @@ from shoal.execute.model.probe import ProbeResult
 from shoal.execute.model.replacements import Replacements
 from shoal.execute.model.transformers_forward import Forward, TransformersForward
 
+_log = logging.getLogger(__name__)
+
 
 def apply_fusions(
-    module: Any, probed: ProbeResult, layers: Sequence[RecognisedLayer], device: torch.device
+    module: Any,
+    probed: ProbeResult,
+    layers: Sequence[RecognisedLayer],
+    products: ProductBuilder | None,
+    device: torch.device,
 ) -> Forward:
     """Fuse and prepack ``module``; returns the fastest Forward for it.
 
-    layers: its recognised decoder layers.
+    layers: its recognised decoder layers. products: for these layers; None to fuse none.
     """
     passes: list[Callable[[Any], Replacements]] = [prepack, fuse] if device.type == "cpu" else [fuse]
-    if layers:
-        passes.insert(0, lambda _: fuse_layers(layers))
+    if products is not None:
+        passes.insert(0, lambda _: fuse_layers(layers, products))
     for apply in passes:
         replacements = apply(module)
         if not probed.gives_same_logits(module):
             replacements.undo()
     plain, fused = TransformersForward(module), fused_forward(module, layers)
-    return fused if fused is not None and _same_logits(probed, plain, fused) else plain
+    if fused is None:
+        return plain
+    if not _same_logits(probed, plain, fused):
+        _log.info("%s computes more around its layers, so transformers runs them", type(module).__name__)
+        return plain
+    return fused
 
 
 def _same_logits(probed: ProbeResult, one: Forward, other: Forward) -> bool:

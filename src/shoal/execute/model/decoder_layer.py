@@ -1,4 +1,4 @@
-"""DecoderLayer: a fused decoder layer, with norms, residual sums and activations in native kernels."""
+"""DecoderLayer: a fused decoder layer, with norms, residual sums and activations in kernels of our own."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,6 @@ from torch import nn
 from shoal.execute.attention.transformers_hook import AttentionStep
 from shoal.execute.linear.layers import Linear, ProductBuilder
 from shoal.execute.linear.native_product import Activation
-from shoal.execute.model.layer_kernels import LayerKernels
 from shoal.execute.model.record_attention import RecordedCall
 
 
@@ -57,12 +56,10 @@ class LayerStyle:
 class DecoderLayer(nn.Module):
     """Replaces a decoder layer of a `transformers` model.
 
-    products: builds its matrix products.
+    products: builds its matrix products, and has the other kernels.
     """
 
-    def __init__(
-        self, parts: LayerParts, style: LayerStyle, products: ProductBuilder, kernels: LayerKernels
-    ) -> None:
+    def __init__(self, parts: LayerParts, style: LayerStyle, products: ProductBuilder) -> None:
         super().__init__()
         self.qkv = products.merged(parts.qkv)
         self.o = products.merged((parts.o,))
@@ -86,7 +83,7 @@ class DecoderLayer(nn.Module):
             "window": parts.attention.window,
             "softcap": parts.attention.softcap,
         }
-        self.kernels = kernels
+        self.kernels = products.kernels
 
     def __call__(
         self,

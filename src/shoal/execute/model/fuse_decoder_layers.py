@@ -16,17 +16,17 @@ from torch import nn
 
 from shoal.execute.attention.transformers_hook import STEP_KEYWORD
 from shoal.execute.linear.int8_linear import Int8Linear
-from shoal.execute.linear.merged_products import FastProductBuilder, SeparateProductBuilder
+from shoal.execute.linear.layers import ProductBuilder
+from shoal.execute.linear.merged_products import SeparateProductBuilder
 from shoal.execute.linear.native_product import Activation
 from shoal.execute.model.decoder_layer import DecoderLayer, LayerParts, LayerStyle
 from shoal.execute.model.fuse_norms_mlps import FusedRMSNorm, fused_norm
 from shoal.execute.model.fused_forward import FusedForward, RotaryTable
-from shoal.execute.model.layer_kernels import LAYER_DTYPES, LayerKernels
+from shoal.execute.model.layer_kernels import Kernels
 from shoal.execute.model.probe import RUN_ERRORS, ProbeResult
 from shoal.execute.model.record_attention import RecordedCall, RecordingStep, packed_logits
 from shoal.execute.model.replacements import Replacements, children
 from shoal.execute.model.transformers_forward import TransformersForward
-from shoal.native import load_native
 
 TOLERANCE = 1e-4
 """Largest relative difference (norm over norm) of a layer's residual update, from the order of sums."""
@@ -51,12 +51,11 @@ class RecognisedLayer:
 
 
 @torch.inference_mode()
-def recognise_layers(model: nn.Module, probed: ProbeResult) -> list[RecognisedLayer]:
-    """The layers of ``model`` that can be replaced, while its linear layers are dense; [] without kernels."""
-    native = load_native()
-    if native is None or probed.dtype not in LAYER_DTYPES:
+def recognise_layers(model: nn.Module, probed: ProbeResult, kernels: Kernels) -> list[RecognisedLayer]:
+    """The layers of ``model`` that can be replaced, while its linear layers are dense; [] if the kernels do
+    not support its dtype."""
+    if probed.dtype not in kernels.dtypes:
         return []
-    kernels = LayerKernels(native)
     styles = [LayerStyle(*pair) for pair in product(list(Activation)[1:], (False, True))]
     layers = []
     for observed in _observe_layers(model, probed):
@@ -70,17 +69,13 @@ def recognise_layers(model: nn.Module, probed: ProbeResult) -> list[RecognisedLa
 
 
 @torch.inference_mode()
-def fuse_layers(layers: Sequence[RecognisedLayer]) -> Replacements:
-    replacements, native = Replacements(), load_native()
-    if native is None:
-        return replacements
-    kernels = LayerKernels(native)
-    products = FastProductBuilder(kernels)
+def fuse_layers(layers: Sequence[RecognisedLayer], products: ProductBuilder) -> Replacements:
+    replacements = Replacements()
     for layer in layers:
         original = layer.parent.get_submodule(layer.name)
         parts = _parts(original, layer.attention)
         if parts is not None:
-            fused = DecoderLayer(parts, layer.style, products, kernels)
+            fused = DecoderLayer(parts, layer.style, products)
             replacements.put(layer.parent, layer.name, original, fused)
     return replacements
 
@@ -172,7 +167,7 @@ def _is_layer(module: nn.Module) -> bool:
 
 
 def _best_style(
-    observed: _ObservedLayer, styles: Sequence[LayerStyle], kernels: LayerKernels
+    observed: _ObservedLayer, styles: Sequence[LayerStyle], kernels: Kernels
 ) -> LayerStyle | None:
     """The style whose layer is closest to the observed one; None if none is within TOLERANCE."""
     if _parts(observed.module, observed.attention) is None:
@@ -185,7 +180,7 @@ def _best_style(
         return None
     best, least = None, TOLERANCE
     for style in styles:
-        ours = observed.run(DecoderLayer(parts, style, SeparateProductBuilder(kernels), kernels))
+        ours = observed.run(DecoderLayer(parts, style, SeparateProductBuilder(kernels)))
         if ours is None:
             return None
         difference = float((ours - theirs).norm() / theirs.norm().clamp_min(1e-30))

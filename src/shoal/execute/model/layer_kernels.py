@@ -1,6 +1,7 @@
-"""LayerKernels: native RMS norms with residual sums and gated activations, on torch tensors."""
+"""RMS norms with residual sums and gated activations on torch tensors: Kernels, and native LayerKernels."""
 
 import ctypes
+from typing import Protocol
 
 import torch
 
@@ -8,33 +9,21 @@ from shoal.execute.linear.native_product import Activation
 from shoal.native import NativeLibrary
 
 _IS_BF16 = {torch.float32: 0, torch.bfloat16: 1}
-LAYER_DTYPES = tuple(_IS_BF16)
-"""Dtypes that the kernels compute in."""
 
 
-class LayerKernels:
-    """Norms and activations over contiguous tensors [rows, size] in float32 or bfloat16, on the CPU.
+class Kernels(Protocol):
+    """Norms and activations over contiguous tensors [rows, size].
 
-    Computed in float32 and rounded once for each output tensor. Results have the same bits on every
-    instruction set, and a row's result does not depend on other rows.
+    Computed in float32 and rounded once for each output tensor. A row's result does not depend on other
+    rows.
     """
 
-    def __init__(self, library: NativeLibrary) -> None:
-        pointer, size = ctypes.c_void_p, ctypes.c_int64
-        self._residual_norm = library.kernel(
-            "shoal_residual_norm", *[pointer] * 6, size, size, ctypes.c_float, ctypes.c_int32
-        )
-        self._gated_activation = library.kernel(
-            "shoal_gated_activation", pointer, pointer, size, size, ctypes.c_int32, ctypes.c_int32
-        )
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """Supported dtypes."""
 
     def norm(self, x: torch.Tensor, scale: torch.Tensor, eps: float) -> torch.Tensor:
         """x / sqrt(mean(x^2) + eps) * scale; scale float32 [size]."""
-        out = torch.empty_like(x)
-        self._residual_norm(
-            x.data_ptr(), None, None, None, scale.data_ptr(), out.data_ptr(), *x.shape, eps, _IS_BF16[x.dtype]
-        )
-        return out
 
     def residual_norm(
         self,
@@ -49,6 +38,40 @@ class LayerKernels:
         before: scale of a norm of x before the sum; None for no norm. after: scale of the norm of the sum;
         None for no norm, then the sum is returned twice.
         """
+
+    def gated_activation(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """activation(gate) * up; gate_up is [rows, 2 * size], gate and up concatenated."""
+
+
+class LayerKernels:
+    """The native Kernels, for CPUs; results have the same bits on every instruction set."""
+
+    dtypes = tuple(_IS_BF16)
+
+    def __init__(self, library: NativeLibrary) -> None:
+        pointer, size = ctypes.c_void_p, ctypes.c_int64
+        self._residual_norm = library.kernel(
+            "shoal_residual_norm", *[pointer] * 6, size, size, ctypes.c_float, ctypes.c_int32
+        )
+        self._gated_activation = library.kernel(
+            "shoal_gated_activation", pointer, pointer, size, size, ctypes.c_int32, ctypes.c_int32
+        )
+
+    def norm(self, x: torch.Tensor, scale: torch.Tensor, eps: float) -> torch.Tensor:
+        out = torch.empty_like(x)
+        self._residual_norm(
+            x.data_ptr(), None, None, None, scale.data_ptr(), out.data_ptr(), *x.shape, eps, _IS_BF16[x.dtype]
+        )
+        return out
+
+    def residual_norm(
+        self,
+        x: torch.Tensor,
+        before: torch.Tensor | None,
+        residual: torch.Tensor,
+        after: torch.Tensor | None,
+        eps: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         total = torch.empty_like(x)
         out = total if after is None else torch.empty_like(x)
         self._residual_norm(
@@ -65,7 +88,6 @@ class LayerKernels:
         return total, out
 
     def gated_activation(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """activation(gate) * up; gate_up is [rows, 2 * size], gate and up concatenated."""
         rows, both = gate_up.shape
         out = gate_up.new_empty((rows, both // 2))
         self._gated_activation(

@@ -16,12 +16,14 @@ from shoal.core import ConfigError, ModelUnsupported, Service
 from shoal.execute.attention.selector import check_backend, choose_backend
 from shoal.execute.attention.torch_backends import PagedAttention
 from shoal.execute.attention.transformers_hook import ATTENTION_NAME
+from shoal.execute.current_device import on_device, on_own_stream
 from shoal.execute.free_memory import free_memory_bytes
 from shoal.execute.kv_pool_size import GATHER_COPIES, EngineMemory, graph_bytes, pool_bytes
 from shoal.execute.malloc import keep_freed_memory
 from shoal.execute.model.apply_fusions import apply_fusions
 from shoal.execute.model.checkpoint import load_module, read_model_config, unsupported_on_error
 from shoal.execute.model.choose_dtype import prefers_int8, resolve_dtype
+from shoal.execute.model.choose_products import choose_products
 from shoal.execute.model.fuse_decoder_layers import recognise_layers
 from shoal.execute.model.int8_model import int8_bytes, use_int8
 from shoal.execute.model.probe import INT8_TOLERANCE, ProbeResult, probe, refuse_by_config
@@ -232,7 +234,8 @@ class ModelLoader:
             if progress is not None:
                 does = "loading" if seed is None else "making random weights of"
                 progress(f"{does} {service.model} ({_name(dtype)}) on {self.device}")
-            model = _load(service.model, folder, dtype, self.device, seed)
+            with on_own_stream(self.device):
+                model = _load(service.model, folder, dtype, self.device, seed)
             self._loaded[folder, dtype, seed] = model
         return model
 
@@ -269,12 +272,13 @@ def _load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, see
         described = describe_random_model(name, folder, _name(dtype), parameters=size, weights=weights)
     with unsupported_on_error("run", name):  # values of config.json may fail only in a forward pass
         probed = probe(module, name)
-    layers = recognise_layers(module, probed) if device.type == "cpu" else []
+    products = choose_products(device)
+    layers = [] if products is None else recognise_layers(module, probed, products.kernels)
     if dtype == torch.int8:
         probed = _quantise(module, probed, folder if seed is None else None, name)
     held = {p.data_ptr(): p.numel() * p.element_size() for p in module.parameters()}
     weight_bytes = sum(held.values()) + int8_bytes(module)
-    forward = apply_fusions(module, probed, layers, device)
+    forward = apply_fusions(module, probed, layers, products, device)
     facts = read_facts(folder)
     return LoadedModel(
         module=module,
@@ -372,7 +376,7 @@ def _activation_peak(model: LoadedModel, device: torch.device, tokens: int) -> i
     before = torch.cuda.memory_allocated(device)
     length = min(tokens, model.context_tokens)
     step = RecordingStep((length,))
-    with torch.inference_mode():
+    with on_device(device), torch.inference_mode():
         ids = torch.zeros((1, length), dtype=torch.int64, device=device)
         packed_logits(model.forward, [ids], step)
     peak = torch.cuda.max_memory_allocated(device) - before
