@@ -9,6 +9,7 @@ import torch
 from shoal.core import BlockCopy
 from shoal.execute.attention.kv_views import MergedCache, ServiceCache, SplitCache, UnitIds
 from shoal.execute.huge_pages import huge_empty, prefault
+from shoal.execute.transfers import host_memory
 from shoal.kvcache import PoolLayout
 
 
@@ -54,9 +55,7 @@ class KVStore:
         self.host_services: dict[str, ServiceCache] = {}
         self._unit_ids, self._host_unit_ids = unit_ids, host_unit_ids
         if host_layout is not None:
-            self.host_buffer = torch.empty(
-                host_layout.total_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda"
-            )
+            self.host_buffer = host_memory(host_layout.total_bytes, device)
         self._layout: PoolLayout | None = None
         self.lay_out(layout, host_layout)
 

@@ -14,16 +14,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from shoal.core import NO_TOKEN, Failure, FinishReason, SamplingParams, TokenLogprobs, uniform
+from shoal.core import NO_TOKEN, Failure, FinishReason, TokenLogprobs, uniform
 from shoal.execute.grammar.masks import RowMasks
 from shoal.execute.sampling.adjust_logits import adjust_logits, ban_early_ends, needs_adjustment
+from shoal.execute.sampling.choose import choose, choose_incomplete
 from shoal.execute.sampling.native_sampler import NativeSampler
 from shoal.execute.sequences import RunningSequence
-
-CANDIDATES = 256
-"""Number of likeliest tokens that are tried first for top-k, top-p and min-p."""
-_CHUNK = 256
-"""Number of tokens in a chunk, whose weights are summed before a draw is searched inside it."""
 
 _NO_TOKEN_LEFT = Failure(
     "the request's own limits leave no token: its grammar, allowed_token_ids, bad_words and min_tokens "
@@ -104,133 +100,10 @@ def _mask(logits: torch.Tensor, masks: RowMasks) -> torch.Tensor:
 
 
 def _choose_tokens(logits: torch.Tensor, rows: Sequence[RunningSequence]) -> list[int]:
-    logits = logits.float()
-    largest = logits.amax(-1, keepdim=True)
-    finite = largest.squeeze(1).isfinite().tolist()
-    tokens = [NO_TOKEN] * len(rows)
-    methods = {"greedy": _greedy, "whole": _sample_from_all, "candidates": _sample_from_top}
-    for name, method in methods.items():
-        members = [i for i, row in enumerate(rows) if finite[i] and _method(row.sampling) == name]
-        if not members:
-            continue
-        whole_batch = len(members) == len(rows)
-        part, top = (logits, largest) if whole_batch else (logits[members], largest[members])
-        for i, token in zip(members, method(part, top, [rows[i] for i in members]), strict=True):
-            tokens[i] = token
-    return tokens
-
-
-def _method(params: SamplingParams) -> str:
-    if params.greedy:
-        return "greedy"
-    return "candidates" if params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0 else "whole"
-
-
-def _greedy(logits: torch.Tensor, largest: torch.Tensor, rows: Sequence[RunningSequence]) -> list[int]:
-    del largest, rows
-    tokens: list[int] = logits.argmax(-1).tolist()
-    return tokens
-
-
-def _draws(rows: Sequence[RunningSequence], device: torch.device) -> torch.Tensor:
+    params = [row.sampling for row in rows]
     draws = [uniform(row.seed, row.output_tokens) for row in rows]
-    return torch.tensor(draws, dtype=torch.float64, device=device).unsqueeze(1)
-
-
-def _inverse_temperatures(rows: Sequence[RunningSequence], device: torch.device) -> torch.Tensor:
-    inverse = [1.0 / row.sampling.temperature for row in rows]
-    return torch.tensor(inverse, dtype=torch.float32, device=device).unsqueeze(1)
-
-
-def _search_cumulative(weights: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Index [rows, 1] at which the cumulative weight exceeds the target, and the cumulative weight before it.
-
-    weights: [rows, n], at least 0. The target is clamped to at least 0 and less than the sum, so that the
-    weight at the index is positive.
-    """
-    cumulative = weights.double().cumsum(-1)
-    total = cumulative[:, -1:]
-    targets = torch.minimum(targets.clamp(min=0.0), torch.nextafter(total, torch.zeros_like(total)))
-    index = torch.searchsorted(cumulative, targets, right=True)
-    return index, cumulative.gather(1, index) - weights.gather(1, index)
-
-
-def _sample_from_all(
-    logits: torch.Tensor, largest: torch.Tensor, rows: Sequence[RunningSequence]
-) -> list[int]:
-    """Sample from the whole vocabulary: first a chunk by the sums of chunks, then a token in it."""
-    weights = ((logits - largest) * _inverse_temperatures(rows, logits.device)).exp()
-    missing = -weights.shape[1] % _CHUNK
-    chunks = torch.nn.functional.pad(weights, (0, missing)).view(len(rows), -1, _CHUNK)
-    sums = chunks.sum(-1, dtype=torch.float64)
-    targets = _draws(rows, logits.device) * sums.sum(-1, keepdim=True)
-    chunk, before = _search_cumulative(sums, targets)
-    chosen = chunks[torch.arange(len(rows), device=logits.device), chunk.squeeze(1)]
-    index, _ = _search_cumulative(chosen, targets - before)
-    tokens: list[int] = (chunk * _CHUNK + index).squeeze(1).tolist()
-    return tokens
-
-
-def _sample_from_top(
-    logits: torch.Tensor, largest: torch.Tensor, rows: Sequence[RunningSequence]
-) -> list[int]:
-    """Sample rows with top-k, top-p or min-p from the likeliest tokens, widened until they suffice."""
-    vocab, device = logits.shape[1], logits.device
-    inverse, draws = _inverse_temperatures(rows, device), _draws(rows, device)
-    total = ((logits - largest) * inverse).exp().sum(-1, keepdim=True, dtype=torch.float64)
-    tokens = [NO_TOKEN] * len(rows)
-    waiting, width = list(range(len(rows))), min(CANDIDATES, vocab)
-    while waiting:
-        values, ids = _ranked(logits[waiting], width)
-        weights = ((values - largest[waiting]) * inverse[waiting]).exp()
-        kept = _keep_mask(weights, [rows[i].sampling for i in waiting], total[waiting])
-        # Tokens beyond the candidates with the same logit as the last one would be kept, too.
-        last = values.gather(1, kept.sum(-1, keepdim=True) - 1)
-        top_k = torch.tensor([[rows[i].sampling.top_k] for i in waiting], device=device)
-        complete = ((values[:, -1:] < last) & (top_k <= width)) | (width == vocab)
-        ids, order = ids.sort(-1)
-        weights = (weights * kept).gather(1, order)
-        index, _ = _search_cumulative(
-            weights, draws[waiting] * weights.sum(-1, keepdim=True, dtype=torch.float64)
-        )
-        picked = ids.gather(1, index).squeeze(1).tolist()
-        for i, token, done in zip(waiting, picked, complete.squeeze(1).tolist(), strict=True):
-            tokens[i] = token if done else NO_TOKEN
-        waiting = [i for i in waiting if tokens[i] == NO_TOKEN]
-        width = min(vocab, width * 8)
-    return tokens
-
-
-def _ranked(logits: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The ``width`` largest logits of each row and their ids, in order: equal ones by rising ids."""
-    if width == logits.shape[1]:
-        values, ids = logits.sort(dim=-1, descending=True, stable=True)
-        return values, ids
-    values, ids = logits.topk(width, dim=-1)
-    ids, order = ids.sort(-1)
-    values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
-    return values, ids.gather(1, order)
-
-
-def _keep_mask(weights: torch.Tensor, params: Sequence[SamplingParams], total: torch.Tensor) -> torch.Tensor:
-    """Which candidates remain: bool [rows, n], a prefix of each row.
-
-    weights: in falling order, 1 for the likeliest. total: weight of all tokens. Top-k comes first, then
-    top-p of the rest, and min-p relative to the likeliest.
-    """
-    device = weights.device
-    limited = torch.tensor([[p.top_k > 0] for p in params], device=device)
-    top_k = torch.tensor([[p.top_k] for p in params], device=device)
-    top_p = torch.tensor([[p.top_p] for p in params], device=device, dtype=torch.float64)
-    min_p = torch.tensor([[p.min_p] for p in params], device=device)
-    in_k = (torch.arange(weights.shape[1], device=device) < top_k) | ~limited
-    likely = (weights * in_k).double()
-    mass = likely.cumsum(-1)
-    left = torch.where(limited, mass[:, -1:], total)
-    in_p = (mass - likely < top_p * left) | (top_p >= 1)
-    kept = in_k & in_p & (weights >= min_p) & (weights > 0)
-    kept[:, 0] = True
-    return kept
+    tokens: list[int] = choose(logits, params, draws).tolist()
+    return choose_incomplete(logits, params, draws, tokens)
 
 
 def report_logprobs(logits: torch.Tensor, queries: Sequence[tuple[int, int, int]]) -> list[TokenLogprobs]:
