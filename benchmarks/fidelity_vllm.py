@@ -92,7 +92,7 @@ def compare(console: Console, scenario: Scenario, log: Path, fit_requests: int |
         )
     prepared = prepare(scenario)
     run = prepared.run()
-    depth = scenario.scheduler.depth
+    depth = scenario.scheduler.max_in_flight
     preemptions = sum(engine.preemptions for engine in run.engines)
     console.print(f"{scenario.title}, depth {depth}: {preemptions} preemptions in simulation")
     console.print(compare_run(prepared, run, log).grid().to_rich())
@@ -116,7 +116,7 @@ def main() -> None:
     console = Console()
     try:
         scenario = scenario_of(folder, json.loads(about.read_text(encoding="utf-8")), arguments.roofline)
-        for depth in sorted({1, scenario.scheduler.depth}):
+        for depth in sorted({1, scenario.scheduler.max_in_flight}):
             of_depth = replace(scenario, scheduler=replace(scenario.scheduler, depth=depth))
             compare(console, of_depth, log, arguments.fit)
     except KeyError as error:

@@ -299,7 +299,7 @@ def build_fake(
         limits_of=lambda service: fresh,
         describe=describe,
     )
-    engine = Engine(scheduler, pool, executor, depth=options.scheduler.depth, changes=changes)
+    engine = Engine(scheduler, pool, executor, depth=options.scheduler.max_in_flight, changes=changes)
     engine.fake_executor, engine.fake_pool, engine.fake_services = executor, pool, host
     services = {s.name: describe(s) for s in options.services}
     info = EngineInfo(

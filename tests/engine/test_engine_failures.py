@@ -53,7 +53,7 @@ class RunsOn(FailingExecutor):
 def failing_engine(fails, *models, kind=FailingExecutor, wrap=lambda executor: executor, **options) -> Engine:
     fake, _ = make_engine(*models, **options)
     executor: Executor = wrap(kind(fake.fake_executor.layout, fails))
-    return Engine(fake._scheduler, fake.fake_pool, executor, depth=fake._scheduler.options.depth)
+    return Engine(fake._scheduler, fake.fake_pool, executor, depth=fake._scheduler.options.max_in_flight)
 
 
 def poisoned(plan, prompts):

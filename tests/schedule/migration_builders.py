@@ -30,7 +30,7 @@ class Engine:
 
     def step(self) -> list[TokenEvent]:
         """Schedule up to ``depth`` plans, and complete the oldest; returns events."""
-        while len(self.flights) < self.scheduler.options.depth:
+        while len(self.flights) < self.scheduler.options.max_in_flight:
             plan = self.scheduler.schedule(self.now_ns)
             self.pool.check_integrity()
             if isinstance(plan, Idle):

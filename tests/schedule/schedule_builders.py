@@ -254,7 +254,7 @@ def run(
                 if not more:
                     break
                 continue
-        if isinstance(plan, Idle) or len(flights) == options.depth:
+        if isinstance(plan, Idle) or len(flights) == options.max_in_flight:
             updated, result = flights.popleft()
             if result is None:
                 flights.clear()

@@ -112,7 +112,12 @@ ENGINE_FLAGS = (
     ),
     Flag("max-running", "scheduler.max_running", "N", "Most requests running at once."),
     Flag("max-batched-tokens", "scheduler.max_batched_tokens", "N", "Most tokens computed in one step."),
-    Flag("depth", "scheduler.depth", "N", "Steps in flight: 1, or 2 to overlap scheduling and compute."),
+    Flag(
+        "depth",
+        "scheduler.depth",
+        "N",
+        "Steps in flight: 1, or 2 to schedule one while one is computed.",
+    ),
     Flag("max-iterations", "scheduler.max_iterations", "N", "Most decode steps made under one decision."),
     Flag(
         "co-batch",

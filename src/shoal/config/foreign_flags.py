@@ -126,8 +126,8 @@ _HINTS: tuple[tuple[str, str], ...] = (
         _CHUNKS,
     ),
     ("--num-scheduler-steps", "write --max-iterations N"),
-    ("--async-scheduling", "write --depth 2"),
-    ("--no-async-scheduling --disable-overlap-schedule", "write --depth 1, which is the default"),
+    ("--async-scheduling", "write --depth 2, which is the default on a GPU"),
+    ("--no-async-scheduling --disable-overlap-schedule", "write --depth 1, which is the default on a CPU"),
     ("--schedule-policy", "write --order NAME, such as fcfs or shortest-remaining"),
     ("--schedule-conservativeness", "write --admission NAME, such as past-future or conservative"),
     (

@@ -167,7 +167,7 @@ def scheduler_section(*, offline: bool = False) -> SchedulerSection:
         (SchedulerOptions, "max_token_gap_s"): OrNever(seconds(), LONGEST_S),
         (SchedulerOptions, "max_running"): Maybe(integer(1)),
         (SchedulerOptions, "max_batched_tokens"): integer(1),
-        (SchedulerOptions, "depth"): integer(1, 2),
+        (SchedulerOptions, "depth"): Maybe(integer(1, 2)),
         (SchedulerOptions, "max_iterations"): integer(1),
         (SchedulerOptions, "co_batch_rows"): Maybe(integer(1)),
     }

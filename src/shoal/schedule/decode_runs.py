@@ -151,7 +151,7 @@ class DecodeRuns:
         if self._rejected is not None:
             request, when, removals = self._rejected
             # The blocks of a prompt can be shared only after its plan has ended.
-            published = state.last_prefill <= when - self._options.depth
+            published = state.last_prefill <= when - self._options.max_in_flight
             unchanged = published and removals == self._removals()
             if request is state.waiting[0] and unchanged:
                 return sys.maxsize

@@ -1,6 +1,6 @@
 """User options of the scheduler: policies, preemption, starvation, token gaps, SLO handling, batch limits."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from shoal.core import ConfigError, lookup
@@ -47,8 +47,9 @@ class SchedulerOptions:
     """Limit on requests that hold KV at once, over all services; None: see ``resolve_max_running``."""
     max_batched_tokens: int = 2048
     """Token budget of a step."""
-    depth: int = 1
-    """Limit on plans in flight; with 2 the next step is scheduled while one is computed."""
+    depth: int | None = None
+    """Limit on plans in flight, 1 or 2; with 2 the next step is scheduled while one is computed. None: see
+    ``with_depth_for``."""
     max_iterations: int = 1
     """Limit on decode steps in one plan, made while nothing but decoding can come next. The plan ends early
     with the step in which a request ends or arrives."""
@@ -81,14 +82,25 @@ class SchedulerOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"scheduler {name} must be at least 1, got {value}")
-        if self.depth not in (1, 2):
+        if self.depth not in (None, 1, 2):
             raise ConfigError(f"scheduler depth must be 1 or 2 plans in flight, got {self.depth}")
-        if self.max_iterations > 1 and self.depth > 1:
+        if self.max_iterations > 1 and self.max_in_flight > 1:
             raise ConfigError(
                 f"scheduler max_iterations {self.max_iterations} needs depth 1: with depth {self.depth} the"
                 " next plan is made before it is known after how many iterations this one stops;"
                 " set depth to 1, or max_iterations to 1"
             )
+
+    @property
+    def max_in_flight(self) -> int:
+        """Limit on plans in flight: ``depth``, or 1."""
+        return self.depth or 1
+
+    def with_depth_for(self, device: str) -> "SchedulerOptions":
+        """The same options with a depth: by default 2 on a GPU, which else waits while a step is scheduled,
+        and 1 on a CPU, where both use the same cores."""
+        overlaps = device != "cpu" and self.max_iterations == 1
+        return replace(self, depth=self.depth or (2 if overlaps else 1))
 
     def resolve_max_running(self, blocks: int) -> int:
         """The limit on running requests, for a pool with ``blocks`` blocks for one service.

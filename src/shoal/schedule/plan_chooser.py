@@ -90,7 +90,7 @@ class PlanChooser:
     def choose(self, now_ns: int) -> StepPlan | Idle:
         """As ``Scheduler.schedule``."""
         steps, options = self._steps, self._options
-        if len(steps.in_flight) >= options.depth:
+        if len(steps.in_flight) >= options.max_in_flight:
             return Idle()
         refuse = options.on_hopeless == "refuse"
         steps.mark_changed(self._store.demote_or_reject_expired(now_ns, refuse=refuse))
@@ -197,7 +197,7 @@ class PlanChooser:
     def decode_run(self, now_ns: int, max_steps: int) -> DecodeRun | None:
         """As ``Scheduler.decode_run``."""
         in_flight = self._steps.in_flight
-        if len(in_flight) >= self._options.depth:
+        if len(in_flight) >= self._options.max_in_flight:
             return None
         if not all(step.decodes_all(self._services[step.plan.service].running) for step in in_flight):
             return None

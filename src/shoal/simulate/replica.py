@@ -86,7 +86,7 @@ class Replica:
         self.scheduler = Scheduler(self._pool, spec.limits, spec.scheduler, host, self._ended)
         executor = SimulatedExecutor if lock_step is None else lock_step.executor
         self._executor = executor(spec.models, clock, self._watch)
-        depth = spec.scheduler.depth
+        depth = spec.scheduler.max_in_flight
         self._engine = Engine(self.scheduler, self._pool, self._executor, depth=depth, clock=clock)
         self._skips = skip_ahead and lock_step is None
         self._ahead: StepsAhead | None = None
