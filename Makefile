@@ -59,7 +59,9 @@ $(TRITON)/.installed: constraints.txt | $(STAMP)
 	@touch $@
 
 # A process either interprets kernels or compiles them.
-INTERPRETED := $(addprefix tests/execute/test_execute_,triton.py decode_graphs.py strict_interpreter.py)
+INTERPRETED := tests/execute/test_execute_strict_interpreter.py
+INTERPRETED += $(wildcard tests/execute/test_execute_gpu_*.py)
+INTERPRETED += tests/end_to_end/test_gpu_engines.py
 COMPILED := tests/execute/test_execute_triton_compile.py
 WITH_TRITON := PYTHONPATH=$(CURDIR)/$(TRITON)/packages TRITON_CACHE_DIR=$(CURDIR)/$(TRITON)/cache
 test-triton: $(TRITON)/.installed

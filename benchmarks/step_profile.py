@@ -49,6 +49,7 @@ from shoal.core import NewSequence, SamplingParams, Service, StepPlan
 from shoal.engine.build import default_threads
 from shoal.execute.attention.kv_views import MergedCache
 from shoal.execute.attention.selector import ATTENTION_BACKENDS
+from shoal.execute.executors import make_executor
 from shoal.execute.linear.native_product import NativeProduct
 from shoal.execute.model.loading import ModelSet, load_models
 from shoal.execute.torch_executor import TorchExecutor
@@ -129,7 +130,7 @@ class Bench:
     """The real executor with one model, and plans made by hand."""
 
     def __init__(self, models: ModelSet, kv_bytes: int) -> None:
-        self.executor = TorchExecutor(
+        self.executor = make_executor(
             models, layout := plan_layout(models.kv_shapes, memory_bytes=kv_bytes, block_size=BLOCK_SIZE)
         )
         self._pool = BlockPool(layout)

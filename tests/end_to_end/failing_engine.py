@@ -8,9 +8,8 @@ from checked_engine import CheckedEngine
 
 from shoal.core import StepPlan
 from shoal.engine import Engine, EngineInfo, EngineOptions, build_engine
-from shoal.execute.batch import StepBatch
 from shoal.execute.sequences import RunningSequence
-from shoal.execute.torch_executor import TorchExecutor
+from shoal.execute.torch_executor import PreparedStep, TorchExecutor
 
 POISON = 7
 """A prompt that begins with this token fails in an engine of ``build_failing_engine``."""
@@ -22,8 +21,8 @@ def sabotage(executor: TorchExecutor, fails: Fails) -> None:
     """Let the forward pass of some plans run out of memory, after it has written its KV."""
     forward = executor._forward
 
-    def failing(plan: StepPlan, batch: StepBatch) -> torch.Tensor:
-        logits = forward(plan, batch)
+    def failing(plan: StepPlan, step: PreparedStep) -> torch.Tensor:
+        logits = forward(plan, step)
         if fails(plan, [executor._sequences[seq_id] for seq_id in plan.seq_ids]):
             raise torch.OutOfMemoryError("out of memory, tried to allocate 20 GiB")
         return logits

@@ -29,13 +29,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
     """All plans that executors get."""
     seen: list[StepPlan] = []
-    submit = TorchExecutor.submit
+    apply = TorchExecutor._apply
 
     def note(self: TorchExecutor, plan: StepPlan, *others: Any) -> None:
         seen.append(plan)
-        submit(self, plan, *others)
+        apply(self, plan, *others)
 
-    monkeypatch.setattr(TorchExecutor, "submit", note)
+    monkeypatch.setattr(TorchExecutor, "_apply", note)
     return seen
 
 

@@ -26,8 +26,8 @@ from transformers import (
 
 from at_hand import DEVICE, on_cpu, on_gpu
 from shoal.core import NewSequence, SamplingParams, Service, StepPlan
+from shoal.execute.executors import make_executor
 from shoal.execute.model.loading import ModelSet, load_models
-from shoal.execute.torch_executor import TorchExecutor
 from shoal.kvcache import BlockPool, plan_layout
 from shoal.native import load_native
 
@@ -163,7 +163,7 @@ class HandScheduler:
         )
         self.pool = BlockPool(self.layout)
         unit_ids = self.pool.unit_ids if layout == "split" else None
-        self.executor = TorchExecutor(self.models, self.layout, depth=depth, unit_ids=unit_ids)
+        self.executor = make_executor(self.models, self.layout, depth=depth, unit_ids=unit_ids)
         self.numbers = 0
 
     def poison(self) -> None:

@@ -23,7 +23,7 @@ class Decodes:
     lengths: tokens of each row's sequence. gap: elements of NaN behind the query, key and value of each
     head, and behind those of each token. unused: at least this many elements are between the first entry of
     the pool and the others; they are 0, and on a CPU take no memory. turned: the elements of new rows lie
-    apart, and their heads side by side.
+    apart, and their heads side by side. forgets: the pool has nothing of tokens before the windows.
     """
 
     lengths: Sequence[int]
@@ -40,6 +40,7 @@ class Decodes:
     gap: int = 0
     unused: int = 0
     turned: bool = False
+    forgets: bool = False
     seed: int = 0
     device: str = DEVICE
     query: torch.Tensor = field(init=False)
@@ -60,7 +61,16 @@ class Decodes:
         self.query = self._rows(generator, self.group * self.kv_heads, self.key_dim)
         self._place()
         for row, (keys, values) in enumerate(zip(self._keys, self._values, strict=True)):
-            self._store(row, range(len(keys)), keys, values)
+            visible = slice(self._first_visible(row) if self.forgets else 0, len(keys))
+            self._store(row, range(len(keys))[visible], keys[visible], values[visible])
+
+    @property
+    def _num_rows(self) -> int:
+        return len(self.lengths)
+
+    def _first_visible(self, row: int) -> int:
+        """Position of the first token that a row attends."""
+        return max(self.lengths[row] - self.window, 0) if self.window else 0
 
     def _random(self, generator: torch.Generator, *shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(self.device, TORCH_DTYPES[self.dtype])
@@ -68,7 +78,7 @@ class Decodes:
     def _rows(self, generator: torch.Generator, heads: int, dim: int) -> torch.Tensor:
         """Elements of each row. Memory ends with the last, as the pool does, so that reading on is an
         error."""
-        shape, strides = (len(self.lengths), heads, dim), self._strides((heads,), dim)
+        shape, strides = (self._num_rows, heads, dim), self._strides((heads,), dim)
         if self.turned:
             strides = (heads * dim, 1, heads)
         rows = self._poisoned(_extent(shape, strides)).as_strided(shape, strides)
@@ -129,24 +139,12 @@ class Decodes:
         self.kv.keys[row_indices] = keys
         self.kv.values[row_indices] = values
 
-    def attend(self) -> torch.Tensor:
-        """What the kernels give: [rows, heads, value_dim]."""
-        from shoal.execute.attention.triton_kernels import attend_decodes
-
-        return attend_decodes(
-            self.query, self.kv, self.tables, self._lengths, self.scaling, self.window, self.softcap
-        )
-
-    @property
-    def _lengths(self) -> torch.Tensor:
-        return torch.tensor(self.lengths, dtype=torch.int32, device=self.device)
-
     def expected(self) -> torch.Tensor:
         """What the formulas say, in float64; 0 of rows without tokens."""
         scaling = self.scaling if self.scaling is not None else self.key_dim**-0.5
         out = torch.zeros((*self.query.shape[:2], self.value_dim), dtype=torch.float64, device=self.device)
         for row, length in enumerate(self.lengths):
-            visible = slice(max(length - self.window, 0) if self.window else 0, length)
+            visible = slice(self._first_visible(row), length)
             k, v = (
                 x[visible].double().repeat_interleave(self.group, dim=1)
                 for x in (self._keys[row], self._values[row])
@@ -157,27 +155,17 @@ class Decodes:
             out[row] = torch.einsum("hk,khd->hd", scores.softmax(-1), v)
         return out
 
-    def check(self) -> None:
-        """Raises AssertionError if the kernels give something else, or anything that is not of the rows."""
-        torch.testing.assert_close(
-            self.attend().double(), self.expected(), rtol=0, atol=TOLERANCE[self.dtype]
-        )
+    def in_other_rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tables with two more rows, in another order; and int32 [rows], the row of each of ``tables``.
 
-    def check_store(self) -> None:
-        """The same of storing each row's last token."""
-        from shoal.execute.attention.triton_kernels import store_decodes
-
-        generator = torch.Generator().manual_seed(self.seed + 1)
-        key = self._rows(generator, self.kv_heads, self.key_dim)
-        value = self._rows(generator, self.kv_heads, self.value_dim)
-        before = self._used.clone()
-        store_decodes(key, value, self.kv, self.tables, self._lengths)
-        stored = self._used.clone()
-        self._used.copy_(before)
-        for row, length in enumerate(self.lengths):
-            if length:
-                self._store(row, [length - 1], key[row : row + 1], value[row : row + 1])
-        torch.testing.assert_close(stored, self._used, rtol=0, atol=0, equal_nan=True)
+        Elsewhere they have -1, where the pool has nothing.
+        """
+        rows = len(self.lengths)
+        order = torch.randperm(rows + 2, generator=torch.Generator().manual_seed(self.seed))[:rows]
+        shape = (rows + 2, *self.tables.shape[1:])
+        tables = torch.full(shape, -1, dtype=torch.int32, device=self.device)
+        tables[order.to(self.device)] = self.tables
+        return tables, order.to(self.device, torch.int32)
 
 
 def _extent(shape: Sequence[int], strides: Sequence[int]) -> int:

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 
 @cache
 def reference_model(folder: Path) -> torch.nn.Module:
-    """The model, read once."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    """The model, read once, with textbook attention: before version 5.20 that of torch left out softcaps."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
 
 
 @cache

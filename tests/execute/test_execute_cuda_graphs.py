@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
@@ -12,51 +12,63 @@ import torch
 from shoal.execute.cuda_graphs import CudaGraphCapturer
 
 
-class Graph:
-    def replay(self) -> None:
-        pass
-
-
 class Stream:
+    def __init__(self) -> None:
+        self.waited_for: list[Stream] = []
+
     def wait_stream(self, other: "Stream") -> None:
-        pass
+        self.waited_for.append(other)
 
 
 class FakeCuda:
-    """As much of ``torch.cuda`` as recording needs."""
+    """As much of ``torch.cuda`` as capturing needs."""
 
     def __init__(self) -> None:
         self.current = self.main = Stream()
         self.memory: list[int] = []
-        """Of each capture."""
+        """Pool of each capture."""
+        self.streams: list[Stream] = []
+        """Stream of each capture."""
+        self.capturing = False
         self._handles = count()
 
     def graph_pool_handle(self) -> int:
         return next(self._handles)
 
     @contextmanager
-    def graph(self, graph: Graph, pool: int, capture_error_mode: str) -> Iterator[None]:
-        assert capture_error_mode == "thread_local"
-        self.memory.append(pool)
-        self.current = Stream()
-        yield
-        self.current = self.main
-
-    def set_stream(self, stream: Stream) -> None:
-        self.current = stream
+    def stream(self, stream: Stream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
 
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     fake = FakeCuda()
-    for name in ("graph_pool_handle", "graph", "set_stream"):
-        monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
+
+    class Graph:
+        def replay(self) -> None:
+            pass
+
+        def capture_begin(self, pool: int, capture_error_mode: str) -> None:
+            assert capture_error_mode == "thread_local"
+            assert fake.current is not fake.main, "work on the default stream cannot be captured"
+            fake.memory.append(pool)
+            fake.streams.append(fake.current)
+            fake.capturing = True
+
+        def capture_end(self) -> None:
+            assert fake.capturing
+            fake.capturing = False
+
     replaced: dict[str, Any] = {
+        "graph_pool_handle": fake.graph_pool_handle,
         "CUDAGraph": Graph,
         "Stream": Stream,
-        "stream": lambda stream: nullcontext(),
+        "stream": fake.stream,
         "current_stream": lambda: fake.current,
-        "synchronize": lambda: None,
     }
     for name, value in replaced.items():
         monkeypatch.setattr(torch.cuda, name, value)
@@ -77,7 +89,17 @@ def test_graphs_share_memory_until_the_last_is_freed(cuda: FakeCuda) -> None:
     assert cuda.memory[-1] > 0
 
 
-def test_a_failed_capture_restores_the_stream(cuda: FakeCuda) -> None:
+def test_captures_share_a_stream_and_are_ordered_with_other_work(cuda: FakeCuda) -> None:
+    capturer = CudaGraphCapturer()
+    for _ in range(2):
+        capturer.capture(lambda: torch.zeros(1))
+    side = cuda.streams[0]
+    assert cuda.streams == [side, side]
+    assert side.waited_for == [cuda.main, cuda.main]
+    assert cuda.main.waited_for == [side, side]
+
+
+def test_a_failed_capture_is_ended_and_restores_the_stream(cuda: FakeCuda) -> None:
     calls: list[int] = []
 
     def fail_when_captured() -> torch.Tensor:
@@ -89,3 +111,4 @@ def test_a_failed_capture_restores_the_stream(cuda: FakeCuda) -> None:
     with pytest.raises(RuntimeError, match="captured"):
         CudaGraphCapturer().capture(fail_when_captured)
     assert cuda.current is cuda.main
+    assert not cuda.capturing

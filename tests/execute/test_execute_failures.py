@@ -11,13 +11,16 @@ import pytest
 import torch
 from execute_builders import GREEDY, HandScheduler, make_model, make_prompt, reference_tokens, tiny_config
 
+from at_hand import DEVICE
 from shoal.core import NewSequence, StepPlan
 from shoal.execute import torch_executor
 from shoal.execute.protocol import StepFailed
+from shoal.execute.torch_executor import PreparedStep
 
 PROMPT = make_prompt(9, seed=1)
 OUT_OF_MEMORY = torch.OutOfMemoryError("tried to allocate 20 GiB")
 PHASES = ("build_batch", "forward", "sample")
+ON_GPUS = {"build_batch": "to_words", "sample": "choose"}
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +46,10 @@ def break_phase(
     if phase == "forward":
         models = hand.executor._models
         monkeypatch.setitem(models, "a", replace(models["a"], forward=raising(error)))
-    else:
+    elif DEVICE == "cpu":
         monkeypatch.setattr(torch_executor, phase, raising(error))
+    else:
+        monkeypatch.setattr(f"shoal.execute.gpu.executor.{ON_GPUS[phase]}", raising(error))
 
 
 def start(hand: HandScheduler, number: int, left: tuple[int, ...] = ()) -> StepPlan:
@@ -143,9 +148,9 @@ def test_a_failure_keeps_no_tensors(hand: HandScheduler) -> None:
     tensors: list[weakref.ref[torch.Tensor]] = []
     forward = hand.executor._forward
 
-    def failing(plan: StepPlan, batch: Any) -> torch.Tensor:
-        logits = forward(plan, batch)
-        tensors.extend([weakref.ref(logits), weakref.ref(batch.input_ids)])
+    def failing(plan: StepPlan, step: PreparedStep) -> torch.Tensor:
+        logits = forward(plan, step)
+        tensors.extend([weakref.ref(logits), weakref.ref(step.arguments().input_ids)])
         raise torch.OutOfMemoryError("tried to allocate 20 GiB")
 
     hand.executor._forward = failing  # type: ignore[method-assign]

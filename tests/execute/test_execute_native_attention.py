@@ -233,13 +233,13 @@ def test_gpus_use_triton_kernels_if_triton_is_installed(
     monkeypatch.setattr("shoal.execute.attention.selector.find_spec", lambda name: name)
     check_backend("triton", gpu)
     best = type("TritonAttention", (BatchedAttention,), {})
-    module = SimpleNamespace(
-        TritonAttention=best,
+    step = SimpleNamespace(TritonAttention=best)
+    support = SimpleNamespace(
         can_attend=lambda shape: shape.layers[1].value_dim <= 256,
         smoke_test=lambda shape, device: "no C compiler" if shape.dtype == "float16" else None,
     )
-    monkeypatch.setitem(sys.modules, "shoal.execute.attention.triton_backend", module)
-    monkeypatch.setattr("shoal.execute.attention.triton_backend", module, raising=False)
+    monkeypatch.setitem(sys.modules, "shoal.execute.gpu.step", step)
+    monkeypatch.setitem(sys.modules, "shoal.execute.gpu.support", support)
     assert choose_backend("auto", gpu, shape) is best
     assert choose_backend("triton", gpu, kv_shape("float32", 257)) is BatchedAttention
     assert not caplog.messages

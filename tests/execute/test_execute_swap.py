@@ -11,8 +11,8 @@ from execute_builders import GREEDY, HandScheduler, make_model, make_prompt, ref
 from at_hand import DEVICE
 from shoal.core import BlockCopy, NewSequence, Service, StepPlan
 from shoal.execute.attention.kv_buffers import KVStore
+from shoal.execute.executors import make_executor
 from shoal.execute.model.loading import ModelSet, load_models
-from shoal.execute.torch_executor import TorchExecutor
 from shoal.kvcache import BlockMove, BlockPool, KVShape, LayerShape, PoolLayout, plan_layout
 
 BLOCK = 4
@@ -94,7 +94,7 @@ class Stepper:
         host_layout = self.layout.resized(2 * memory_bytes)
         self.host = BlockPool(host_layout)
         split = kind == "split"
-        self.executor = TorchExecutor(
+        self.executor = make_executor(
             models,
             self.layout,
             depth=depth,

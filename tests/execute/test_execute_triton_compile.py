@@ -5,6 +5,7 @@ import re
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from shoal.execute.attention.kv_views import TORCH_DTYPES, LayerKV
+from shoal.execute.linear.native_product import Activation
 
 pytestmark = pytest.mark.skipif(
     find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1",
@@ -22,6 +24,14 @@ pytestmark = pytest.mark.skipif(
 SHARED_BYTES = 64 << 10
 """Of shared memory, what small GPUs have."""
 ARCHITECTURES = {80: "an A100's", 90: "an H100's"}
+PROMPT_GPUS = {
+    "an A100's": (80, 163 << 10),
+    "an H100's": (90, 227 << 10),
+    "with little shared memory": (80, SHARED_BYTES),
+}
+"""GPUs that prompts are compiled for: architecture, and bytes of shared memory of a thread block."""
+SPILLED_BYTES = 64
+"""Most bytes that a thread attending prompts keeps in memory on an H100; on an A100 it may be more."""
 
 
 @dataclass(frozen=True)
@@ -128,27 +138,107 @@ def step_of(
 
 
 def compile_decodes(
+    compile_for: Callable[..., list[Any]], folder: Path, model: Model, layout: str, architecture: int
+) -> None:
+    """Compiles all kernels of decodes over a work list; they fit on a GPU and use its matrix units."""
+    from shoal.execute.gpu.kernels.decode import attend_decodes, plan_work
+
+    query, _, _, (kv, tables, lengths) = step_of(model, layout, rows=64)
+
+    def step() -> None:
+        work = plan_work(lengths, model.window, 66)
+        attend_decodes(query, kv, tables, lengths, work, scaling=None, softcap=model.softcap)
+
+    kernels = compile_for(architecture, step)
+    _, attend, _ = kernels
+    assert ("mma.sync" in attend.asm["ptx"]) == (model.dtype != "float32")
+    assert "cp.async" in attend.asm["ptx"], "keys and values are not fetched while others are attended"
+    for kernel in kernels:
+        assert kernel.metadata.shared <= SHARED_BYTES
+        assert_in_registers(kernel, folder)
+
+
+def compile_prompts(
     compile_for: Callable[..., list[Any]],
     folder: Path,
+    patch: pytest.MonkeyPatch,
     model: Model,
     layout: str,
-    architecture: int,
-    rows: int,
+    gpu: tuple[int, int],
 ) -> None:
-    """Compiles all kernels of decodes; they fit on a GPU and use its matrix units."""
-    from shoal.execute.attention.triton_kernels import attend_decodes, store_decodes
+    """Compiles the kernel of prompts; it fits on the GPU and uses its matrix units."""
+    from shoal.execute.gpu.kernels import prompts
 
-    query, key, value, where = step_of(model, layout, rows)
-    attend, together = compile_for(
-        architecture, attend_decodes, query, *where, None, model.window, model.softcap
-    )
-    ptx = attend.asm["ptx"]
-    assert ("mma.sync" in ptx) == (model.dtype != "float32")
-    assert "cp.async" in ptx, "keys and values are not fetched while others are attended"
-    for kernel in (attend, together, *compile_for(architecture, store_decodes, key, value, *where)):
+    architecture, shared_bytes = gpu
+    patch.setattr(prompts, "shared_bytes", lambda device: shared_bytes)
+    query, _, _, (kv, tables, _) = step_of(model, layout, rows=64)
+    tiles = torch.empty((7, 4), dtype=torch.int32, device="meta")
+    out = torch.empty((*query.shape[:2], model.value_dim), dtype=query.dtype, device="meta")
+
+    def step() -> None:
+        prompts.attend_prompts(
+            query, kv, tables, tiles, scaling=None, window=model.window, softcap=model.softcap, out=out
+        )
+
+    (kernel,) = compile_for(architecture, step)
+    instruction = "wgmma.mma_async" if architecture == 90 else "mma.sync"
+    assert (instruction in kernel.asm["ptx"]) == (model.dtype != "float32")
+    assert "cp.async" in kernel.asm["ptx"], "keys and values are not fetched while others are attended"
+    assert kernel.metadata.shared <= shared_bytes
+    used = resources_of(kernel.asm["cubin"], folder)
+    assert used["LOCAL"] == 0
+    assert used["STACK"] <= SPILLED_BYTES or architecture == 80
+
+
+def assert_in_registers(kernel: Any, folder: Path) -> None:
+    used = resources_of(kernel.asm["cubin"], folder)
+    assert used["STACK"] == used["LOCAL"] == 0, f"{kernel.metadata.name} keeps numbers in memory: {used}"
+
+
+def compile_layer(
+    compile_for: Callable[..., list[Any]], folder: Path, model: Model, layout: str, architecture: int
+) -> None:
+    """Compiles all kernels of a fused layer beside attention."""
+    from shoal.execute.gpu.kernels.layer import TritonLayerKernels
+    from shoal.execute.gpu.kernels.store import rotate_and_store, store
+
+    kernels, tokens, heads = TritonLayerKernels(), 64, model.group * model.kv_heads
+    query, key, value, (kv, tables, table_rows) = step_of(model, layout, tokens)
+    positions = torch.empty(tokens, dtype=torch.int64, device="meta")
+    x, wide = (query.new_empty((tokens, size)) for size in (heads * model.key_dim, 28672))
+    hidden, of_head = (torch.empty(size, device="meta") for size in (x.shape[1], model.key_dim))
+    norms = [
+        *compile_for(architecture, kernels.norm, x, hidden, 1e-6),
+        *compile_for(architecture, kernels.residual_norm, x, None, x, hidden, 1e-6),
+        *compile_for(architecture, kernels.residual_norm, x, hidden, x, hidden, 1e-6),
+    ]
+    orders = {reduction for norm in norms for reduction in order_of_sums(norm.asm["ttgir"])}
+    assert len(orders) == 1, "a row's norm has other bits if it is computed together with its sum"
+    made = norms + compile_for(architecture, kernels.residual_norm, x, None, x, None, 1e-6)
+    for activation in list(Activation)[1:]:
+        made += compile_for(architecture, kernels.gated_activation, wide, activation)
+    qkv = query.new_empty((tokens, (heads + model.kv_heads) * model.key_dim + value[0].numel()))
+    angles = query.new_empty((tokens, model.key_dim))
+    for scale, interleaved in ((None, False), (of_head, False), (None, True)):
+        rotate = partial(
+            rotate_and_store, heads=heads, cos=angles, sin=angles, rotary_interleaved=interleaved,
+            q_scale=scale, k_scale=scale, norm_eps=1e-6,
+        )  # fmt: skip
+        made += compile_for(architecture, rotate, qkv, kv, tables, table_rows, positions)
+    made += compile_for(architecture, store, key, value, kv, tables, table_rows, positions)
+    assert len(made) == 4 + 3 + 3 + 1
+    for kernel in made:
         assert kernel.metadata.shared <= SHARED_BYTES
+        assert "fma.rn.f32" not in kernel.asm["ptx"] or "erf" in kernel.asm["ttir"]
         used = resources_of(kernel.asm["cubin"], folder)
         assert used["STACK"] == used["LOCAL"] == 0, f"{kernel.metadata.name} keeps numbers in memory: {used}"
+
+
+def order_of_sums(ttgir: str) -> list[str]:
+    """The layout of each tensor that is summed, which gives the order of sums."""
+    layouts = dict(re.findall(r"^(#\w+) = (.*)$", ttgir, re.MULTILINE))
+    names = re.findall(r"\}\) : \(tensor<\S+?, (#\w+)>\) -> ", ttgir)
+    return [layouts[name] for name in names]
 
 
 def resources_of(cubin: bytes, folder: Path) -> dict[str, int]:
@@ -162,7 +252,7 @@ def resources_of(cubin: bytes, folder: Path) -> dict[str, int]:
 
 
 def test_decodes_compile(compile_for: Callable[..., list[Any]], tmp_path: Path) -> None:
-    compile_decodes(compile_for, tmp_path, LLAMA, "merged", 90, rows=64)
+    compile_decodes(compile_for, tmp_path, LLAMA, "merged", 90)
 
 
 @pytest.mark.slow
@@ -172,5 +262,62 @@ def test_decodes_compile(compile_for: Callable[..., list[Any]], tmp_path: Path) 
 def test_decodes_of_any_model_compile(
     compile_for: Callable[..., list[Any]], tmp_path: Path, model: Model, layout: str, architecture: int
 ) -> None:
-    for rows in (1, 64):
-        compile_decodes(compile_for, tmp_path, model, layout, architecture, rows)
+    compile_decodes(compile_for, tmp_path, model, layout, architecture)
+
+
+def test_prompts_compile(
+    compile_for: Callable[..., list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_prompts(compile_for, tmp_path, monkeypatch, LLAMA, "merged", PROMPT_GPUS["an H100's"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gpu", PROMPT_GPUS.values(), ids=PROMPT_GPUS)
+@pytest.mark.parametrize("layout", ["merged", "split"])
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_prompts_of_any_model_compile(
+    compile_for: Callable[..., list[Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    model: Model,
+    layout: str,
+    gpu: tuple[int, int],
+) -> None:
+    compile_prompts(compile_for, tmp_path, monkeypatch, model, layout, gpu)
+
+
+def test_layers_compile(compile_for: Callable[..., list[Any]], tmp_path: Path) -> None:
+    compile_layer(compile_for, tmp_path, LLAMA, "merged", 90)
+
+
+def test_storing_compiles_once_for_any_numbers_of_tokens_and_blocks(
+    compile_for: Callable[..., list[Any]],
+) -> None:
+    from shoal.execute.gpu.kernels.store import rotate_and_store, store
+
+    made = []
+    for tokens, blocks in ((1, 1), (7, 33), (64, 8192)):
+        _, key, value, (kv, _, table_rows) = step_of(LLAMA, "merged", tokens)
+        tables = torch.empty((256, blocks, 1), dtype=torch.int32, device="meta")
+        where = (kv, tables, table_rows, torch.empty(tokens, dtype=torch.int64, device="meta"))
+        qkv, angles = (key.new_empty((tokens, columns)) for columns in (48 * 128, 128))
+        rotate = partial(
+            rotate_and_store, heads=32, cos=angles, sin=angles, rotary_interleaved=False, q_scale=None,
+            k_scale=None, norm_eps=1e-6,
+        )  # fmt: skip
+        made += compile_for(90, rotate, qkv, *where)
+        for turn in (1, 0), (0, 1):
+            turned = [x.permute(*turn, 2).contiguous().permute(*turn, 2) for x in (key, value)]
+            made += compile_for(90, store, *turned, *where)
+    assert len(made) == 9
+    assert len({kernel.hash for kernel in made}) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=ARCHITECTURES.get)
+@pytest.mark.parametrize("layout", ["merged", "split"])
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_layers_of_any_model_compile(
+    compile_for: Callable[..., list[Any]], tmp_path: Path, model: Model, layout: str, architecture: int
+) -> None:
+    compile_layer(compile_for, tmp_path, model, layout, architecture)

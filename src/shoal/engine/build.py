@@ -71,16 +71,17 @@ def assemble_engine(
     threads: the CPU threads that the models were loaded with. wrap: as in ``build_engine``. Raises
     ConfigError.
     """
-    from shoal.execute.torch_executor import TorchExecutor
+    from shoal.execute.executors import make_executor
     from shoal.execute.torch_services import TorchServices
 
     layout = _plan_pool(options, models)
     pool = BlockPool(layout, prefix_caching=options.kv_cache.prefix_caching)
     host = _host_pool(options, layout)
     limits = {service.name: _limits(service, models) for service in options.services}
-    scheduler = Scheduler(pool, limits, options.scheduler, host)
-    depth = options.scheduler.depth
-    executor = TorchExecutor(
+    scheduler_options = options.scheduler.with_depth_for(options.device)
+    depth = scheduler_options.max_in_flight
+    scheduler = Scheduler(pool, limits, scheduler_options, host)
+    executor = make_executor(
         models,
         layout,
         depth=depth,
@@ -88,6 +89,8 @@ def assemble_engine(
         host_layout=None if host is None else host.layout,
         host_unit_ids=None if host is None else host.unit_ids,
     )
+
+    executor.warm_up(scheduler.max_running)
 
     def describe(service: Service) -> ServiceInfo:
         name = service.name

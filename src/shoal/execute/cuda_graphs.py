@@ -36,29 +36,36 @@ class CudaGraphCapturer:
     def __init__(self) -> None:
         self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
         self._memory: Any = None
+        self._stream: torch.cuda.Stream | None = None
+        """One for all captures: each stream keeps memory of its own."""
 
     def capture(self, compute: Callable[[], torch.Tensor]) -> CapturedGraph:
         """See GraphCapturer; raises what ``compute`` raises, or torch's error if the work cannot be
         captured."""
         if not self._graphs:  # the memory pool was freed with its last graph
             self._memory = torch.cuda.graph_pool_handle()
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream()
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        try:
-            # Warm-up: kernels are compiled outside of the capture.
-            side.wait_stream(stream)
-            with torch.cuda.stream(side):
-                compute()
-            stream.wait_stream(side)
-            with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
+        self._stream.wait_stream(stream)
+        with torch.cuda.stream(self._stream):
+            compute()  # kernels are compiled outside of the capture
+            # ``torch.cuda.graph`` would wait for all work and empty the allocator's cache before.
+            graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
+            try:
                 output = compute()
-        except Exception:
-            # A failed capture leaves its stream current, and (before torch 2.12) the allocator in its pool.
-            torch.cuda.set_stream(stream)
-            with suppress(Exception):
-                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._memory)
-            torch.cuda.synchronize()
-            raise
+            except Exception:
+                self._end_failed(graph)
+                raise
+            graph.capture_end()
+        stream.wait_stream(self._stream)
         self._graphs.add(graph)
         return CapturedGraph(graph.replay, output)
+
+    def _end_failed(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End a capture after an error; before torch 2.12 that leaves the allocator in the pool."""
+        with suppress(Exception):
+            graph.capture_end()
+        with suppress(Exception):
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._memory)

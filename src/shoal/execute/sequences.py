@@ -100,10 +100,13 @@ class SequenceTable:
         """Blocks of each table [slots]."""
         self.computed = np.zeros(1, dtype=np.int64)
         """Number of leading tokens whose KV is in the pool [slots]."""
+        self.changed: list[tuple[int, int, Sequence[int]]] = []
+        """Table entries that the last plan set: slot, first column, blocks; in order."""
         self._free = [0]
         """Free slots."""
 
     def apply(self, plan: StepPlan) -> None:
+        self.changed = []
         for seq_id in plan.left:
             gone = self.sequences.pop(seq_id, None)
             if gone is not None:
@@ -146,6 +149,7 @@ class SequenceTable:
             self.tables = wider
         self.tables[slot, start:end] = blocks
         self.num_blocks[slot] = end
+        self.changed.append((slot, start, blocks))
 
     def _add_slots(self) -> None:
         count = len(self.tables)

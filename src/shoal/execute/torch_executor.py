@@ -3,19 +3,21 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
 
 from shoal.core import NO_TOKEN, Service, StepPlan, StepResult, StepTimings, TokenLogprobs
 from shoal.execute.attention.kv_buffers import BlockTransfer, KVStore
-from shoal.execute.attention.kv_views import MergedCache, UnitIds
-from shoal.execute.batch import StepBatch, build_batch
-from shoal.execute.cuda_graphs import CudaGraphCapturer, GraphCapturer
+from shoal.execute.attention.kv_views import UnitIds
+from shoal.execute.attention.transformers_hook import AttentionStep
+from shoal.execute.batch import build_batch
 from shoal.execute.current_device import on_device
 from shoal.execute.grammar.fork_server import GrammarModel
 from shoal.execute.grammar.masks import GrammarMasks, RowMasks
@@ -26,11 +28,11 @@ from shoal.execute.sampling.native_sampler import NativeSampler
 from shoal.execute.sampling.prompt_outputs import PromptOutputRequest, PromptOutputs
 from shoal.execute.sampling.sampler import Sampled, report_logprobs, sample
 from shoal.execute.sequences import RunningSequence, SequenceTable
+from shoal.execute.transfers import to_device
 from shoal.kvcache import PoolLayout
 from shoal.native import load_native
 
-if TYPE_CHECKING:
-    from shoal.execute.decode_graphs import DecodeGraphs, GraphBuffers
+_Result = TypeVar("_Result")
 
 _log = logging.getLogger(__name__)
 
@@ -61,9 +63,6 @@ class TorchExecutor:
         self._sampler = None if library is None else NativeSampler(library)
         self.grammars = GrammarPool({name: _grammar_model(model) for name, model in models.models.items()})
         self._masks = GrammarMasks(self.grammars)
-        self._graphs: dict[str, DecodeGraphs] = {}
-        self._buffers: GraphBuffers | None = None
-        self._capturer: GraphCapturer = CudaGraphCapturer()
         self._results: deque[Future[StepResult]] = deque()
         self._thread = ThreadPoolExecutor(1, "shoal-executor") if depth > 1 else None
         self._failed = False
@@ -76,9 +75,11 @@ class TorchExecutor:
 
     def remove_service(self, service: str) -> None:
         """Remove a service that has no sequences, between two plans."""
-        self._graphs.pop(service, None)
         self._model_set.remove(service)
         self.grammars.remove_service(service)
+
+    def warm_up(self, max_rows: int) -> None:
+        """Prepare for steps of up to ``max_rows`` rows, before there are plans."""
 
     def submit(self, plan: StepPlan, interrupted: Interrupted = never) -> None:
         """See Executor; without a thread the plan runs here, and ``collect`` returns its result."""
@@ -133,6 +134,13 @@ class TorchExecutor:
         interrupted: Interrupted,
     ) -> StepResult:
         started = time.perf_counter_ns()
+        self._apply(plan, saving, copies)
+        return self._iterate(plan, started, interrupted)
+
+    def _apply(
+        self, plan: StepPlan, saving: Sequence[BlockTransfer], copies: Sequence[BlockTransfer]
+    ) -> None:
+        """Run a plan's copies, and change the batch; raises StepFailed if its rows must not run."""
         for transfer in saving:
             transfer.run()
         for merged_block in plan.zero:
@@ -143,23 +151,20 @@ class TorchExecutor:
         self._sequences.apply(plan)
         if self._failed:
             raise StepFailed("the step before it failed")
+
+    def _iterate(self, plan: StepPlan, started: int, interrupted: Interrupted) -> StepResult:
+        """Run the iterations of a plan; each computes the tokens that the one before sampled."""
         rows = [self._sequences[seq_id] for seq_id in plan.seq_ids]
         if not rows:
             duration_ns = time.perf_counter_ns() - started
             return StepResult.of_step([], duration_ns, timings=StepTimings(duration_ns))
-        return self._iterate(plan, rows, started, interrupted)
-
-    def _iterate(
-        self, plan: StepPlan, rows: Sequence[RunningSequence], started: int, interrupted: Interrupted
-    ) -> StepResult:
-        """Run the iterations of a plan; each computes the tokens that the one before sampled."""
         ends_ns = [started]
         tokens: list[list[int]] = []
         logprobs: list[list[TokenLogprobs | None] | None] = []
         prepare_ns = forward_ns = sample_ns = 0
         prompt_outputs: PromptOutputs | None = None
         while True:
-            iteration = self._run_recoverable(plan, rows)
+            iteration = self._recoverable(partial(self._compute, plan, rows))
             prompt_outputs = prompt_outputs or iteration.prompt_outputs  # only the first has prompt tokens
             prepare_ns += iteration.prepared_ns - ends_ns[-1]
             forward_ns += iteration.forwarded_ns - iteration.prepared_ns
@@ -183,10 +188,10 @@ class TorchExecutor:
             embeddings=prompt_outputs.embeddings,
         )
 
-    def _run_recoverable(self, plan: StepPlan, rows: Sequence[RunningSequence]) -> "_Iteration":
-        """Run one iteration; raises StepFailed for an error after which the device can go on."""
+    def _recoverable(self, compute: Callable[[], _Result]) -> _Result:
+        """What ``compute`` returns; raises StepFailed for an error after which the device can go on."""
         try:
-            return self._compute(plan, rows)
+            return compute()
         except Exception as error:
             if not is_recoverable(error):
                 raise
@@ -194,22 +199,24 @@ class TorchExecutor:
             message = f"{type(error).__name__}: {error}"
         # Outside of ``except``, so that the tensors in the traceback's frames are freed.
         self._failed = True
-        if self.store.buffer.device.type == "cuda":
-            self._graphs.clear()  # their memory pool is not available to others
-            self._buffers = None
-            torch.cuda.empty_cache()
+        self._free_memory()
         raise StepFailed(message)
+
+    def _free_memory(self) -> None:
+        """Release what a step after a failed one can do without."""
+        if self.store.buffer.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _compute(self, plan: StepPlan, rows: Sequence[RunningSequence]) -> "_Iteration":
         self._masks.begin(plan.service, [(plan.seq_ids[i], rows[i]) for i in plan.sampled])
-        batch = build_batch(self._sequences, rows, plan.new_tokens, self.store.services[plan.service])
+        step = self._prepare(plan, rows)
         prepared_ns = time.perf_counter_ns()
-        request = PromptOutputRequest.of(plan, rows, batch.last, self._sequences.computed)
+        request = PromptOutputRequest.of(plan, rows, step.last, self._sequences.computed)
         prompt_outputs = PromptOutputs()
         if request.empty:
-            logits = self._forward(plan, batch)
+            logits = self._forward(plan, step)
         else:
-            logits, prompt_outputs = self._forward_with_prompt_outputs(plan, batch, request)
+            logits, prompt_outputs = self._forward_with_prompt_outputs(plan, step, request)
         self._sequences.advance(rows, plan.new_tokens)
         forwarded_ns = time.perf_counter_ns()
         if logits.is_cuda and not self._masks.complete:
@@ -218,6 +225,13 @@ class TorchExecutor:
         if sampled.postponed:
             self._postpone(plan, rows, sampled.postponed, prompt_outputs)
         return _Iteration(sampled, prepared_ns, forwarded_ns, time.perf_counter_ns(), prompt_outputs)
+
+    def _prepare(self, plan: StepPlan, rows: Sequence[RunningSequence]) -> "PreparedStep":
+        cache, backend = self.store.services[plan.service], self._backends[plan.service]
+        batch = build_batch(self._sequences, rows, plan.new_tokens, cache)
+        return PreparedStep(
+            batch.last, lambda: StepArguments(batch.input_ids, batch.positions, backend(batch, cache))
+        )
 
     def _postpone(
         self,
@@ -239,44 +253,21 @@ class TorchExecutor:
         pairs = zip(rows, tokens, strict=True)
         return any(token == NO_TOKEN or row.stops_at(token, eos) for row, token in pairs)
 
-    def _forward(self, plan: StepPlan, batch: StepBatch) -> torch.Tensor:
+    def _forward(self, plan: StepPlan, step: "PreparedStep") -> torch.Tensor:
         """Logits [len(plan.sampled), vocab]; only rows that sample go through the output head."""
-        last = batch.last[list(plan.sampled) or [0]]
-        rows = torch.from_numpy(last).to(batch.input_ids.device)
-        cache, backend = self.store.services[plan.service], self._backends[plan.service]
-        all_decode = batch.num_decodes == len(batch.firsts)
-        if all_decode and backend.captures_decodes and isinstance(cache, MergedCache):
-            logits = self._graphs_for(plan.service, cache).run(batch)
-            if logits is not None:
-                return logits[rows]
-        step = backend(batch, cache)
-        return self._models[plan.service].forward(batch.input_ids, batch.positions, rows, step)
-
-    def _graphs_for(self, service: str, cache: MergedCache) -> "DecodeGraphs":
-        """CUDA graphs of a service's decode steps, for the present layout of the pool."""
-        # Importing it needs triton, which CPU builds of torch do not include.
-        from shoal.execute.decode_graphs import DecodeGraphs, GraphBuffers
-
-        if self._buffers is None:
-            self._buffers = GraphBuffers(cache.device)
-        graphs = self._graphs.get(service)
-        if graphs is None or graphs.cache is not cache:
-            # The model's limit: other services on it may allow longer rows than this one.
-            model = self._models[service]
-            graphs = self._graphs[service] = DecodeGraphs(
-                model.forward, cache, model.context_tokens, self._buffers, self._capturer
-            )
-        return graphs
+        ids, positions, attention = step.arguments()
+        rows = to_device(step.last[list(plan.sampled) or [0]], ids.device)
+        return self._models[plan.service].forward(ids, positions, rows, attention)
 
     def _forward_with_prompt_outputs(
-        self, plan: StepPlan, batch: StepBatch, request: PromptOutputRequest
+        self, plan: StepPlan, step: "PreparedStep", request: PromptOutputRequest
     ) -> tuple[torch.Tensor, PromptOutputs]:
         """Logits as from ``_forward``, and prompt log-probabilities and embeddings."""
-        step = self._backends[plan.service](batch, self.store.services[plan.service])
-        last = batch.last[list(plan.sampled) or [0]]
-        indices = torch.from_numpy(request.token_indices(last)).to(batch.input_ids.device)
+        ids, positions, attention = step.arguments()
+        last = step.last[list(plan.sampled) or [0]]
+        indices = to_device(request.token_indices(last), ids.device)
         model = self._models[plan.service]
-        hidden = model.forward.hidden(batch.input_ids, batch.positions, indices, step)
+        hidden = model.forward.hidden(ids, positions, indices, attention)
         logits = model.forward.logits(hidden[: len(last)])
         report = report_logprobs if self._sampler is None else self._sampler.report
         return logits, request.compute(hidden, len(last), model.forward, model.vocab_size, report)
@@ -317,6 +308,24 @@ def is_recoverable(error: Exception) -> bool:
 
 def _grammar_model(model: LoadedModel) -> GrammarModel:
     return GrammarModel(model.folder, model.vocab_size, model.eos_token_ids)
+
+
+class StepArguments(NamedTuple):
+    """Arguments of a Forward but for the rows."""
+
+    input_ids: torch.Tensor
+    """[1, tokens]; so are the positions."""
+    positions: torch.Tensor
+    attention: AttentionStep
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedStep:
+    """A step before its forward pass."""
+
+    last: np.ndarray
+    """Index in the batch of the last token of each row of the plan."""
+    arguments: Callable[[], StepArguments]
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,11 @@ class ServiceCache(ABC):
                 self._scales_view(e.value_scale_offset, e, e.value_dim) for e in view.layers
             ]
 
+    @property
+    def view(self) -> tuple[object, ...]:
+        """Equal for views that locate all keys and values alike, such as those of services on one model."""
+        return (self._elements.data_ptr(), self.dtype, self.block_size, self._stride, self.layers)
+
     def _layer_addresses(self, name: str, extent: LayerExtent) -> LayerAddresses:
         base = self._elements.data_ptr()
         dtype = DTYPES.index(name) if name in DTYPES else -1

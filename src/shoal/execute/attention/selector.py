@@ -44,12 +44,14 @@ def choose_backend(name: str, device: torch.device, shape: KVShape) -> type[Page
         name = _fastest_backend(device)
     if name == "triton":
         # Importing it needs triton, which CPU builds of torch do not include.
-        from shoal.execute.attention import triton_backend as triton_attention
+        from shoal.execute.gpu.step import TritonAttention
+        from shoal.execute.gpu.support import can_attend as can_attend_on_gpu
+        from shoal.execute.gpu.support import smoke_test
 
-        if not triton_attention.can_attend(shape):
+        if not can_attend_on_gpu(shape):
             return BatchedAttention
-        if (reason := triton_attention.smoke_test(shape, device)) is None:
-            return triton_attention.TritonAttention
+        if (reason := smoke_test(shape, device)) is None:
+            return TritonAttention
         _log.warning("Triton's kernels do not run here, torch's operations are used instead: %s", reason)
         return BatchedAttention
     if name == "native":

@@ -29,7 +29,7 @@ class PagedAttention(PackedQKV, ABC):
     """The attention of one step of one service; used for one forward pass."""
 
     captures_decodes = False
-    """Whether decode steps may be captured as CUDA graphs (``decode_graphs``) instead of using this class."""
+    """Whether decode steps may be captured as CUDA graphs."""
 
     def __init__(self, batch: StepBatch, cache: ServiceCache) -> None:
         self.batch = batch
