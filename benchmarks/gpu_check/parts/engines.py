@@ -42,7 +42,7 @@ def run(cases: Cases) -> None:
                     name = f"{model.name}, {count} rows, depth {depth}"
                     cases.run(name, partial(bench.decode, count, depth), seconds=seconds, line=line)
             for count in sorted({rows[0], rows[-2]}):
-                name = f"{model.name}, {count} rows, depth 1, traced"
+                name = f"{model.name}, {count} rows, depth {DEPTHS[-1]}, traced"
                 cases.run(name, partial(bench.trace, count), seconds=seconds, line="idle {GPU idle:.0%}")
             bench.close()
 
@@ -75,7 +75,8 @@ class _Bench:
     def load(self) -> Figures:
         started = time.perf_counter()
         size = self._models.weight_bytes
-        return {"GiB": size / 2**30, "seconds to load": time.perf_counter() - started}
+        forward = type(self._models.models[SERVICE].forward).__name__
+        return {"GiB": size / 2**30, "seconds to load": time.perf_counter() - started, "forward": forward}
 
     def decode(self, rows: int, depth: int) -> Figures:
         engine = self._engine(depth)
@@ -91,7 +92,7 @@ class _Bench:
 
     def trace(self, rows: int) -> Figures:
         """Kernels of some steps, which tracing slows down."""
-        engine = self._engine(1)
+        engine = self._engine(DEPTHS[-1])
         requests = self._requests(rows, self._output)
         engine.submit(*requests)
         decoding: set[str] = set()

@@ -13,7 +13,7 @@ from benchmarks.gpu_check.cases import Cases, Figures, SkipCase
 from benchmarks.gpu_check.pool import Heads, Pool, Row, pool_bytes
 from benchmarks.gpu_check.timing import free_bytes, wait
 from shoal.execute.attention.torch_backends import ReferenceAttention
-from shoal.execute.attention.triton_backend import TritonAttention
+from shoal.execute.gpu.step import TritonAttention
 
 DTYPES = ("bfloat16", "float16", "float32")
 TOLERANCE = {"float32": 1e-4, "float16": 6e-3, "bfloat16": 4e-2}

@@ -18,7 +18,6 @@ from benchmarks.gpu_check.part_list import ROOT, missing
 from benchmarks.gpu_check.pytest_plugin import FILE_VARIABLE
 
 TESTS = (
-    "tests/execute/test_execute_triton.py",
     "tests/execute/test_execute_equality.py",
     "tests/end_to_end/test_equality_tiny.py",
     "tests/execute/test_execute_iterations.py",
