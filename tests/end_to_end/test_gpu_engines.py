@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from end_to_end_builders import OVERCOMMIT, make_request, run_engine
 from execute_builders import make_model, make_prompt, needs_triton, tiny_config
 from failing_engine import sabotage
@@ -186,6 +187,25 @@ def test_interpreted_kernels_give_the_tokens_of_transformers(
         assert_greedy(folders[kind], prompt, outcome.tokens[str(at)], 4)
     assert (gpu.queue.read_count > 0) == (layout == "merged")
     assert (gpu.capturer.tried > 0) == (layout == "merged")
+
+
+def test_an_engine_starts_without_memory_for_recording(
+    folders: dict[str, Path],
+    gpu: "GpuOnCpu",
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from shoal.execute.gpu.executor import GpuExecutor
+
+    def fail(self: GpuExecutor, service: str) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 20 GiB")
+
+    monkeypatch.setattr(GpuExecutor, "_compute_padding", fail)
+    prompt = make_prompt(9, seed=1)
+    outcome = run_engine({"llama": folders["llama"]}, [[make_request("a", "llama", prompt, 4)]], depth=2)
+    assert_greedy(folders["llama"], prompt, outcome.tokens["a"], 4)
+    assert "llama: a step without requests failed: OutOfMemoryError" in caplog.text
+    assert gpu.executors[0]._graphs[id(gpu.executors[0]._models["llama"].forward)].sizes == [1]
 
 
 @pytest.mark.parametrize("mode", ["swap", "recompute"])

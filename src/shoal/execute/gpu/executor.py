@@ -8,6 +8,7 @@ sampling needs the host (penalties, grammars, log-probabilities, ...) is launche
 read, and runs to its end as in a TorchExecutor.
 """
 
+import logging
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -34,6 +35,8 @@ from shoal.execute.sequences import RunningSequence
 from shoal.execute.torch_executor import PreparedStep, StepArguments, TorchExecutor
 from shoal.execute.transfers import CudaQueue, Queue, Reading, to_device
 from shoal.kvcache import PoolLayout
+
+_log = logging.getLogger(__name__)
 
 
 class GpuExecutor(TorchExecutor):
@@ -66,13 +69,20 @@ class GpuExecutor(TorchExecutor):
         """Plans in flight whose tokens were not read, oldest first."""
 
     def warm_up(self, max_rows: int) -> None:
-        """Compile the kernels, and record decode steps, of all services."""
+        """Compile the kernels, and record decode steps, of all services.
+
+        Without memory for that, steps are left to try it.
+        """
         with torch.inference_mode(), on_device(self.store.buffer.device):
             self._fit_slots()
             for service, model in self._models.items():
                 if self._reads_slots(service) and id(model.forward) not in self._graphs:
-                    self._recoverable(partial(self._compute_padding, service))
-                    self._graphs_of(service).record(max_rows)
+                    try:
+                        self._recoverable(partial(self._compute_padding, service))
+                    except StepFailed as failure:
+                        _log.warning("%s: a step without requests failed: %s", service, failure)
+                    else:
+                        self._graphs_of(service).record(max_rows)
 
     def _compute_padding(self, service: str) -> None:
         """Run a step of a prompt and a decode that have no sequences."""
