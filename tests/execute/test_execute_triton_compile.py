@@ -271,6 +271,32 @@ def test_prompts_compile(
     compile_prompts(compile_for, tmp_path, monkeypatch, LLAMA, "merged", PROMPT_GPUS["an H100's"])
 
 
+def test_steps_of_other_sizes_compile_nothing(compile_for: Callable[..., list[Any]]) -> None:
+    """Kernels are the same for other numbers of rows, tiles and programs, and widths of tables."""
+    from shoal.execute.gpu.kernels.decode import attend_decodes, plan_work
+    from shoal.execute.gpu.kernels.prompts import attend_prompts
+
+    def step(rows: int, width: int) -> None:
+        query, _, _, (kv, tables, lengths) = step_of(LLAMA, "merged", rows)
+        tables = torch.empty((3 * rows, width, 1), dtype=torch.int32, device="meta")
+        work = plan_work(lengths, 16 + rows, 2 * rows)
+        attend_decodes(query, kv, tables, lengths, work, scaling=None, softcap=None)
+        tiles = torch.empty((rows, 4), dtype=torch.int32, device="meta")
+        attend_prompts(
+            query,
+            kv,
+            tables,
+            tiles,
+            scaling=None,
+            window=16 + rows,
+            softcap=None,
+            out=torch.empty_like(query),
+        )
+
+    first, *others = (compile_for(90, step, *sizes) for sizes in ((64, 32), (1, 1), (7, 33)))
+    assert all(kernel is same for other in others for kernel, same in zip(other, first, strict=True))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("gpu", PROMPT_GPUS.values(), ids=PROMPT_GPUS)
 @pytest.mark.parametrize("layout", ["merged", "split"])
