@@ -74,9 +74,9 @@ class GpuExecutor(TorchExecutor):
         Without memory for that, steps are left to try it.
         """
         with torch.inference_mode(), on_device(self.store.buffer.device):
-            self._fit_slots()
             for service, model in self._models.items():
                 if self._reads_slots(service) and id(model.forward) not in self._graphs:
+                    self._fit_slots()
                     try:
                         self._recoverable(partial(self._compute_padding, service))
                     except StepFailed as failure:
