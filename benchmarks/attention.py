@@ -27,6 +27,7 @@ from shoal.engine.build import default_threads
 from shoal.execute.attention.kv_buffers import KVStore
 from shoal.execute.attention.kv_views import TORCH_DTYPES, ServiceCache
 from shoal.execute.attention.selector import choose_backend
+from shoal.execute.attention.spec import AttentionSpec
 from shoal.execute.attention.torch_backends import PagedAttention
 from shoal.execute.batch import StepBatch
 from shoal.execute.malloc import keep_freed_memory
@@ -96,11 +97,11 @@ class Workload:
 
     def run(self, backend: type[PagedAttention], int8: bool) -> None:
         step = backend(self.batch, self.caches[int8])
-        model = self.model
+        model, spec = self.model, AttentionSpec(window=self.model.window)
         query, rest = self.packed[:, : model.heads], self.packed[:, model.heads :]
         key, value = rest[:, : model.kv_heads], rest[:, model.kv_heads :]
         for layer in range(self.layers):
-            step.attend(layer, query, key, value, scaling=None, window=model.window, softcap=None, extra={})
+            step.attend(layer, query, key, value, spec)
 
 
 def kv_shape(model: Model, dtype: str, layers: int, int8: bool) -> KVShape:

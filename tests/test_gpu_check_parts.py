@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,16 +64,17 @@ if TYPE_CHECKING or find_spec("triton") is not None:
     class WithoutWindow(BatchedAttention):
         """Attends beyond the window."""
 
-        def attend(self, *arguments: Any, **settings: Any) -> torch.Tensor:
-            return super().attend(*arguments, **{**settings, "window": None})
+        def attend(self, *arguments: Any) -> torch.Tensor:
+            *others, spec = arguments
+            return super().attend(*others, replace(spec, window=None))
 
     class WithoutWriting(BatchedAttention):
         """Does not write new keys and values to the pool."""
 
-        def attend(self, *arguments: Any, **settings: Any) -> torch.Tensor:
+        def attend(self, *arguments: Any) -> torch.Tensor:
             with pytest.MonkeyPatch.context() as broken:
                 broken.setattr(self.cache, "write", lambda *_: None)
-                return super().attend(*arguments, **settings)
+                return super().attend(*arguments)
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="the part needs triton")

@@ -8,6 +8,7 @@ import torch
 
 from shoal.execute.attention.kv_buffers import KVStore
 from shoal.execute.attention.kv_views import TORCH_DTYPES
+from shoal.execute.attention.spec import AttentionSpec
 from shoal.execute.attention.torch_backends import PagedAttention
 from shoal.execute.batch import StepBatch
 from shoal.kvcache import BlockPool, KVShape, LayerShape, plan_layout
@@ -53,6 +54,7 @@ class Pool:
     ) -> None:
         self.heads, self.rows, self.device = heads, rows, device
         self.dtype = TORCH_DTYPES[dtype]
+        self._spec = AttentionSpec(window=heads.window, softcap=heads.softcap)
         kv = kv_shape(heads, dtype, layers)
         needed = [blocks_of(end) for _, end in rows]
         memory_bytes = pool_bytes(heads, rows, dtype, layers) + spare_bytes
@@ -115,8 +117,7 @@ class Pool:
     def attend(
         self, step: PagedAttention, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        window, softcap = self.heads.window, self.heads.softcap
-        return step.attend(layer, query, key, value, scaling=None, window=window, softcap=softcap, extra={})
+        return step.attend(layer, query, key, value, self._spec)
 
 
 def kv_shape(heads: Heads, dtype: str, layers: int) -> KVShape:

@@ -9,6 +9,7 @@ import torch
 from at_hand import DEVICE
 from shoal.execute.attention.kv_buffers import KVStore
 from shoal.execute.attention.kv_views import TORCH_DTYPES, ServiceCache
+from shoal.execute.attention.spec import AttentionSpec
 from shoal.execute.attention.torch_backends import GatheringAttention, PagedAttention
 from shoal.execute.batch import StepBatch
 from shoal.kvcache import BlockPool, KVShape, LayerShape, plan_layout
@@ -29,9 +30,12 @@ class Shape:
     int8: bool = False
 
     @property
-    def settings(self) -> dict[str, float | None]:
-        """Arguments of ``attend`` and ``attend_packed`` other than tensors."""
-        return {"scaling": self.scaling, "window": self.window, "softcap": self.softcap}
+    def spec(self) -> AttentionSpec:
+        return AttentionSpec(self.scaling, self.window, self.softcap)
+
+    @property
+    def layer_shape(self) -> LayerShape:
+        return LayerShape(self.kv_heads, self.key_dim, self.value_dim)
 
 
 @dataclass
@@ -52,8 +56,7 @@ class Sequences:
 
     def __post_init__(self) -> None:
         shape, size = self.shape, self.block_size
-        one = LayerShape(shape.kv_heads, shape.key_dim, shape.value_dim)
-        kv = KVShape(shape.dtype, (one,) * self.layers, int8=shape.int8)
+        kv = KVShape(shape.dtype, (shape.layer_shape,) * self.layers, int8=shape.int8)
         blocks = sum(-(-length // size) for length in self.lengths)
         # Padding to a multiple of 256 bytes: a unit or a block in the worst case.
         memory_bytes = (blocks + 1) * (kv.block_bytes(size) + 256 * shape.kv_heads * self.layers)
@@ -104,7 +107,7 @@ class Sequences:
     ) -> torch.Tensor:
         """The attention of a step over ``rows``."""
         query, key, value = (self.of_step(each, rows) for each in (self.queries, self.keys, self.values))
-        return step.attend(layer, query, key, value, **self.shape.settings, extra={})
+        return step.attend(layer, query, key, value, self.shape.spec)
 
     def store(self, ends: Sequence[int], layer: int = 0) -> None:
         """Store keys and values of each sequence's first tokens in the pool."""

@@ -9,6 +9,7 @@ from graph_builders import FakeCapturer
 
 from shoal.execute.attention.kv_views import ServiceCache
 from shoal.execute.attention.packed_qkv import PackedQKV
+from shoal.execute.attention.spec import AttentionSpec
 from shoal.execute.attention.torch_backends import _textbook_attention
 from shoal.execute.gpu import executor as gpu_executor
 from shoal.execute.gpu import graphs, step
@@ -25,16 +26,7 @@ class TextbookStep(PackedQKV):
         self._inputs, self._cache = inputs, cache
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scaling: float | None,
-        window: int | None,
-        softcap: float | None,
-        extra: dict[str, Any],
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec: AttentionSpec
     ) -> torch.Tensor:
         inputs, kv, size = self._inputs, self._cache.layer(layer), self._cache.block_size
         rows, positions = inputs.table_rows.tolist(), inputs.positions.tolist()
@@ -54,9 +46,7 @@ class TextbookStep(PackedQKV):
                 entries = inputs.tables[row, : -(-end // size), 0].long()
                 keys, values = (each[entries].flatten(0, 1)[:end] for each in (kv.keys, kv.values))
                 first = end - (stop - begin)
-                out[begin:stop] = _textbook_attention(
-                    query[begin:stop], keys, values, first, window, scaling, softcap
-                )
+                out[begin:stop] = _textbook_attention(query[begin:stop], keys, values, first, spec)
         return out
 
 

@@ -50,7 +50,7 @@ class Model:
             )
             for each in (self.sequences.queries, self.sequences.keys, self.sequences.values)
         )  # fmt: skip
-        return step.attend(0, query, key, value, **shape.settings, extra={}).flatten(1)
+        return step.attend(0, query, key, value, shape.spec).flatten(1)
 
 
 class Recorded:

@@ -16,6 +16,8 @@ from at_hand import DEVICE
 from hypothesis_profiles import examples
 from shoal.execute.attention.kv_views import TORCH_DTYPES
 from shoal.execute.attention.packed_qkv import PackedQKV
+from shoal.execute.attention.spec import AttentionSpec, PackedSpec
+from shoal.kvcache import LayerShape
 
 pytestmark = needs_triton
 
@@ -92,7 +94,8 @@ class NewTokens(Decodes):
             "norm_eps": 1e-5,
         }
         given_qkv = qkv.clone()
-        query, key, value = _torch_step(qkv, self.kv_heads, self.key_dim, self.value_dim, arguments)
+        shape = LayerShape(self.kv_heads, self.key_dim, self.value_dim)
+        query, key, value = _torch_step(qkv, shape, **arguments)
         before = self._used.clone()
         ours = rotate_and_store(qkv, self.kv, self.tables, self.table_rows, self.positions, **arguments)
         assert torch.equal(qkv, given_qkv)
@@ -128,19 +131,19 @@ class NewTokens(Decodes):
 
 
 def _torch_step(
-    qkv: torch.Tensor, kv_heads: int, key_dim: int, value_dim: int, arguments: dict[str, Any]
+    qkv: torch.Tensor, shape: LayerShape, cos: torch.Tensor, sin: torch.Tensor, **arguments: Any
 ) -> list[torch.Tensor]:
     """Query, key and value as ``attend`` gets them from torch's operations."""
     found: list[torch.Tensor] = []
 
     class Step(PackedQKV):
-        def attend(self, layer: int, *tensors: torch.Tensor, **settings: object) -> torch.Tensor:
-            found.extend(tensors)
-            return tensors[0].new_zeros((len(qkv), arguments["heads"], value_dim))
+        def attend(
+            self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec: AttentionSpec
+        ) -> torch.Tensor:
+            found.extend((query, key, value))
+            return query.new_zeros((*query.shape[:2], shape.value_dim))
 
-    attention: dict[str, Any] = {"scaling": None, "window": None, "softcap": None}
-    dims = {"kv_heads": kv_heads, "key_dim": key_dim, "value_dim": value_dim}
-    Step().attend_packed(0, qkv, **dims, **arguments, **attention)  # type: ignore[misc]
+    Step().attend_packed(0, qkv, cos, sin, PackedSpec(shape=shape, attention=AttentionSpec(), **arguments))
     return found
 
 

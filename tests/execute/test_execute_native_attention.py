@@ -19,6 +19,7 @@ from shoal.core import ConfigError
 from shoal.execute.attention.kv_views import TORCH_DTYPES
 from shoal.execute.attention.native_backend import NativeAttention
 from shoal.execute.attention.selector import check_backend, choose_backend
+from shoal.execute.attention.spec import PackedSpec
 from shoal.execute.attention.torch_backends import BatchedAttention, ReferenceAttention
 from shoal.kvcache import KVShape, LayerShape
 from shoal.native import NativeLibrary, load_native
@@ -156,10 +157,11 @@ def test_packed_projections_are_normed_rotated_stored_and_attended(
     angles = angles.repeat_interleave(2, dim=1) if interleaved else torch.cat([angles, angles], dim=1)
     cos, sin = angles.cos().to(TORCH_DTYPES[dtype]), angles.sin().to(TORCH_DTYPES[dtype])
     scales = torch.rand((2, key_dim), generator=generator) + 0.5 if with_norm else (None, None)
-    out = NativeAttention(batch, ours.cache, native).attend_packed(
-        1, packed(ours, rows), heads=6, kv_heads=2, key_dim=key_dim, value_dim=24, cos=cos, sin=sin,
-        rotary_interleaved=interleaved, q_scale=scales[0], k_scale=scales[1], norm_eps=1e-5, **shape.settings,
+    spec = PackedSpec(
+        heads=6, shape=shape.layer_shape, rotary_interleaved=interleaved, q_scale=scales[0],
+        k_scale=scales[1], norm_eps=1e-5, attention=shape.spec,
     )  # fmt: skip
+    out = NativeAttention(batch, ours.cache, native).attend_packed(1, packed(ours, rows), cos, sin, spec)
 
     query, key = (ours.of_step(each, rows).float() for each in (ours.queries, ours.keys))
     if with_norm:
@@ -175,7 +177,7 @@ def test_packed_projections_are_normed_rotated_stored_and_attended(
     value = theirs.of_step(theirs.values, rows)
     as_stored = TORCH_DTYPES[dtype]
     expected = theirs_step.attend(
-        1, query.to(as_stored), key.to(as_stored), value, **shape.settings, extra={}
+        1, query.to(as_stored), key.to(as_stored), value, shape.spec
     ).flatten(1)  # fmt: skip
     assert out.shape == expected.shape
     # A key that is rounded elsewhere may become another integer now and then.
@@ -200,11 +202,11 @@ def test_packed_projections_give_the_bits_of_separate_ones() -> None:
     sequences = Sequences(shape, [40])
     rows = [(0, 0, 40)]
     step = NativeAttention(sequences.step(rows), sequences.cache)
-    still = {"cos": torch.ones(40, 64), "sin": torch.zeros(40, 64)}
-    out = step.attend_packed(
-        0, packed(sequences, rows), heads=6, kv_heads=2, key_dim=64, value_dim=64, **still,
-        rotary_interleaved=False, q_scale=None, k_scale=None, norm_eps=0.0, **shape.settings,
+    spec = PackedSpec(
+        heads=6, shape=shape.layer_shape, rotary_interleaved=False, q_scale=None, k_scale=None, norm_eps=0.0,
+        attention=shape.spec,
     )  # fmt: skip
+    out = step.attend_packed(0, packed(sequences, rows), torch.ones(40, 64), torch.zeros(40, 64), spec)
     assert torch.equal(out, sequences.attend(step, rows).flatten(1))
 
 

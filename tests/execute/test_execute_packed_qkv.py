@@ -8,7 +8,9 @@ import torch.nn.functional as F
 from transformers.models.glm.modeling_glm import apply_rotary_pos_emb as rotate_neighbours
 from transformers.models.phi3.modeling_phi3 import apply_rotary_pos_emb as rotate_halves
 
+from shoal.execute.attention.spec import AttentionSpec, PackedSpec
 from shoal.execute.model.record_attention import RecordingStep
+from shoal.kvcache import LayerShape
 
 LENGTHS, HEADS, KV_HEADS, KEY_DIM, VALUE_DIM = (4, 3), 6, 2, 16, 12
 
@@ -38,20 +40,26 @@ def test_attend_packed(
         """Of each element; `transformers` orders them otherwise for neighbours."""
         return table[:, : count // 2].repeat_interleave(2, dim=1) if interleaved else table
 
+    spec = AttentionSpec(scaling=0.3, window=3, softcap=4.0)
     packed = RecordingStep(LENGTHS).attend_packed(
         3,
         torch.cat([part.flatten(1) for part in (q, k, v)], dim=1),
-        heads=HEADS, kv_heads=KV_HEADS, key_dim=KEY_DIM, value_dim=VALUE_DIM,
-        cos=factors(cos), sin=factors(sin), rotary_interleaved=interleaved,
-        q_scale=q_scale, k_scale=None, norm_eps=1e-5,
-        scaling=0.3, window=3, softcap=4.0,
-    )  # fmt: skip
+        factors(cos),
+        factors(sin),
+        PackedSpec(
+            heads=HEADS,
+            shape=LayerShape(KV_HEADS, KEY_DIM, VALUE_DIM),
+            rotary_interleaved=interleaved,
+            q_scale=q_scale,
+            k_scale=None,
+            norm_eps=1e-5,
+            attention=spec,
+        ),
+    )
     q = F.rms_norm(q.float(), (KEY_DIM,), q_scale, 1e-5)
     heads_first = (part.float().transpose(0, 1)[None] for part in (q, k))
     q, k = rotate(*heads_first, cos.float()[None], sin.float()[None])
-    plain = RecordingStep(LENGTHS).attend(
-        3, q[0].transpose(0, 1), k[0].transpose(0, 1), v.float(), scaling=0.3, window=3, softcap=4.0, extra={}
-    )
+    plain = RecordingStep(LENGTHS).attend(3, q[0].transpose(0, 1), k[0].transpose(0, 1), v.float(), spec)
     assert packed.shape == (tokens, HEADS * VALUE_DIM)
     error = (packed.float() - plain.flatten(1)).norm() / plain.norm()
     assert error < {torch.float32: 1e-6, torch.bfloat16: 0.01}[dtype]

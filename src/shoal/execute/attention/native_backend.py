@@ -4,7 +4,6 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import POINTER, byref, c_int64, c_void_p
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from shoal.execute.attention.native_structs import (
     RotaryCall,
     StepAddresses,
 )
+from shoal.execute.attention.spec import AttentionSpec, PackedSpec
 from shoal.execute.attention.torch_backends import PagedAttention
 from shoal.execute.batch import StepBatch
 from shoal.execute.model.native_layer import LayerCall, NativeLayer
@@ -78,20 +78,10 @@ class NativeAttention(PagedAttention):
         float32."""
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scaling: float | None,
-        window: int | None,
-        softcap: float | None,
-        extra: dict[str, Any],
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec: AttentionSpec
     ) -> torch.Tensor:
-        del extra
         query, key, value = self._as_input(query), self._as_input(key), self._as_input(value)
-        out = self._prepare_call(layer, len(query), query.shape[1], scaling, window, softcap)
+        out = self._prepare_call(layer, len(query), query.shape[1], spec)
         call, size = self._call, query.element_size()
         call.query, call.key, call.value = query.data_ptr(), key.data_ptr(), value.data_ptr()
         call.query_token, call.query_head = query.stride(0) * size, query.stride(1) * size
@@ -101,46 +91,29 @@ class NativeAttention(PagedAttention):
         return out
 
     def attend_packed(
-        self,
-        layer: int,
-        qkv: torch.Tensor,
-        *,
-        heads: int,
-        kv_heads: int,
-        key_dim: int,
-        value_dim: int,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        rotary_interleaved: bool,
-        q_scale: torch.Tensor | None,
-        k_scale: torch.Tensor | None,
-        norm_eps: float,
-        scaling: float | None,
-        window: int | None,
-        softcap: float | None,
+        self, layer: int, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, spec: PackedSpec
     ) -> torch.Tensor:
         """Norm, rotate, store and attend in one kernel; see AttentionStep.
 
-        q_scale and k_scale must be contiguous. Nothing is rounded to the model's dtype between the input and
-        what is stored.
+        Nothing is rounded to the model's dtype between the input and what is stored.
         """
-        qkv = self._as_input(qkv)
-        out = self._prepare_call(layer, len(qkv), heads, scaling, window, softcap)
+        qkv, heads, shape = self._as_input(qkv), spec.heads, spec.shape
+        out = self._prepare_call(layer, len(qkv), heads, spec.attention)
         call, size = self._call, qkv.element_size()
-        call.query_head = call.new_key_head = key_dim * size
-        call.new_value_head = value_dim * size
+        call.query_head = call.new_key_head = shape.key_dim * size
+        call.new_value_head = shape.value_dim * size
         call.query_token = call.new_key_token = call.new_value_token = qkv.stride(0) * size
         call.query = qkv.data_ptr()
-        call.key = call.query + heads * key_dim * size
-        call.value = call.key + kv_heads * key_dim * size
+        call.key = call.query + heads * shape.key_dim * size
+        call.value = call.key + shape.kv_heads * shape.key_dim * size
         cos, sin = self._float_angles(cos, sin)
-        rotated = torch.empty((len(qkv), heads, key_dim), dtype=qkv.dtype)
+        rotated = torch.empty((len(qkv), heads, shape.key_dim), dtype=qkv.dtype)
         rotary = self._rotary
         rotary.cos, rotary.sin = cos.data_ptr(), sin.data_ptr()
-        rotary.dim, rotary.interleaved = cos.shape[1], rotary_interleaved
-        rotary.query_scale = None if q_scale is None else q_scale.data_ptr()
-        rotary.key_scale = None if k_scale is None else k_scale.data_ptr()
-        rotary.eps, rotary.queries = norm_eps, rotated.data_ptr()
+        rotary.dim, rotary.interleaved = cos.shape[1], spec.rotary_interleaved
+        rotary.query_scale = None if spec.q_scale is None else spec.q_scale.data_ptr()
+        rotary.key_scale = None if spec.k_scale is None else spec.k_scale.data_ptr()
+        rotary.eps, rotary.queries = spec.norm_eps, rotated.data_ptr()
         self._attend_rotated(byref(self._call), byref(rotary))
         return out.flatten(1)
 
@@ -177,21 +150,13 @@ class NativeAttention(PagedAttention):
             if not self._run_layer(layer.address, byref(call)):
                 raise MemoryError("no memory for the inputs of a linear layer")
 
-    def _prepare_call(
-        self,
-        layer: int,
-        tokens: int,
-        heads: int,
-        scaling: float | None,
-        window: int | None,
-        softcap: float | None,
-    ) -> torch.Tensor:
+    def _prepare_call(self, layer: int, tokens: int, heads: int, spec: AttentionSpec) -> torch.Tensor:
         """Fill in all of the call but its inputs; returns its empty output [tokens, heads, value_dim]."""
         call, extent = self._call, self.cache.layers[layer]
         call.layer = ctypes.addressof(self.cache.addresses[layer])
-        call.heads, call.window = heads, window or 0
-        call.scale = extent.key_dim**-0.5 if scaling is None else scaling
-        call.softcap = softcap or 0.0
+        call.heads, call.window = heads, spec.window or 0
+        call.scale = spec.scale(extent.key_dim)
+        call.softcap = spec.softcap or 0.0
         split = self._work_split(layer, heads, call.window)
         call.task_count = len(split.tasks)
         call.tasks, call.splits = split.tasks.ctypes.data, split.splits.ctypes.data

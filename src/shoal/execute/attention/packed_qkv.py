@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from shoal.execute.attention.spec import PackedSpec
+
 if TYPE_CHECKING:
     from shoal.execute.attention.transformers_hook import AttentionStep
 
@@ -19,39 +21,26 @@ class PackedQKV:
         self: "AttentionStep",
         layer: int,
         qkv: torch.Tensor,
-        *,
-        heads: int,
-        kv_heads: int,
-        key_dim: int,
-        value_dim: int,
         cos: torch.Tensor,
         sin: torch.Tensor,
-        rotary_interleaved: bool,
-        q_scale: torch.Tensor | None,
-        k_scale: torch.Tensor | None,
-        norm_eps: float,
-        scaling: float | None,
-        window: int | None,
-        softcap: float | None,
+        spec: PackedSpec,
     ) -> torch.Tensor:
-        tokens, values = len(qkv), (heads + kv_heads) * key_dim
-        rows = qkv[:, :values].view(tokens, heads + kv_heads, key_dim)
+        tokens, heads, shape = len(qkv), spec.heads, spec.shape
+        values = (heads + shape.kv_heads) * shape.key_dim
+        rows = qkv[:, :values].view(tokens, heads + shape.kv_heads, shape.key_dim)
         query, key = rows[:, :heads], rows[:, heads:]
-        if q_scale is not None:
-            query = _norm(query, q_scale, norm_eps)
-        if k_scale is not None:
-            key = _norm(key, k_scale, norm_eps)
+        if spec.q_scale is not None:
+            query = _norm(query, spec.q_scale, spec.norm_eps)
+        if spec.k_scale is not None:
+            key = _norm(key, spec.k_scale, spec.norm_eps)
         out = self.attend(
             layer,
-            _rotate(query, cos, sin, rotary_interleaved),
-            _rotate(key, cos, sin, rotary_interleaved),
-            qkv[:, values:].view(tokens, kv_heads, value_dim),
-            scaling=scaling,
-            window=window,
-            softcap=softcap,
-            extra={},
+            _rotate(query, cos, sin, spec.rotary_interleaved),
+            _rotate(key, cos, sin, spec.rotary_interleaved),
+            qkv[:, values:].view(tokens, shape.kv_heads, shape.value_dim),
+            spec.attention,
         )
-        return out.reshape(tokens, heads * value_dim)
+        return out.reshape(tokens, heads * shape.value_dim)
 
 
 def _norm(x: torch.Tensor, scale: torch.Tensor, eps: float) -> torch.Tensor:

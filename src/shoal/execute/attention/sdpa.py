@@ -7,6 +7,8 @@ not repeated in memory. Soft-capped scores are computed with explicit operations
 import torch
 import torch.nn.functional as F
 
+from shoal.execute.attention.spec import AttentionSpec
+
 
 def visible_keys(
     query_positions: torch.Tensor, key_positions: torch.Tensor, window: int | None
@@ -28,8 +30,7 @@ def decode_attention(
     key: torch.Tensor,
     value: torch.Tensor,
     mask: torch.Tensor | None,
-    scaling: float | None,
-    softcap: float | None,
+    spec: AttentionSpec,
 ) -> torch.Tensor:
     """Attention of one query per sequence.
 
@@ -40,7 +41,7 @@ def decode_attention(
     batch, heads, dim = query.shape
     kv_heads = key.shape[2]
     grouped = query.reshape(batch, kv_heads, heads // kv_heads, dim)
-    out = _attend(grouped, key.transpose(1, 2), value.transpose(1, 2), mask, False, scaling, softcap)
+    out = _attend(grouped, key.transpose(1, 2), value.transpose(1, 2), mask, False, spec)
     return out.reshape(batch, heads, -1)
 
 
@@ -49,8 +50,7 @@ def prefill_attention(
     key: torch.Tensor,
     value: torch.Tensor,
     mask: torch.Tensor | None,
-    scaling: float | None,
-    softcap: float | None,
+    spec: AttentionSpec,
 ) -> torch.Tensor:
     """Attention of several queries of one sequence.
 
@@ -65,7 +65,7 @@ def prefill_attention(
     # The query heads of a KV head are attended one after the other. Repeating keys by a stride of 0 is
     # reported to give wrong results in torch's memory-efficient CUDA kernel if the number of keys is one
     # more than a multiple of 32 (pytorch/pytorch#191937).
-    parts = [_attend(some, k, v, mask, mask is None, scaling, softcap) for some in q]
+    parts = [_attend(some, k, v, mask, mask is None, spec) for some in q]
     return torch.stack([part[0] for part in parts], dim=1).flatten(0, 1).transpose(0, 1)
 
 
@@ -75,13 +75,12 @@ def _attend(
     v: torch.Tensor,
     mask: torch.Tensor | None,
     causal: bool,
-    scaling: float | None,
-    softcap: float | None,
+    spec: AttentionSpec,
 ) -> torch.Tensor:
-    if softcap is None:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scaling)
-    factor = (scaling if scaling is not None else q.shape[-1] ** -0.5) / softcap
-    scores = torch.tanh(torch.matmul(q, k.transpose(-2, -1)).float() * factor) * softcap
+    if spec.softcap is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=spec.scaling)
+    factor = spec.scale(q.shape[-1]) / spec.softcap
+    scores = torch.tanh(torch.matmul(q, k.transpose(-2, -1)).float() * factor) * spec.softcap
     if causal:
         positions = torch.arange(q.shape[-2], device=q.device)
         mask = additive_mask(visible_keys(positions, positions, None), scores.dtype)

@@ -6,7 +6,6 @@ sequence's length have arbitrary contents, possibly NaN; no backend may let them
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from shoal.execute.attention.sdpa import (
     prefill_attention,
     visible_keys,
 )
+from shoal.execute.attention.spec import AttentionSpec
 from shoal.execute.batch import StepBatch
 
 DECODE_GROUP_SPREAD = 0.6
@@ -37,18 +37,9 @@ class PagedAttention(PackedQKV, ABC):
 
     @abstractmethod
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scaling: float | None,
-        window: int | None,
-        softcap: float | None,
-        extra: dict[str, Any],
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec: AttentionSpec
     ) -> torch.Tensor:
-        """See AttentionStep; ``extra`` was checked when the model was probed."""
+        """See AttentionStep."""
 
 
 class GatheringAttention(PagedAttention):
@@ -63,32 +54,15 @@ class GatheringAttention(PagedAttention):
         self._new_offsets = torch.from_numpy(positions % cache.block_size).to(cache.device)
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scaling: float | None,
-        window: int | None,
-        softcap: float | None,
-        extra: dict[str, Any],
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec: AttentionSpec
     ) -> torch.Tensor:
-        del extra
         self.cache.write(layer, self._new_index, self._new_offsets, key, value)
-        parts = self._attend_rows(layer, query, key, value, window, scaling, softcap)
+        parts = self._attend_rows(layer, query, key, value, spec)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     @abstractmethod
     def _attend_rows(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        window: int | None,
-        scaling: float | None,
-        softcap: float | None,
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec: AttentionSpec
     ) -> list[torch.Tensor]:
         """The output in pieces, in token order; the new keys and values are already in the pool."""
 
@@ -101,47 +75,30 @@ class ReferenceAttention(GatheringAttention):
     """The backend ``reference``, for tests: each row separately, with textbook formulas in float32."""
 
     def _attend_rows(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        window: int | None,
-        scaling: float | None,
-        softcap: float | None,
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec: AttentionSpec
     ) -> list[torch.Tensor]:
         parts = []
         for row, (first, end) in enumerate(zip(self.batch.firsts, self.batch.ends, strict=True)):
             keys, values = self.cache.gather(layer, self.cache.index(self._blocks(row)))
             new = slice(self.batch.starts[row], self.batch.starts[row + 1])
-            parts.append(
-                _textbook_attention(
-                    query[new], keys[:end], values[:end], int(first), window, scaling, softcap
-                )
-            )
+            parts.append(_textbook_attention(query[new], keys[:end], values[:end], int(first), spec))
         return parts
 
 
 def _textbook_attention(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    first: int,
-    window: int | None,
-    scaling: float | None,
-    softcap: float | None,
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, first: int, spec: AttentionSpec
 ) -> torch.Tensor:
     """Textbook attention of queries at positions ``first``, ``first + 1``, ... over one sequence."""
     heads, kv_heads = query.shape[1], keys.shape[1]
     k = keys.repeat_interleave(heads // kv_heads, dim=1).float()
     v = values.repeat_interleave(heads // kv_heads, dim=1).float()
     scores = torch.einsum("qhd,khd->hqk", query.float(), k)
-    scores *= scaling if scaling is not None else query.shape[-1] ** -0.5
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
+    scores *= spec.scale(query.shape[-1])
+    if spec.softcap is not None:
+        scores = spec.softcap * torch.tanh(scores / spec.softcap)
     q_at = torch.arange(first, first + len(query), device=query.device)
     k_at = torch.arange(len(keys), device=query.device)
-    scores = scores.masked_fill(~visible_keys(q_at, k_at, window), float("-inf"))
+    scores = scores.masked_fill(~visible_keys(q_at, k_at, spec.window), float("-inf"))
     return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).to(query.dtype)
 
 
@@ -172,48 +129,24 @@ class BatchedAttention(GatheringAttention):
         self._prefill_plans: dict[tuple[int, int | None], tuple[torch.Tensor, int, torch.Tensor | None]] = {}
 
     def _attend_rows(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        window: int | None,
-        scaling: float | None,
-        softcap: float | None,
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec: AttentionSpec
     ) -> list[torch.Tensor]:
-        parts = self._attend_decodes(layer, query[: self.batch.num_decodes], window, scaling, softcap)
+        parts = self._attend_decodes(layer, query[: self.batch.num_decodes], spec)
         for row in range(self.batch.num_decodes, len(self.batch.firsts)):
             new = slice(self.batch.starts[row], self.batch.starts[row + 1])
-            parts.append(
-                self._attend_prefill(layer, row, query[new], key[new], value[new], window, scaling, softcap)
-            )
+            parts.append(self._attend_prefill(layer, row, query[new], key[new], value[new], spec))
         return parts
 
-    def _attend_decodes(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        window: int | None,
-        scaling: float | None,
-        softcap: float | None,
-    ) -> list[torch.Tensor]:
+    def _attend_decodes(self, layer: int, query: torch.Tensor, spec: AttentionSpec) -> list[torch.Tensor]:
         """The output of the decode rows, in pieces."""
-        return [
-            self._attend_group(layer, rows, query[rows], window, scaling, softcap) for rows in self._groups
-        ]
+        return [self._attend_group(layer, rows, query[rows], spec) for rows in self._groups]
 
     def _attend_group(
-        self,
-        layer: int,
-        rows: slice,
-        query: torch.Tensor,
-        window: int | None,
-        scaling: float | None,
-        softcap: float | None,
+        self, layer: int, rows: slice, query: torch.Tensor, spec: AttentionSpec
     ) -> torch.Tensor:
-        plan = self._gathers.get((rows.start, window))
+        plan = self._gathers.get((rows.start, spec.window))
         if plan is None:
-            plan = self._gathers[rows.start, window] = self._plan_decode(rows, window)
+            plan = self._gathers[rows.start, spec.window] = self._plan_decode(rows, spec.window)
         keys, values = self.cache.gather(layer, plan.index)
         if plan.blank is not None:
             keys.index_fill_(0, plan.blank, 0)
@@ -221,7 +154,7 @@ class BatchedAttention(GatheringAttention):
         count = len(query)
         keys = keys.view(count, -1, *keys.shape[1:])[:, : plan.keys].to(query.dtype)
         values = values.view(count, -1, *values.shape[1:])[:, : plan.keys].to(query.dtype)
-        return decode_attention(query, keys, values, plan.mask, scaling, softcap)
+        return decode_attention(query, keys, values, plan.mask, spec)
 
     def _plan_decode(self, rows: slice, window: int | None) -> _DecodeGather:
         """Gather only blocks inside the window; zero and mask keys beyond a row's context."""
@@ -251,20 +184,18 @@ class BatchedAttention(GatheringAttention):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        window: int | None,
-        scaling: float | None,
-        softcap: float | None,
+        spec: AttentionSpec,
     ) -> torch.Tensor:
-        first, stop = int(self.batch.firsts[row]), int(self.batch.ends[row])
+        first, stop, window = int(self.batch.firsts[row]), int(self.batch.ends[row]), spec.window
         if first == 0 and (window is None or stop <= window) and not self.cache.int8:
-            return prefill_attention(query, key, value, None, scaling, softcap)
+            return prefill_attention(query, key, value, None, spec)
         plan = self._prefill_plans.get((row, window))
         if plan is None:
             plan = self._prefill_plans[row, window] = self._plan_prefill(row, first, stop, window)
         index, kept, mask = plan
         keys, values = self.cache.gather(layer, index)
         keys, values = keys[:kept].to(query.dtype), values[:kept].to(query.dtype)
-        return prefill_attention(query, keys, values, mask, scaling, softcap)
+        return prefill_attention(query, keys, values, mask, spec)
 
     def _plan_prefill(
         self, row: int, first: int, stop: int, window: int | None

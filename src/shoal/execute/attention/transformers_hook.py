@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import torch
 from transformers import AttentionInterface
 
+from shoal.execute.attention.spec import AttentionSpec, PackedSpec
+
 ATTENTION_NAME = "shoal"
 STEP_KEYWORD = "shoal_step"
 
@@ -18,52 +20,22 @@ class AttentionStep(Protocol):
     """Computes the attention of one layer over the packed tokens of one step."""
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scaling: float | None,
-        window: int | None,
-        softcap: float | None,
-        extra: dict[str, Any],
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec: AttentionSpec
     ) -> torch.Tensor:
         """Attention output [tokens, heads, value_dim].
 
         query [tokens, heads, key_dim], key [tokens, kv_heads, key_dim], value [tokens, kv_heads,
-        value_dim]: new tokens of the step only. scaling: factor on the scores, None for
-        key_dim**-0.5. window: number of tokens that a token attends, including itself; None for all.
-        softcap: scores become softcap * tanh(scores / softcap). extra: other keywords that the
-        model passed.
+        value_dim]: new tokens of the step only.
         """
 
     def attend_packed(
-        self,
-        layer: int,
-        qkv: torch.Tensor,
-        *,
-        heads: int,
-        kv_heads: int,
-        key_dim: int,
-        value_dim: int,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        rotary_interleaved: bool,
-        q_scale: torch.Tensor | None,
-        k_scale: torch.Tensor | None,
-        norm_eps: float,
-        scaling: float | None,
-        window: int | None,
-        softcap: float | None,
+        self, layer: int, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, spec: PackedSpec
     ) -> torch.Tensor:
         """Attention output [tokens, heads * value_dim] from the output of the merged QKV projection.
 
         qkv: [tokens, heads * key_dim + kv_heads * key_dim + kv_heads * value_dim]. cos, sin: [tokens, n],
         rotary factors of the first n elements of every query and key head; the other elements are not
-        rotated. rotary_interleaved: element 2i is paired with 2i + 1; otherwise i with i + n / 2. q_scale,
-        k_scale: float32 [key_dim], scales of an RMS norm of every head before the rotation; None for no norm.
-        The other arguments are as in ``attend``.
+        rotated.
         """
 
 
@@ -88,10 +60,7 @@ def _attention(
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
-        scaling=scaling,
-        window=sliding_window or None,
-        softcap=softcap,
-        extra=extra,
+        AttentionSpec(scaling, sliding_window or None, softcap, extra),
     )
     return output.unsqueeze(0), None
 

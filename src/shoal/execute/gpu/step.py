@@ -4,12 +4,12 @@ Decodes and prompts of one step run the same way in both layouts of the pool, wi
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
 from shoal.execute.attention.kv_views import LayerKV, ServiceCache
+from shoal.execute.attention.spec import AttentionSpec, PackedSpec
 from shoal.execute.attention.torch_backends import PagedAttention
 from shoal.execute.batch import StepBatch
 from shoal.execute.gpu.kernels.decode import DecodeWork, attend_decodes, plan_work, programs_of
@@ -77,44 +77,17 @@ class DeviceStep:
         """By the number of tokens in a tile."""
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scaling: float | None,
-        window: int | None,
-        softcap: float | None,
-        extra: dict[str, Any],
-    ) -> torch.Tensor:
-        """See AttentionStep; ``extra`` was checked when the model was probed."""
-        del extra
-        inputs, kv = self._inputs, self._cache.layer(layer)
-        store(key, value, kv, inputs.tables, inputs.table_rows, inputs.positions)
-        return self._attend(query, kv, scaling, window, softcap)
-
-    def attend_packed(
-        self,
-        layer: int,
-        qkv: torch.Tensor,
-        *,
-        heads: int,
-        kv_heads: int,
-        key_dim: int,
-        value_dim: int,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        rotary_interleaved: bool,
-        q_scale: torch.Tensor | None,
-        k_scale: torch.Tensor | None,
-        norm_eps: float,
-        scaling: float | None,
-        window: int | None,
-        softcap: float | None,
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec: AttentionSpec
     ) -> torch.Tensor:
         """See AttentionStep."""
-        del kv_heads, key_dim, value_dim
+        inputs, kv = self._inputs, self._cache.layer(layer)
+        store(key, value, kv, inputs.tables, inputs.table_rows, inputs.positions)
+        return self._attend(query, kv, spec)
+
+    def attend_packed(
+        self, layer: int, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, spec: PackedSpec
+    ) -> torch.Tensor:
+        """See AttentionStep."""
         inputs, kv = self._inputs, self._cache.layer(layer)
         query = rotate_and_store(
             qkv,
@@ -122,24 +95,17 @@ class DeviceStep:
             inputs.tables,
             inputs.table_rows,
             inputs.positions,
-            heads=heads,
+            heads=spec.heads,
             cos=cos,
             sin=sin,
-            rotary_interleaved=rotary_interleaved,
-            q_scale=q_scale,
-            k_scale=k_scale,
-            norm_eps=norm_eps,
+            rotary_interleaved=spec.rotary_interleaved,
+            q_scale=spec.q_scale,
+            k_scale=spec.k_scale,
+            norm_eps=spec.norm_eps,
         )
-        return self._attend(query, kv, scaling, window, softcap).flatten(1)
+        return self._attend(query, kv, spec.attention).flatten(1)
 
-    def _attend(
-        self,
-        query: torch.Tensor,
-        kv: LayerKV,
-        scaling: float | None,
-        window: int | None,
-        softcap: float | None,
-    ) -> torch.Tensor:
+    def _attend(self, query: torch.Tensor, kv: LayerKV, spec: AttentionSpec) -> torch.Tensor:
         """Attention output [tokens, heads, value_dim]; the new keys and values are in the pool."""
         inputs, (tokens, heads, _) = self._inputs, query.shape
         decodes = len(inputs.lengths)
@@ -150,15 +116,22 @@ class DeviceStep:
                 kv,
                 inputs.tables,
                 inputs.table_rows[:decodes],
-                self._work_of(kv, window),
-                scaling=scaling,
-                softcap=softcap,
+                self._work_of(kv, spec.window),
+                scaling=spec.scaling,
+                softcap=spec.softcap,
                 out=out[:decodes],
             )
         if inputs.prompts is not None:
             tiles = self._tiles_of(inputs.prompts, tile_tokens(heads, kv))
             attend_prompts(
-                query, kv, inputs.tables, tiles, scaling=scaling, window=window, softcap=softcap, out=out
+                query,
+                kv,
+                inputs.tables,
+                tiles,
+                scaling=spec.scaling,
+                window=spec.window,
+                softcap=spec.softcap,
+                out=out,
             )
         return out
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from shoal.execute.attention.spec import PackedSpec
 from shoal.execute.attention.transformers_hook import AttentionStep
 from shoal.execute.linear.layers import Linear, ProductBuilder
 from shoal.execute.linear.native_product import Activation
@@ -50,7 +51,7 @@ class LayerStyle:
 
     activation: Activation
     rotary_interleaved: bool
-    """See AttentionStep."""
+    """See PackedSpec."""
 
 
 class DecoderLayer(nn.Module):
@@ -69,20 +70,15 @@ class DecoderLayer(nn.Module):
         self.before_mlp, self.after_mlp = parts.before_mlp, parts.after_mlp
         self.eps = parts.eps
         self.layer = parts.attention.layer
-        shape = parts.attention.shape
-        self.attention: dict[str, Any] = {
-            "heads": parts.attention.heads,
-            "kv_heads": shape.kv_heads,
-            "key_dim": shape.key_dim,
-            "value_dim": shape.value_dim,
-            "rotary_interleaved": style.rotary_interleaved,
-            "q_scale": parts.q_norm,
-            "k_scale": parts.k_norm,
-            "norm_eps": parts.eps,
-            "scaling": parts.attention.scaling,
-            "window": parts.attention.window,
-            "softcap": parts.attention.softcap,
-        }
+        self.attention = PackedSpec(
+            heads=parts.attention.heads,
+            shape=parts.attention.shape,
+            rotary_interleaved=style.rotary_interleaved,
+            q_scale=parts.q_norm,
+            k_scale=parts.k_norm,
+            norm_eps=parts.eps,
+            attention=parts.attention.spec,
+        )
         self.kernels = products.kernels
 
     def __call__(
@@ -104,7 +100,7 @@ class DecoderLayer(nn.Module):
 
     def angles(self, table: torch.Tensor) -> torch.Tensor:
         """Cosines or sines [tokens, n] for attention, from [1, tokens, n] as `transformers` has them."""
-        if not self.attention["rotary_interleaved"]:
+        if not self.attention.rotary_interleaved:
             return table[0]
         return table[0, :, : table.shape[2] // 2].repeat_interleave(2, dim=1)
 
@@ -123,7 +119,7 @@ class DecoderLayer(nn.Module):
         rows: indices of the tokens to return; None for all.
         """
         qkv = self.qkv(normed)
-        attended = step.attend_packed(self.layer, qkv, cos=cos, sin=sin, **self.attention)
+        attended = step.attend_packed(self.layer, qkv, cos, sin, self.attention)
         if rows is not None:
             x, attended = x[rows], attended[rows]
         x, normed = self.kernels.residual_norm(

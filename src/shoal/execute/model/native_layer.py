@@ -74,34 +74,33 @@ class NativeLayer:
 
     def __init__(self, layer: DecoderLayer, products: tuple[NativeProduct, ...]) -> None:
         self._layer = layer
-        attention = layer.attention
+        packed, spec = layer.attention, layer.attention.attention
         self.index: int = layer.layer
         """Index of the layer in the model."""
-        self.heads: int = attention["heads"]
+        self.heads: int = packed.heads
         """Query heads."""
-        self.window: int = attention["window"] or 0
+        self.window: int = spec.window or 0
         """Tokens that a token attends; 0 for all."""
         qkv, o, gated, _down = products
         self._numbers: int = (
             qkv.out_features
-            + self.heads * (attention["key_dim"] + attention["value_dim"])
+            + self.heads * (packed.shape.key_dim + packed.shape.value_dim)
             + gated.out_features
             + 3 * o.out_features
         )
-        scaling = attention["scaling"]
         self.constants = LayerConstants(
             *[LayerProduct(part.function, part.address, part.out_features) for part in products],
             after_attention=_address(layer.after_attention),
             before_mlp=_address(layer.before_mlp),
             after_mlp=_address(layer.after_mlp),
-            query_scale=_address(attention["q_scale"]),
-            key_scale=_address(attention["k_scale"]),
+            query_scale=_address(packed.q_scale),
+            key_scale=_address(packed.k_scale),
             heads=self.heads,
             window=self.window,
-            interleaved=attention["rotary_interleaved"],
+            interleaved=packed.rotary_interleaved,
             eps=layer.eps,
-            scale=attention["key_dim"] ** -0.5 if scaling is None else scaling,
-            softcap=attention["softcap"] or 0.0,
+            scale=spec.scale(packed.shape.key_dim),
+            softcap=spec.softcap or 0.0,
         )
         self.address = ctypes.addressof(self.constants)
 

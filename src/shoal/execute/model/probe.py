@@ -147,10 +147,10 @@ def _check_calls(step: RecordingStep, config: Any, name: str, architecture: str)
         )
     kinds = list(getattr(config, "layer_types", None) or ())
     for call, kind in zip(step.calls, kinds, strict=False):
-        if (kind == "sliding_attention") != (call.window is not None):
+        if (kind == "sliding_attention") != (call.spec.window is not None):
             raise ModelUnsupported(
                 f"{name}: layer {call.layer} of {architecture} is {kind} but passed "
-                f"sliding_window={call.window} to attention"
+                f"sliding_window={call.spec.window} to attention"
             )
 
 
@@ -169,7 +169,7 @@ def _has_hidden_window(
     """Whether a sliding window that is not passed to attention changes the logits of the model's own
     attention."""
     window = getattr(config, "sliding_window", None)
-    if not window or any(call.window for call in step.calls) or getattr(config, "layer_types", None):
+    if not window or any(call.spec.window for call in step.calls) or getattr(config, "layer_types", None):
         return False
     config.sliding_window = TINY_WINDOW
     try:

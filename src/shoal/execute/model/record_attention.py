@@ -1,13 +1,14 @@
 """Running a model over packed prompts without a KV pool, and recording its calls of attention."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from shoal.execute.attention.packed_qkv import PackedQKV
 from shoal.execute.attention.sdpa import additive_mask, prefill_attention, visible_keys
+from shoal.execute.attention.spec import AttentionSpec
 from shoal.execute.model.transformers_forward import Forward
 from shoal.kvcache import LayerShape
 
@@ -20,12 +21,8 @@ class RecordedCall:
     heads: int
     """Query heads."""
     shape: LayerShape
-    scaling: float | None
-    """Factor on the scores; None for key_dim**-0.5."""
-    window: int | None
-    """Sliding window in tokens; None for all."""
-    softcap: float | None
-    """Soft cap of the scores; None for none."""
+    spec: AttentionSpec
+    """Without its ``extra``, which may hold tensors."""
 
 
 @dataclass(slots=True)
@@ -38,25 +35,16 @@ class RecordingStep(PackedQKV):
     """Other keywords that were passed with a value."""
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scaling: float | None,
-        window: int | None,
-        softcap: float | None,
-        extra: dict[str, Any],
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec: AttentionSpec
     ) -> torch.Tensor:
         shape = LayerShape(key.shape[1], key.shape[2], value.shape[2])
-        self.calls.append(RecordedCall(layer, query.shape[1], shape, scaling, window, softcap))
-        self.keywords.update({name: v for name, v in extra.items() if v is not None})
+        self.calls.append(RecordedCall(layer, query.shape[1], shape, replace(spec, extra={})))
+        self.keywords.update({name: v for name, v in spec.extra.items() if v is not None})
         outputs, start = [], 0
         for length in self.lengths:
             part = slice(start, start + length)
-            mask = _window_mask(length, window, query)
-            outputs.append(prefill_attention(query[part], key[part], value[part], mask, scaling, softcap))
+            mask = _window_mask(length, spec.window, query)
+            outputs.append(prefill_attention(query[part], key[part], value[part], mask, spec))
             start += length
         return torch.cat(outputs)
 
