@@ -74,9 +74,9 @@ def default_text() -> str:
 def perplexity(folder: Path, dtype: str, kv_dtype: str, windows: list[list[int]]) -> float:
     services = (Service(name=SERVICE, model=str(folder), dtype=dtype),)
     models = load_models(services, {SERVICE: folder})
-    model = models.models[SERVICE]
-    scored = Scored(model.forward)
-    models.models[SERVICE] = replace(model, forward=scored)
+    served = models.services[SERVICE]
+    scored = Scored(served.model.forward)
+    models.services[SERVICE] = replace(served, model=replace(served.model, forward=scored))
     options = EngineOptions(
         services=services,
         kv_cache=KVCacheOptions(memory_bytes=1 << 30, dtype=kv_dtype, prefix_caching=False),

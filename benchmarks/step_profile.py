@@ -134,8 +134,8 @@ class Bench:
             models, layout := plan_layout(models.kv_shapes, memory_bytes=kv_bytes, block_size=BLOCK_SIZE)
         )
         self._pool = BlockPool(layout)
-        self._forward = models.models[SERVICE].forward
-        self._vocab = models.vocab_sizes[SERVICE]
+        model = models.services[SERVICE].model
+        self._forward, self._vocab = model.forward, model.vocab_size
         self._number = 0
 
     @contextmanager
@@ -187,7 +187,7 @@ class Bench:
 
 def time_functions(clock: Clock, models: ModelSet) -> None:
     """Wrap the functions of all parts, except native kernels (``time_kernels``)."""
-    module = models.models[SERVICE].module
+    module = models.services[SERVICE].model.module
     head = module.get_output_embeddings()
     packed = {id(part) for part in module.modules() if hasattr(part, "gate") and hasattr(part, "down")}
 
@@ -200,7 +200,7 @@ def time_functions(clock: Clock, models: ModelSet) -> None:
         clock.wrap(kind, "__call__", product)
     clock.wrap(NativeProduct, "__call__", lambda _: None if clock.part == "head" else "products")
     for name in ("attend", "attend_packed"):
-        clock.wrap(models.backends[SERVICE], name, "attention")
+        clock.wrap(models.services[SERVICE].backend, name, "attention")
     for name in ("write", "gather"):
         clock.wrap(MergedCache, name, "cache")
     clock.wrap(TorchExecutor, "_compute", "packing")

@@ -261,9 +261,9 @@ def simulate(
         services={
             name: ServiceSpec(
                 times=times,
-                context_tokens=models.context_tokens[name],
+                context_tokens=models.services[name].context_tokens,
                 execution_s=execution_s.get(name),
-                weights=models.weights[name],
+                weights=models.services[name].weights,
             )
             for name in SERVICES
         },

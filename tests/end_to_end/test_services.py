@@ -200,7 +200,7 @@ def test_services_on_one_model_share_its_weights_until_the_last_goes(folders: di
     walk.finish()
     executor = walk.engine._executor
     assert isinstance(executor, TorchExecutor)
-    models = executor._models
+    models = {name: served.model for name, served in executor._services.items()}
     assert models["llama-0"] is models["llama-1"]
     module = weakref.ref(models["llama-1"].module)
     states = walk.engine._scheduler._services
@@ -299,7 +299,7 @@ def test_loading_leaves_the_default_dtype_of_other_threads_alone(
     for kind in KINDS:
         folder = make_model(tmp_path / kind, tiny_config(kind), dtype=torch.bfloat16)
         services = [Service(name="s", model=kind)]
-        model = loading.load_models(services, {"s": folder}).models["s"]
+        model = loading.load_models(services, {"s": folder}).services["s"].model
         assert model.dtype == torch.bfloat16
         assert {p.dtype for p in model.module.parameters()} == {torch.bfloat16}
 

@@ -27,7 +27,7 @@ from transformers import (
 from at_hand import DEVICE, on_cpu, on_gpu
 from shoal.core import NewSequence, SamplingParams, Service, StepPlan
 from shoal.execute.executors import make_executor
-from shoal.execute.model.loading import ModelSet, load_models
+from shoal.execute.model.loading import ModelSet, ServedModel, load_models
 from shoal.kvcache import BlockPool, plan_layout
 from shoal.native import load_native
 
@@ -221,20 +221,25 @@ class HandScheduler:
         return outputs
 
 
+def with_forward(served: ServedModel, forward: Any) -> ServedModel:
+    """The same with another Forward."""
+    return replace(served, model=replace(served.model, forward=forward))
+
+
 def logits_of(
     scheduler: HandScheduler, kind: str, prompts: Sequence[Sequence[int]], count: int, chunk: int = 1000
 ) -> set[bytes]:
     """The bits of every row of logits that come up while the prompts are continued by ``count`` tokens."""
     rows: set[bytes] = set()
-    models = scheduler.models.models
-    plain = models[kind]
+    services = scheduler.models.services
+    plain = services[kind]
 
     def forward(*arguments: Any) -> torch.Tensor:
-        logits = plain.forward(*arguments)
+        logits = plain.model.forward(*arguments)
         rows.update(row.float().numpy().tobytes() for row in logits)
         return logits
 
-    models[kind] = replace(plain, forward=forward)
+    services[kind] = with_forward(plain, forward)
     scheduler.generate(kind, prompts, count, chunk=chunk)
-    models[kind] = plain
+    services[kind] = plain
     return rows

@@ -182,7 +182,7 @@ def test_a_layer_with_other_computations_keeps_its_code(
 
 
 def load_at_once(folder: Path) -> LoadedModel:
-    return load_models([Service(name="s", model="m")], {"s": folder}).models["s"]
+    return load_models([Service(name="s", model="m")], {"s": folder}).services["s"].model
 
 
 def test_layers_are_fused_at_load_and_restored_if_the_logits_change(
@@ -223,9 +223,9 @@ def test_a_layer_in_one_native_call_has_the_bits_of_separate_operations(
     folder = make_model(tmp_path, config, torch.bfloat16)
     scheduler = HandScheduler({kind: folder}, attention="native", layout=layout, dtype=dtype)
     prompts = [make_prompt(length, seed=length) for length in (1, 5, 23, 40)]
-    forward = scheduler.models.models[kind].forward
+    forward = scheduler.models.services[kind].model.forward
     assert isinstance(forward, FusedForward)
-    assert len(forward.native_layers) == scheduler.models.models[kind].module.config.num_hidden_layers
+    assert len(forward.native_layers) == scheduler.models.services[kind].model.module.config.num_hidden_layers
     scheduler.poison()
     at_once = logits_of(scheduler, kind, prompts, 4, chunk=16)
     made = len(calls)
@@ -245,7 +245,7 @@ def test_float32_layers_are_computed_by_separate_operations(tmp_path: Path) -> N
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_only_requested_rows_have_logits(dtype: str, tmp_path: Path) -> None:
     folder = make_model(tmp_path, tiny_config("gemma3"))
-    loaded = load_models([Service(name="s", model="m", dtype=dtype)], {"s": folder}).models["s"]
+    loaded = load_models([Service(name="s", model="m", dtype=dtype)], {"s": folder}).services["s"].model
     assert isinstance(loaded.forward, FusedForward)
     ids, positions = torch.arange(9).unsqueeze(0), torch.arange(9).unsqueeze(0)
     every, some = torch.arange(9), torch.tensor([8, 2])

@@ -88,5 +88,5 @@ def test_a_worker_thread_gives_the_same_tokens(folders: dict[str, Path]) -> None
 def test_services_of_one_model_share_its_weights(folders: dict[str, Path]) -> None:
     both = HandScheduler({"a": folders["llama"], "b": folders["llama"]}).models
     alone = HandScheduler({"a": folders["llama"]}).models
-    assert both.models["a"] is both.models["b"]
+    assert both.services["a"].model is both.services["b"].model
     assert both.weight_bytes == alone.weight_bytes

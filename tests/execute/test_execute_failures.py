@@ -3,13 +3,20 @@
 import gc
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from execute_builders import GREEDY, HandScheduler, make_model, make_prompt, reference_tokens, tiny_config
+from execute_builders import (
+    GREEDY,
+    HandScheduler,
+    make_model,
+    make_prompt,
+    reference_tokens,
+    tiny_config,
+    with_forward,
+)
 
 from at_hand import DEVICE
 from shoal.core import NewSequence, StepPlan
@@ -44,8 +51,8 @@ def break_phase(
     hand: HandScheduler, monkeypatch: pytest.MonkeyPatch, phase: str, error: BaseException = OUT_OF_MEMORY
 ) -> None:
     if phase == "forward":
-        models = hand.executor._models
-        monkeypatch.setitem(models, "a", replace(models["a"], forward=raising(error)))
+        services = hand.models.services
+        monkeypatch.setitem(services, "a", with_forward(services["a"], raising(error)))
     elif DEVICE == "cpu":
         monkeypatch.setattr(torch_executor, phase, raising(error))
     else:

@@ -151,6 +151,6 @@ def test_a_model_that_reads_its_layers_weights_is_left_unpacked(
     monkeypatch.setattr(loading, "choose_products", lambda device: None)
     folder = make_model(tmp_path / "m", tiny_config("llama"), dtype=torch.bfloat16)
     models = load_models([Service(name="s", model="m")], {"s": folder})
-    module = models.models["s"].module
+    module = models.services["s"].model.module
     assert parts(module, PackedLinear) == 0
     assert parts(module, FusedRMSNorm) > 0

@@ -58,7 +58,7 @@ def test_a_gguf_file_is_served_as_its_folder(config: PretrainedConfig, context: 
     (tmp_path / "gguf").mkdir()
     assert convert.main(["gguf", str(tmp_path / "m.gguf"), str(tmp_path / "gguf")]) == 0
     scheduler = HandScheduler({name: tmp_path / name for name in ("own", "gguf")})
-    assert scheduler.models.context_tokens == {"own": context, "gguf": context}
+    assert [served.context_tokens for served in scheduler.models.services.values()] == [context, context]
     prompt = torch.randint(0, 256, (300,), generator=torch.Generator().manual_seed(2)).tolist()
     own, gguf = (scheduler.generate(name, [prompt, prompt[:9]], 12, chunk=64) for name in ("own", "gguf"))
     assert own == gguf

@@ -115,7 +115,7 @@ def test_a_fused_model_generates_the_tokens_of_transformers(kind: str, tmp_path:
     folder = make_model(tmp_path / "m", tiny_config(kind))
     prompts = [make_prompt(length, seed=length) for length in (1, 5, 23)]
     scheduler = HandScheduler({"m": folder}, attention="batched")
-    assert isinstance(scheduler.models.models["m"].forward, FusedForward)
+    assert isinstance(scheduler.models.services["m"].model.forward, FusedForward)
     assert scheduler.generate("m", prompts, 4) == [reference_tokens(folder, p, 4) for p in prompts]
 
 
@@ -124,7 +124,7 @@ def test_what_changes_the_logits_is_undone(tmp_path: Path, monkeypatch: pytest.M
     folder = make_model(tmp_path / "m", tiny_config("llama"))
 
     def layers() -> set[type]:
-        loaded = load_models([Service(name="s", model="m")], {"s": folder}, device=DEVICE).models["s"]
+        loaded = load_models([Service(name="s", model="m")], {"s": folder}, device=DEVICE).services["s"].model
         return {type(layer) for layer in loaded.module.model.layers}
 
     assert layers() == {DecoderLayer}

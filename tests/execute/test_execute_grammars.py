@@ -5,7 +5,6 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import llguidance
 import numpy as np
 import pytest
 import torch
-from execute_builders import VOCAB, HandScheduler, make_model, make_prompt, tiny_config
+from execute_builders import VOCAB, HandScheduler, make_model, make_prompt, tiny_config, with_forward
 from grammar_builders import EOS, Letters, write_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -529,15 +528,15 @@ def test_rows_without_a_grammar_are_not_affected(
     def run(params: Sequence[SamplingParams]) -> tuple[list[list[int]], list[bytes]]:
         """Tokens, and the logits of the first two rows of every step."""
         scheduler = HandScheduler({SERVICE: folder})
-        model = scheduler.models.models[SERVICE]
+        served = scheduler.models.services[SERVICE]
         seen = []
 
         def forward(*arguments: Any) -> torch.Tensor:
-            logits = model.forward(*arguments)
+            logits = served.model.forward(*arguments)
             seen.append(logits[:2].cpu().numpy().tobytes())
             return logits
 
-        scheduler.models.models[SERVICE] = replace(model, forward=forward)
+        scheduler.models.services[SERVICE] = with_forward(served, forward)
         lease = scheduler.executor.grammars.lease(SERVICE, bound.grammar)
         lease.ready.result()
         tokens = scheduler.generate(SERVICE, prompts, 8, sampling=params, seeds=[1, 2, 3, 4])

@@ -112,7 +112,7 @@ def load(folder: Path, dtype: str = "auto") -> tuple[LoadedModel, list[str]]:
     """The model, and what its start says."""
     lines: list[str] = []
     models = load_models([Service(name="s", model="m", dtype=dtype)], {"s": folder}, progress=lines.append)
-    return models.models["s"], lines
+    return models.services["s"].model, lines
 
 
 @pytest.mark.parametrize("variant", [None, *VARIANTS])

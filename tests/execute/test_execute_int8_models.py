@@ -36,7 +36,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def load(folder: Path, dtype: str = "int8") -> LoadedModel:
-    return load_models([Service(name="s", model="m", dtype=dtype)], {"s": folder}).models["s"]
+    return load_models([Service(name="s", model="m", dtype=dtype)], {"s": folder}).services["s"].model
 
 
 def dense(folder: Path) -> nn.Module:
@@ -179,5 +179,5 @@ def test_devices_other_than_cpus_are_refused(
 def test_services_in_int8_and_bfloat16_have_separate_weights(folders: dict[str, Path]) -> None:
     services = [Service(name=dtype, model="m", dtype=dtype) for dtype in ("int8", "bfloat16")]
     models = load_models(services, dict.fromkeys(("int8", "bfloat16"), folders["llama"]))
-    assert models.models["int8"] is not models.models["bfloat16"]
-    assert models.weight_bytes == sum(model.weight_bytes for model in models.models.values())
+    assert models.services["int8"].model is not models.services["bfloat16"].model
+    assert models.weight_bytes == sum(served.model.weight_bytes for served in models.services.values())

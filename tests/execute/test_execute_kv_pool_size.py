@@ -1,9 +1,8 @@
 """The size of an engine's KV pool on a GPU, beside its other memory; with a fake GPU."""
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from shoal.core import ConfigError
 from shoal.execute.attention.torch_backends import BatchedAttention, PagedAttention
 from shoal.execute.kv_pool_size import EngineMemory, graph_bytes, pool_bytes
 from shoal.execute.model import loading
-from shoal.execute.model.loading import ModelLoader, ModelSet
+from shoal.execute.model.loading import ModelLoader, ModelSet, ServedModel
 from shoal.kvcache import KVShape, LayerShape
 
 GIB = 1 << 30
@@ -73,11 +72,11 @@ def models_on_a_gpu(monkeypatch: pytest.MonkeyPatch, **backends: type[PagedAtten
     monkeypatch.setattr(loading, "_activation_peak", lambda model, device, tokens: tokens << 20)
     models = ModelSet(ModelLoader(torch.device("cuda:0")), "auto")
     for name, backend in backends.items():
-        model: Any = SimpleNamespace(weight_bytes=GIB, dtype=torch.bfloat16, folder=Path(name))
-        models.models[name] = cast(loading.LoadedModel, model)
-        models.kv_shapes[name] = KVShape("bfloat16", (LayerShape(2, 16, 16),) * 8)
-        models.vocab_sizes[name] = 100_000
-        models.backends[name] = backend
+        shape = KVShape("bfloat16", (LayerShape(2, 16, 16),) * 8)
+        model: Any = SimpleNamespace(
+            weight_bytes=GIB, dtype=torch.bfloat16, kv_shape=shape, vocab_size=100_000
+        )
+        models.services[name] = ServedModel(model, backend, context_tokens=1024)
     return models
 
 

@@ -34,7 +34,7 @@ def config_folder(folder: Path, kind: str = "llama", **fields: object) -> Path:
 
 def load(folder: Path, seed: int = 0, **service: object) -> LoadedModel:
     config = Service(name="s", model="tiny", weights="random", weights_seed=seed, **service)  # type: ignore[arg-type]
-    return load_models([config], {"s": folder}, device=DEVICE).models["s"]
+    return load_models([config], {"s": folder}, device=DEVICE).services["s"].model
 
 
 def own(kind: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.nn.Module:
@@ -57,7 +57,7 @@ def test_a_model_runs_as_if_its_weights_were_in_files(kind: str, dtype: str, tmp
     saved.save_pretrained(tmp_path / "files")
     [other] = load_models(
         [Service(name="s", model="tiny", dtype=dtype)], {"s": tmp_path / "files"}, device=DEVICE
-    ).models.values()
+    ).models
     assert numbers(model.module).keys() == numbers(other.module).keys()
     for name, tensor in numbers(model.module).items():
         assert torch.equal(tensor, numbers(other.module)[name]), name
@@ -143,7 +143,7 @@ def test_int8_is_made_from_the_same_weights_and_not_cached(
     other = HandScheduler({"s": tmp_path / "files"}, dtype="int8")
     assert (tmp_path / "cache" / "int8").is_dir()
     assert scheduler.models.weight_bytes == other.models.weight_bytes
-    assert scheduler.models.models["s"].dtype == torch.int8
+    assert scheduler.models.services["s"].model.dtype == torch.int8
     prompts = [make_prompt(n, seed=n) for n in (1, 20)]
     assert logits_of(scheduler, "s", prompts, 3) == logits_of(other, "s", prompts, 3)
 
@@ -163,7 +163,7 @@ def test_weights_are_shared_where_they_are_the_same(tmp_path: Path) -> None:
     def add(name: str, **fields: object) -> LoadedModel:
         service = Service(name=name, model="tiny", **{"dtype": "float32", **fields})  # type: ignore[arg-type]
         models.add(service, loader.load(service, folder))
-        return models.models[name]
+        return models.services[name].model
 
     files = add("files")
     random = add("random", weights="random")
@@ -171,9 +171,9 @@ def test_weights_are_shared_where_they_are_the_same(tmp_path: Path) -> None:
     seven = add("seven", weights="random", weights_seed=7)
     short = add("short", weights="random", dtype="bfloat16")
     assert len({id(model) for model in (files, random, seven, short)}) == 4
-    assert models.weights["random"] == models.weights["random-2"]
-    assert len(set(models.weights.values())) == 4
-    assert len({model.described.digest for model in models.models.values()}) == 4
+    assert models.services["random"].weights == models.services["random-2"].weights
+    assert len({served.weights for served in models.services.values()}) == 4
+    assert len({model.described.digest for model in models.models}) == 4
     assert models.weight_bytes == 3 * files.weight_bytes + short.weight_bytes
     assert files.described.format == "safetensors"
     assert (random.described.format, random.described.size_bytes) == ("random", 0)

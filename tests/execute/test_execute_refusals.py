@@ -93,7 +93,7 @@ def test_a_model_that_drops_the_step_keyword_is_refused(tmp_path: Path) -> None:
 def test_a_window_shorter_than_the_probes_prompts_is_supported(tmp_path: Path) -> None:
     config = tiny_config("mistral")
     config.sliding_window = 3
-    assert load(make_model(tmp_path / "narrow", config)).context_tokens["s"] == 256
+    assert load(make_model(tmp_path / "narrow", config)).services["s"].context_tokens == 256
 
 
 def test_a_model_type_that_transformers_does_not_know_is_refused(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_dynamic_rope_scaling_limits_the_context(tmp_path: Path) -> None:
     config.rope_parameters = {
         "rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 64,
     }  # fmt: skip
-    assert load(make_model(tmp_path / "dynamic", config)).context_tokens["s"] == 64
+    assert load(make_model(tmp_path / "dynamic", config)).services["s"].context_tokens == 64
 
 
 @pytest.mark.parametrize(
@@ -140,15 +140,15 @@ def test_scaled_positions_extend_the_context(
     config = tiny_config("llama")
     config.rope_parameters = {"rope_theta": 10000.0, **scaling}
     folder = make_model(tmp_path / "scaled", config)
-    assert load(folder).context_tokens["s"] == context
-    assert load(folder, max_model_len=context).context_tokens["s"] == context
+    assert load(folder).services["s"].context_tokens == context
+    assert load(folder, max_model_len=context).services["s"].context_tokens == context
     with pytest.raises(ConfigError, match=f"beyond the model's context of {context} tokens"):
         load(folder, max_model_len=context + 1)
 
 
 def test_max_model_len_limits_the_context_and_is_checked(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "m", tiny_config("llama"))
-    assert load(folder, max_model_len=100).context_tokens["s"] == 100
+    assert load(folder, max_model_len=100).services["s"].context_tokens == 100
     with pytest.raises(ConfigError, match="256"):
         load(folder, max_model_len=1000)
 

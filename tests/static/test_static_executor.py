@@ -160,7 +160,7 @@ def test_random_weights_are_those_of_continuous_batches(tmp_path: Path) -> None:
     tiny_config("llama").save_pretrained(tmp_path / "m")
     service = Service(name="tiny", model="m", dtype="float32", weights="random", weights_seed=3)
     model = load_static_model(service, tmp_path / "m")
-    (other,) = load_models([service], {"tiny": tmp_path / "m"}).models.values()
+    (other,) = load_models([service], {"tiny": tmp_path / "m"}).models
     assert torch.equal(model.module.lm_head.weight, other.module.lm_head.weight)
     model.module.save_pretrained(tmp_path / "files")
     result = StaticBatchExecutor(model).run(PROMPTS, 4, [4] * len(PROMPTS), ENDLESS)

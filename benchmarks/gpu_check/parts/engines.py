@@ -75,7 +75,7 @@ class _Bench:
     def load(self) -> Figures:
         started = time.perf_counter()
         size = self._models.weight_bytes
-        forward = type(self._models.models[SERVICE].forward).__name__
+        forward = type(self._models.services[SERVICE].model.forward).__name__
         return {"GiB": size / 2**30, "seconds to load": time.perf_counter() - started, "forward": forward}
 
     def decode(self, rows: int, depth: int) -> Figures:

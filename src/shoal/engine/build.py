@@ -94,10 +94,10 @@ def assemble_engine(
 
     def describe(service: Service) -> ServiceInfo:
         name = service.name
-        model = models.models[name]
+        model = models.services[name].model
         described = replace(
             describe_service(
-                service.model, scheduler, pool, name, _limits(service, models), models.vocab_sizes[name]
+                service.model, scheduler, pool, name, _limits(service, models), model.vocab_size
             ),
             dtype=str(model.dtype).removeprefix("torch."),
             weight_bytes=model.weight_bytes,
@@ -138,19 +138,20 @@ def assemble_engine(
 
 def _kernels_of(models: "ModelSet") -> str:
     """What computes on a GPU, as ``native_status`` says it of CPUs."""
-    if any(backend.captures_decodes for backend in models.backends.values()):
+    if any(served.backend.captures_decodes for served in models.services.values()):
         return "Triton kernels and CUDA graphs for decodes"
     return "torch only"
 
 
 def _limits(service: Service, models: "ModelSet") -> ServiceLimits:
+    served = models.services[service.name]
     return ServiceLimits(
-        models.context_tokens[service.name],
-        models.eos_token_ids[service.name],
+        served.context_tokens,
+        served.model.eos_token_ids,
         slo=service.slo,
         execution_s=service.execution_s,
         quota=service.quota,
-        weights=models.weights[service.name],
+        weights=served.weights,
     )
 
 

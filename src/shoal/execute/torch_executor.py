@@ -54,14 +54,15 @@ class TorchExecutor:
         host_layout: PoolLayout | None = None,
         host_unit_ids: UnitIds | None = None,
     ) -> None:
-        self._model_set = models
-        self._backends = models.backends
-        self._models = models.models
+        self._models = models
+        self._services = models.services
         self.store = KVStore(layout, models.device, unit_ids, host_layout, host_unit_ids)
         self._sequences = SequenceTable()
         library = load_native() if models.device.type == "cpu" else None
         self._sampler = None if library is None else NativeSampler(library)
-        self.grammars = GrammarPool({name: _grammar_model(model) for name, model in models.models.items()})
+        self.grammars = GrammarPool(
+            {name: _grammar_model(served.model) for name, served in models.services.items()}
+        )
         self._masks = GrammarMasks(self.grammars)
         self._results: deque[Future[StepResult]] = deque()
         self._thread = ThreadPoolExecutor(1, "shoal-executor") if depth > 1 else None
@@ -70,12 +71,12 @@ class TorchExecutor:
 
     def add_service(self, service: Service, model: LoadedModel) -> None:
         """Add a service, between two plans."""
-        self._model_set.add(service, model)
+        self._models.add(service, model)
         self.grammars.add_service(service.name, _grammar_model(model))
 
     def remove_service(self, service: str) -> None:
         """Remove a service that has no sequences, between two plans."""
-        self._model_set.remove(service)
+        self._models.remove(service)
         self.grammars.remove_service(service)
 
     def warm_up(self, max_rows: int) -> None:
@@ -227,7 +228,7 @@ class TorchExecutor:
         return _Iteration(sampled, prepared_ns, forwarded_ns, time.perf_counter_ns(), prompt_outputs)
 
     def _prepare(self, plan: StepPlan, rows: Sequence[RunningSequence]) -> "PreparedStep":
-        cache, backend = self.store.services[plan.service], self._backends[plan.service]
+        cache, backend = self.store.services[plan.service], self._services[plan.service].backend
         batch = build_batch(self._sequences, rows, plan.new_tokens, cache)
         return PreparedStep(
             batch.last, lambda: StepArguments(batch.input_ids, batch.positions, backend(batch, cache))
@@ -249,7 +250,7 @@ class TorchExecutor:
 
     def _ends_any(self, plan: StepPlan, rows: Sequence[RunningSequence], tokens: Sequence[int]) -> bool:
         """Whether one of the rows has ended or got no token."""
-        eos = self._models[plan.service].eos_token_ids
+        eos = self._services[plan.service].model.eos_token_ids
         pairs = zip(rows, tokens, strict=True)
         return any(token == NO_TOKEN or row.stops_at(token, eos) for row, token in pairs)
 
@@ -257,7 +258,7 @@ class TorchExecutor:
         """Logits [len(plan.sampled), vocab]; only rows that sample go through the output head."""
         ids, positions, attention = step.arguments()
         rows = to_device(step.last[list(plan.sampled) or [0]], ids.device)
-        return self._models[plan.service].forward(ids, positions, rows, attention)
+        return self._services[plan.service].model.forward(ids, positions, rows, attention)
 
     def _forward_with_prompt_outputs(
         self, plan: StepPlan, step: "PreparedStep", request: PromptOutputRequest
@@ -266,7 +267,7 @@ class TorchExecutor:
         ids, positions, attention = step.arguments()
         last = step.last[list(plan.sampled) or [0]]
         indices = to_device(request.token_indices(last), ids.device)
-        model = self._models[plan.service]
+        model = self._services[plan.service].model
         hidden = model.forward.hidden(ids, positions, indices, attention)
         logits = model.forward.logits(hidden[: len(last)])
         report = report_logprobs if self._sampler is None else self._sampler.report
@@ -282,7 +283,7 @@ class TorchExecutor:
         if not plan.sampled:
             return Sampled([], None, {})
         chosen = [rows[i] for i in plan.sampled]
-        eos = self._models[plan.service].eos_token_ids
+        eos = self._services[plan.service].model.eos_token_ids
         sampled = sample(logits, chosen, eos, self._sampler, masks)
         for place, (row, token) in enumerate(zip(chosen, sampled.tokens, strict=True)):
             if place in sampled.postponed:

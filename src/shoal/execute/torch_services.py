@@ -44,10 +44,10 @@ class TorchServices:
 
     def remove(self, service: str) -> None:
         """Remove a service that has no sequences, and free its weights if no other service uses them."""
-        model = self._models.models[service]
+        model = self._models.services[service].model
         parts = [ref(part) for part in model.module.modules()]
         self._executor.remove_service(service)
-        if any(other is model for other in self._models.models.values()):
+        if any(other is model for other in self._models.models):
             return
         del model
         if any(part() is not None for part in parts):  # reference cycles

@@ -74,8 +74,8 @@ class GpuExecutor(TorchExecutor):
         Without memory for that, steps are left to try it.
         """
         with torch.inference_mode(), on_device(self.store.buffer.device):
-            for service, model in self._models.items():
-                if self._reads_slots(service) and id(model.forward) not in self._graphs:
+            for service, served in self._services.items():
+                if self._reads_slots(service) and id(served.model.forward) not in self._graphs:
                     self._fit_slots()
                     try:
                         self._recoverable(partial(self._compute_padding, service))
@@ -86,7 +86,7 @@ class GpuExecutor(TorchExecutor):
 
     def _compute_padding(self, service: str) -> None:
         """Run a step of a prompt and a decode that have no sequences."""
-        device, model = self.store.buffer.device, self._models[service]
+        device, model = self.store.buffer.device, self._services[service].model
         rows = torch.full((3,), -1, dtype=torch.int32, device=device)
         positions = torch.tensor([0, 0, 1], device=device)
         prompts = PromptRows(np.array([1, 3]), np.array([0]), np.array([-1]))
@@ -95,9 +95,9 @@ class GpuExecutor(TorchExecutor):
         model.forward(torch.zeros_like(positions)[None], positions[None], positions, attention)
 
     def remove_service(self, service: str) -> None:
-        forward = self._models[service].forward
+        forward = self._services[service].model.forward
         super().remove_service(service)
-        if not any(other.forward is forward for other in self._models.values()):
+        if not any(other.forward is forward for other in self._models.models):
             self._graphs.pop(id(forward), None)
 
     def submit(self, plan: StepPlan, interrupted: Interrupted = never) -> None:
@@ -164,7 +164,7 @@ class GpuExecutor(TorchExecutor):
     def _reads_slots(self, service: str) -> bool:
         """Whether the service's steps read the block tables of the slots."""
         cache = self.store.services[service]
-        return issubclass(self._backends[service], DeviceStep) and isinstance(cache, MergedCache)
+        return issubclass(self._services[service].backend, DeviceStep) and isinstance(cache, MergedCache)
 
     def _launch(
         self, plan: StepPlan, rows: Sequence[RunningSequence], started: int, future: "Future[StepResult]"
@@ -289,7 +289,7 @@ class GpuExecutor(TorchExecutor):
 
     def _graphs_of(self, service: str) -> DecodeGraphs:
         """The graphs of a service's model, for the present layout of the pool."""
-        forward, cache = self._models[service].forward, self.store.services[service]
+        forward, cache = self._services[service].model.forward, self.store.services[service]
         graphs = self._graphs.get(id(forward))
         if graphs is None or graphs.view != cache.view:
             graphs = self._graphs[id(forward)] = DecodeGraphs(
@@ -299,7 +299,7 @@ class GpuExecutor(TorchExecutor):
 
     def _fit_slots(self) -> None:
         """Make room for all slots and for the longest sequence of any service."""
-        longest = max(self._model_set.context_tokens.values())
+        longest = max(served.context_tokens for served in self._services.values())
         block_size = next(iter(self.store.services.values())).block_size
         slots, blocks = len(self._sequences.tables), -(-longest // block_size)
         if not self._slots.fits(slots, blocks):

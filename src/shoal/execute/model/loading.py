@@ -72,46 +72,56 @@ class LoadedModel:
     """Description for users."""
 
 
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A service's model, and how it is served."""
+
+    model: LoadedModel
+    """Shared by services with the same folder, dtype and weights."""
+    backend: type[PagedAttention]
+    context_tokens: int
+    """Context limit of the service, at most that of its model."""
+
+    @property
+    def weights(self) -> str:
+        """Identifier of the weights, equal for services with the same weights."""
+        return f"{self.model.dtype} {self.model.weights} {self.model.folder}"
+
+
 class ModelSet:
     """The models of all services of an engine; services may be added and removed."""
 
     def __init__(self, loader: "ModelLoader", attention: str) -> None:
         self.loader = loader
         self.device = loader.device
-        self.models: dict[str, LoadedModel] = {}
-        """By service name, as are the next dicts; services with the same folder, dtype and weights share a
-        model."""
-        self.backends: dict[str, type[PagedAttention]] = {}
-        self.kv_shapes: dict[str, KVShape] = {}
-        self.context_tokens: dict[str, int] = {}
-        """Context limits of services, at most those of their models."""
-        self.vocab_sizes: dict[str, int] = {}
-        self.eos_token_ids: dict[str, tuple[int, ...]] = {}
-        self.weights: dict[str, str] = {}
-        """Identifiers of the weights, equal for services with the same weights."""
+        self.services: dict[str, ServedModel] = {}
+        """By service name."""
         self._attention = attention
 
     def add(self, service: Service, model: LoadedModel) -> None:
         """Add a service; raises ConfigError if its context limit is beyond the model's."""
-        name = service.name
-        self.context_tokens[name] = service_context_tokens(service, model)
-        self.models[name] = model
-        self.backends[name] = choose_backend(self._attention, self.device, model.kv_shape)
-        self.kv_shapes[name] = model.kv_shape
-        self.vocab_sizes[name] = model.vocab_size
-        self.eos_token_ids[name] = model.eos_token_ids
-        self.weights[name] = f"{model.dtype} {model.weights} {model.folder}"
+        context_tokens = service_context_tokens(service, model)
+        backend = choose_backend(self._attention, self.device, model.kv_shape)
+        self.services[service.name] = ServedModel(model, backend, context_tokens)
 
     def remove(self, service: str) -> None:
         """Remove a service; the weights are freed with the last service on the model."""
-        facts = (self.backends, self.kv_shapes, self.context_tokens, self.vocab_sizes, self.eos_token_ids)
-        for by_name in (self.models, self.weights, *facts):
-            del by_name[service]
+        del self.services[service]
+
+    @property
+    def models(self) -> list[LoadedModel]:
+        """The models of all services, each once."""
+        return list({id(served.model): served.model for served in self.services.values()}.values())
+
+    @property
+    def kv_shapes(self) -> dict[str, KVShape]:
+        """By service name."""
+        return {name: served.model.kv_shape for name, served in self.services.items()}
 
     @property
     def weight_bytes(self) -> int:
         """Size of all weights; shared weights count once."""
-        return sum({id(model): model.weight_bytes for model in self.models.values()}.values())
+        return sum(model.weight_bytes for model in self.models)
 
     def check_kv_bytes(self, kv_bytes: int) -> None:
         """Raise ConfigError if the device has no memory for a KV pool of that size."""
@@ -144,11 +154,14 @@ class ModelSet:
         return size
 
     def _engine_memory(self, max_batched_tokens: int) -> EngineMemory:
-        peak = max(_activation_peak(model, self.device, max_batched_tokens) for model in self.models.values())
-        # Backends that capture decodes read KV in place; all others gather it.
-        captured = [name for name, backend in self.backends.items() if backend.captures_decodes]
-        logits = [self.vocab_sizes[name] * self.models[name].dtype.itemsize for name in captured]
-        layers = [len(shape.layers) for name, shape in self.kv_shapes.items() if name not in captured]
+        peak = max(_activation_peak(model, self.device, max_batched_tokens) for model in self.models)
+        logits, layers = [], []
+        for served in self.services.values():
+            # Backends that capture decodes read KV in place; all others gather it.
+            if served.backend.captures_decodes:
+                logits.append(served.model.vocab_size * served.model.dtype.itemsize)
+            else:
+                layers.append(len(served.model.kv_shape.layers))
         return EngineMemory(
             weight_bytes=self.weight_bytes,
             step_bytes=peak,
