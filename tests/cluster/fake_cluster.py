@@ -14,14 +14,8 @@ from pathlib import Path
 from engine_builders import ByteTokenizer, build_fake, make_options
 from fake_transfer import FakeTransfer
 
-from shoal.cluster.backends.interface import (
-    BackendEvent,
-    EngineConfig,
-    Exited,
-    FoundEngine,
-    Heartbeat,
-    Loaded,
-)
+from shoal.cluster.backends.interface import BackendEvent, EngineConfig
+from shoal.cluster.node import EngineExited, EngineMessage, RunningEngine
 from shoal.cluster.options import ClusterOptions, EnginePlan
 from shoal.cluster.router.action_runner import OnDecision
 from shoal.cluster.router.router import Router
@@ -30,6 +24,7 @@ from shoal.engine import wire
 from shoal.engine.core import Engine
 from shoal.engine.info import EngineInfo
 from shoal.engine.migration import wire as migration_wire
+from shoal.engine.process.lifeline import Beat, Ready
 
 LOAD_S = 2.0
 FOLDER = Path("somewhere")
@@ -86,15 +81,15 @@ class FakeBackend:
 
     async def attach(
         self, on_event: Callable[[BackendEvent], None], settings: Mapping[str, str]
-    ) -> Sequence[FoundEngine]:
+    ) -> Sequence[RunningEngine]:
         self.on_event = on_event
         self.loop = asyncio.get_running_loop()
         return [
-            FoundEngine(
-                engine=process.engine,
-                incarnation=process.incarnation,
-                pid=1000,
-                loaded=_loaded(process) if process.loaded else None,
+            RunningEngine(
+                process.engine,
+                process.incarnation,
+                1000,
+                _ready(process) if process.loaded else None,
             )
             for process in self.processes.values()
             if process.alive
@@ -133,12 +128,7 @@ class FakeBackend:
         if not process.alive:
             return
         process.alive = False
-        event = Exited(
-            engine=process.engine,
-            incarnation=process.incarnation,
-            reason=reason,
-            suspects=process.suspects(),
-        )
+        event = EngineExited(process.engine, process.incarnation, reason, suspects=process.suspects())
         self.loop.call_later(self.random.uniform(0, 4 * LATENCY_S), self.on_event, event)
 
     def open_channel(
@@ -153,14 +143,14 @@ class FakeBackend:
     def _load(self, process: FakeProcess) -> None:
         if process.alive:
             process.loaded = True
-            self.on_event(_loaded(process))
+            self.on_event(EngineMessage(process.engine, process.incarnation, 1000, _ready(process)))
             self._step(process)
 
     def _beat(self, process: FakeProcess, interval_s: float) -> None:
         if not process.alive:
             return
         if not process.hung:
-            self.on_event(Heartbeat(engine=process.engine, incarnation=process.incarnation, pid=1))
+            self.on_event(EngineMessage(process.engine, process.incarnation, 1, Beat()))
         self.loop.call_later(interval_s, self._beat, process, interval_s)
 
     def _step(self, process: FakeProcess) -> None:
@@ -231,15 +221,9 @@ class FakeBackend:
         self.loop.call_later(LATENCY_S, arrive)
 
 
-def _loaded(process: FakeProcess) -> Loaded:
-    return Loaded(
-        engine=process.engine,
-        incarnation=process.incarnation,
-        pid=1000,
-        endpoint=f"{process.engine}/{process.incarnation}",
-        transfer=f"{process.engine}/{process.incarnation}",
-        info=process.info,
-    )
+def _ready(process: FakeProcess) -> Ready:
+    address = f"{process.engine}/{process.incarnation}"
+    return Ready(process.info, address, address)
 
 
 class FakeChannel:

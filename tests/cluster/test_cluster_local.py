@@ -16,12 +16,13 @@ import psutil
 import pytest
 from engine_builders import BUILDER, make_options, make_request
 
-from shoal.cluster.backends.interface import EngineConfig, Exited, Heartbeat, Loaded, Loading, ProcessUsage
+from shoal.cluster.backends.interface import EngineConfig
 from shoal.cluster.backends.local import LocalBackend
+from shoal.cluster.node import EngineExited, EngineMessage, EngineUsage
 from shoal.cluster.node.folder import SOCKET, NodeFolder, folder_path
 from shoal.core import ConfigError, EngineDied
 from shoal.engine import wire
-from shoal.engine.process.lifeline import PROTOCOL
+from shoal.engine.process.lifeline import PROTOCOL, Beat, Loading, Ready
 from shoal.frontend.engine_connection import EngineConnection
 
 TIMEOUT_S = 60
@@ -50,6 +51,10 @@ def config(model="fake?step_ms=5&context=4000", heartbeat_s=0.1, **options):
     return EngineConfig(options=options, folders={}, builder=BUILDER, heartbeat_s=heartbeat_s)
 
 
+def is_of(kind, event):
+    return isinstance(event.message if isinstance(event, EngineMessage) else event, kind)
+
+
 class Watched:
     """A backend and all that it tells."""
 
@@ -66,11 +71,11 @@ class Watched:
         return await self.backend.attach(self._take, settings)
 
     async def until(self, kind, engine="e", incarnation=1):
-        """The first event of a kind about a start of an engine."""
+        """The first event of a kind, or with a message of that kind, about a start of an engine."""
         async with asyncio.timeout(TIMEOUT_S):
             while True:
                 for event in self.events:
-                    if isinstance(event, kind) and (event.engine, event.incarnation) == (engine, incarnation):
+                    if is_of(kind, event) and (event.engine, event.incarnation) == (engine, incarnation):
                         return event
                 self.news.clear()
                 await self.news.wait()
@@ -82,7 +87,7 @@ class Watched:
 
     async def start(self, engine="e", incarnation=1, *args, **fields):
         self.backend.start_engine(engine, incarnation, config(*args, **fields))
-        return await self.until(Loaded, engine, incarnation)
+        return await self.until(Ready, engine, incarnation)
 
 
 @asynccontextmanager
@@ -104,23 +109,27 @@ def test_an_engine_starts_and_serves():
     async def scenario():
         async with attached() as watched:
             loaded = await watched.start()
-            assert loaded.info.services["a"].decode_s > 0.004
+            assert loaded.message.info.services["a"].decode_s > 0.004
             assert psutil.Process(loaded.pid).cmdline()[-1] == "shoal.engine"
-            assert (await watched.until(Loading)).what.startswith("loading fake")
-            await watched.until(Heartbeat)
+            assert (await watched.until(Loading)).message.what.startswith("loading fake")
+            await watched.until(Beat)
             messages = []
-            channel = EngineConnection(loaded.endpoint, "s", messages.append)
+            channel = EngineConnection(loaded.message.endpoint, "s", messages.append)
             channel.send(wire.Submit.from_requests([make_request("s-1-0#1")]))
             async with asyncio.timeout(TIMEOUT_S):
                 while not messages or messages[-1].events[-1].finish is None:
                     await asyncio.sleep(0.01)
             channel.close()
-            seen = len([event for event in watched.events if isinstance(event, Heartbeat)])
+
+            def beats():
+                return [event for event in watched.events if is_of(Beat, event)]
+
+            seen = len(beats())
             async with asyncio.timeout(TIMEOUT_S):
-                while len([event for event in watched.events if isinstance(event, Heartbeat)]) < seen + 3:
+                while len(beats()) < seen + 3:
                     await asyncio.sleep(0.01)
-            assert {event.hung for event in watched.events if isinstance(event, Heartbeat)} == {""}
-            assert {event.pid for event in watched.events if isinstance(event, Heartbeat)} == {loaded.pid}
+            assert {event.message.hung for event in beats()} == {""}
+            assert {event.pid for event in beats()} == {loaded.pid}
             node = psutil.Process(loaded.pid).parent()
             assert os.getsid(node.pid) == os.getsid(loaded.pid) == node.pid
             for number in (
@@ -132,8 +141,8 @@ def test_an_engine_starts_and_serves():
                     os.kill(pid, number)
             await asyncio.sleep(0.2)
             watched.events.clear()
-            await watched.until(Heartbeat)
-        assert not [event for event in watched.events if isinstance(event, Exited)]
+            await watched.until(Beat)
+        assert not [event for event in watched.events if isinstance(event, EngineExited)]
 
     run(scenario)
 
@@ -141,7 +150,7 @@ def test_an_engine_starts_and_serves():
 async def compute(loaded, *ids, prompt=5):
     """A channel over which requests were sent, some steps ago."""
     messages = []
-    channel = EngineConnection(loaded.endpoint, "s", messages.append)
+    channel = EngineConnection(loaded.message.endpoint, "s", messages.append)
     for id in ids:
         channel.send(wire.Submit.from_requests([make_request(id, prompt, max_tokens=3000)]))
     async with asyncio.timeout(TIMEOUT_S):
@@ -162,12 +171,12 @@ def test_a_killed_engine_leaves_its_suspects_and_starts_again():
                     watched.backend.kill_engine("e", 1)
                     watched.backend.kill_engine("other", 2)
                     watched.backend.kill_engine("e", 2)
-                end = await watched.until(Exited, incarnation=incarnation)
+                end = await watched.until(EngineExited, incarnation=incarnation)
                 channel.close()
                 assert (end.reason, end.failure) == ("killed by signal 9 (SIGKILL)", None)
                 # None where it died between two steps.
                 assert set(end.suspects) <= {"s-1-0#1", "s-2-0#1"}
-            assert len([event for event in watched.events if isinstance(event, Exited)]) == 2
+            assert len([event for event in watched.events if isinstance(event, EngineExited)]) == 2
 
     run(scenario)
 
@@ -180,10 +189,10 @@ def test_a_stopped_engine_is_silent_and_can_be_killed():
             os.kill(loaded.pid, signal.SIGSTOP)
             await asyncio.sleep(0.3)
             watched.events.clear()
-            await watched.until(Heartbeat, "other")
-            assert {type(event) for event in watched.events if event.engine == "e"} <= {ProcessUsage}
+            await watched.until(Beat, "other")
+            assert {type(event) for event in watched.events if event.engine == "e"} <= {EngineUsage}
             watched.backend.kill_engine("e", 1)
-            assert "SIGKILL" in (await watched.until(Exited)).reason
+            assert "SIGKILL" in (await watched.until(EngineExited)).reason
 
     run(scenario)
 
@@ -193,7 +202,7 @@ def test_an_executor_that_raises_is_reported_with_its_suspects(capfd):
         async with attached() as watched:
             loaded = await watched.start()
             channel = await compute(loaded, "s-1-0#1", prompt=[1, 299])
-            end = await watched.until(Exited)
+            end = await watched.until(EngineExited)
             channel.close()
             assert (end.failure, end.reason) == ("RuntimeError", "the fake device is on fire")
             assert end.suspects == ("s-1-0#1",)
@@ -214,7 +223,7 @@ def test_an_end_while_loading_is_reported(model, failure, reason, capfd):
     async def scenario():
         async with attached() as watched:
             watched.backend.start_engine("e", 1, config(model))
-            end = await watched.until(Exited)
+            end = await watched.until(EngineExited)
             assert end.failure == failure
             assert reason in end.reason
 
@@ -226,10 +235,10 @@ def test_an_engine_that_is_killed_at_once_and_one_that_runs_already_end():
         async with attached() as watched:
             watched.backend.start_engine("e", 1, config())
             watched.backend.kill_engine("e", 1)
-            assert "SIGKILL" in (await watched.until(Exited)).reason
+            assert "SIGKILL" in (await watched.until(EngineExited)).reason
             loaded = await watched.start(incarnation=2)
             watched.backend.start_engine("e", 3, config())
-            assert "start 2 still runs" in (await watched.until(Exited, incarnation=3)).reason
+            assert "start 2 still runs" in (await watched.until(EngineExited, incarnation=3)).reason
             assert psutil.pid_exists(loaded.pid)
 
     run(scenario)
@@ -246,7 +255,7 @@ def test_without_their_node_all_engines_end_and_the_next_start_has_a_new_one(how
             os.kill(stopped.pid, signal.SIGSTOP)
             node.kill() if how == "kill" else node.suspend()
             for engine in "ef":
-                end = await watched.until(Exited, engine)
+                end = await watched.until(EngineExited, engine)
                 assert end.reason == (
                     f"the process that owned it ended (node {node.pid}: killed by signal 9 (SIGKILL))"
                 )
@@ -271,8 +280,8 @@ def test_every_start_fails_when_the_node_cannot_be_replaced(monkeypatch):
                 for engine in "fg":
                     watched.backend.start_engine(engine, 1, config())
                 watched.backend.kill_engine("g", 1)
-                assert "killed before" in (await watched.until(Exited, "g")).reason
-                end = await watched.until(Exited, "f")
+                assert "killed before" in (await watched.until(EngineExited, "g")).reason
+                end = await watched.until(EngineExited, "f")
             assert "ended while it started (exit code 1)" in end.reason
             assert end.failure == "EngineDied"
             shutil.rmtree(watched.backend._path)
@@ -350,11 +359,10 @@ def test_another_server_finds_the_engines_and_none_of_the_old_requests(left_behi
         assert [(found[e].pid, found[e].incarnation) for e in "ef"] == [(pids[0], 1), (pids[1], 3)]
         try:
             for engine in "ef":
-                loaded = found[engine].loaded
-                assert (loaded.engine, loaded.pid) == (engine, found[engine].pid)
-                assert loaded.info.services["a"].context_tokens == 4000
+                ready = found[engine].ready
+                assert ready.info.services["a"].context_tokens == 4000
                 messages = []
-                channel = EngineConnection(loaded.endpoint, "new", messages.append)
+                channel = EngineConnection(ready.endpoint, "new", messages.append)
                 async with asyncio.timeout(TIMEOUT_S):
                     channel.send(wire.AskStats(1))
                     while not (stats := [m.stats for m in messages if isinstance(m, wire.Stats)]):
@@ -363,11 +371,11 @@ def test_another_server_finds_the_engines_and_none_of_the_old_requests(left_behi
                 service = stats[-1].services["a"]
                 assert (service.running, service.waiting, service.live_blocks) == (0, 0, 0)
                 assert service.cancelled == 9
-                await watched.until(Heartbeat, engine, found[engine].incarnation)
-            assert found["g"].loaded is None
-            assert (await watched.until(Loaded, "g")).pid == found["g"].pid
+                await watched.until(Beat, engine, found[engine].incarnation)
+            assert found["g"].ready is None
+            assert (await watched.until(Ready, "g")).pid == found["g"].pid
             watched.backend.kill_engine("f", 3)
-            assert "SIGKILL" in (await watched.until(Exited, "f", 3)).reason
+            assert "SIGKILL" in (await watched.until(EngineExited, "f", 3)).reason
         finally:
             await watched.backend.close()
 

@@ -11,9 +11,9 @@ import pytest
 from test_cluster_local import TIMEOUT_S, Watched, attached, left_behind, nothing_left, run
 
 from shoal.cluster.backends import node_start
-from shoal.cluster.backends.interface import Exited
 from shoal.cluster.backends.make import make_backend
 from shoal.cluster.backends.node_start import drop_early_node, start_early_node
+from shoal.cluster.node import EngineExited
 from shoal.cluster.node.folder import folder_path
 from shoal.cluster.options import ClusterOptions
 from shoal.engine.process.child_process import BUILDER
@@ -51,7 +51,7 @@ def test_the_first_engine_is_the_one_that_is_ready():
             assert psutil.Process(loaded.pid).cmdline()[-1] == "shoal.engine"
             # Who starts anew has a process of its own.
             watched.backend.kill_engine("e", 1)
-            await watched.until(Exited)
+            await watched.until(EngineExited)
             assert (await watched.start("e", 2)).pid != bare.pid
 
     run(scenario)

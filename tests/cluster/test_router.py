@@ -11,13 +11,16 @@ from engine_builders import expected_tokens, make_request
 from fake_cluster import LOAD_S, FakeBackend, make_router
 from virtual_loop import run_virtually
 
+from shoal.cluster.backends.interface import EngineWaiting
 from shoal.cluster.manager.actions import ClusterAction
 from shoal.cluster.manager.event_log import EventLogWriter, replay
-from shoal.cluster.manager.events import ClusterEvent
+from shoal.cluster.manager.events import ClusterEvent, EngineLoading
+from shoal.cluster.node import EngineMessage
 from shoal.cluster.options import ClusterOptions, RestartOptions
 from shoal.cluster.router.router import Router
 from shoal.cluster.status import EngineState
 from shoal.core import EngineDied, FinishReason, SamplingParams, ServiceUnavailable
+from shoal.engine.process.lifeline import Loading
 from shoal.frontend.reader import Delta
 
 QUICK = ClusterOptions(restart=RestartOptions(first_s=0.1, factor=1.0, max_s=0.1), heartbeat_s=0.2)
@@ -84,6 +87,30 @@ def test_calls_spread_over_engines_and_are_answered():
         assert router.unfinished == router.waiting == 0
 
     play(scenario)
+
+
+def test_an_engine_that_waits_for_resources_is_reported_but_makes_no_progress():
+    reported: list[str] = []
+    loading: list[ClusterEvent] = []
+
+    def note(now_ns: int, event: ClusterEvent, actions: Sequence[ClusterAction]) -> None:
+        if isinstance(event, EngineLoading):
+            loading.append(event)
+
+    async def run() -> None:
+        backend = FakeBackend()
+        router = make_router(backend, on_decision=note)
+        starting = asyncio.create_task(router.run(reported.append))
+        await asyncio.sleep(LOAD_S / 4)
+        backend.on_event(EngineWaiting("0", 1, "waiting for a GPU"))
+        backend.on_event(EngineMessage("0", 1, 1000, Loading("reading weights")))
+        await starting
+        backend.on_event(EngineMessage("1", 1, 1000, Loading("measuring")))
+        await router.close()
+
+    run_virtually(run())
+    assert reported == ["engine 0: waiting for a GPU", "engine 0: reading weights"]
+    assert loading == [EngineLoading("0", 1, "reading weights"), EngineLoading("1", 1, "measuring")]
 
 
 def lines_about(caplog, engine: str) -> list[tuple[str, str]]:

@@ -14,11 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import psutil
 
-from shoal.cluster.backends.interface import BackendEvent, EngineConfig, Exited, FoundEngine
+from shoal.cluster.backends.interface import BackendEvent, EngineConfig
 from shoal.cluster.backends.node_start import drop_early_node, start_node
-from shoal.cluster.node import EngineExited, EngineMessage, wire
+from shoal.cluster.node import EngineExited, EngineMessage, RunningEngine, wire
 from shoal.cluster.node.__main__ import TAKEN
-from shoal.cluster.node.backend_events import found_engine, to_event, to_usage
 from shoal.cluster.node.folder import SOCKET, check_folder, folder_path
 from shoal.cluster.node.node_process import cpu_s, find_node, kill_node
 from shoal.core import ConfigError, EngineDied
@@ -84,7 +83,7 @@ class LocalBackend:
 
     async def attach(
         self, on_event: Callable[[BackendEvent], None], settings: Mapping[str, str]
-    ) -> Sequence[FoundEngine]:
+    ) -> Sequence[RunningEngine]:
         """See EngineBackend. Also raises ConfigError if another server uses the node or the limit of open
         files is
         too low, and EngineDied if the node cannot be started.
@@ -98,7 +97,7 @@ class LocalBackend:
             raise
         drop_early_node()  # not needed if a node was running
         self._use(link)
-        return [found_engine(engine) for engine in link.found]
+        return link.found
 
     def start_engine(self, engine: str, incarnation: int, config: EngineConfig) -> None:
         """See EngineBackend; does nothing after ``close``."""
@@ -260,12 +259,13 @@ class LocalBackend:
                 self._message_received = True
                 match message:
                     case EngineMessage():
-                        self._engine_message(message)
+                        self._engines[message.engine] = (message.incarnation, message.pid)
+                        self._emit(message)
                     case EngineExited():
                         self._exited(message)
                     case wire.NodeBeat():
                         for usage in message.usages:
-                            self._emit(to_usage(usage))
+                            self._emit(usage)
         watching.cancel()
         self._link = None
         link.writer.close()
@@ -299,18 +299,8 @@ class LocalBackend:
         code = await self._wait_for_exit()
         how = "" if code is None else f": {describe_end(code)}"
         for engine, (incarnation, _) in engines.items():
-            self._emit(
-                Exited(
-                    engine=engine,
-                    incarnation=incarnation,
-                    reason=f"the process that owned it ended (node {link.pid}{how})",
-                )
-            )
-
-    def _engine_message(self, message: EngineMessage) -> None:
-        self._engines[message.engine] = (message.incarnation, message.pid)
-        if (event := to_event(message)) is not None:
-            self._emit(event)
+            reason = f"the process that owned it ended (node {link.pid}{how})"
+            self._emit(EngineExited(engine, incarnation, reason))
 
     def _emit(self, event: BackendEvent) -> None:
         # From the loop, so that an error in the callback does not end the reading.
@@ -319,15 +309,7 @@ class LocalBackend:
     def _exited(self, message: EngineExited) -> None:
         if self._engines.get(message.engine, (0, 0))[0] == message.incarnation:
             del self._engines[message.engine]
-        self._emit(
-            Exited(
-                engine=message.engine,
-                incarnation=message.incarnation,
-                reason=message.reason,
-                failure=message.failure,
-                suspects=message.suspects,
-            )
-        )
+        self._emit(message)
 
 
 def _kill(pid: int) -> None:

@@ -26,13 +26,14 @@ class EngineMessage(msgspec.Struct, tag="EngineSaid", frozen=True):
 
 
 class EngineExited(msgspec.Struct, tag=True, frozen=True):
-    """An engine's process has ended or did not start; as in ``backends.interface.Exited``."""
+    """An engine's process did not start or is gone, or its whole node."""
 
     engine: str
     incarnation: int
     reason: str
+    """The error that it sent, its exit status or signal, in words."""
     failure: str | None = None
-    """Class name of the error that it sent."""
+    """Class name of the error that it sent, as in ``lifeline.Failed``."""
     suspects: tuple[str, ...] = ()
     """Wire ids of the requests in the steps that it was computing."""
 

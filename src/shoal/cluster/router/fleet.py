@@ -5,15 +5,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from shoal.cluster.backends.interface import (
-    BackendEvent,
-    EngineBackend,
-    Exited,
-    Heartbeat,
-    Loaded,
-    Loading,
-    ProcessUsage,
-)
+from shoal.cluster.backends.interface import BackendEvent, EngineBackend, EngineWaiting
 from shoal.cluster.manager.actions import LoadService, UnloadService
 from shoal.cluster.manager.events import (
     ClusterEvent,
@@ -28,6 +20,7 @@ from shoal.cluster.manager.events import (
     ServiceLoaded,
     ServiceUnloaded,
 )
+from shoal.cluster.node import EngineExited, EngineMessage, EngineUsage
 from shoal.cluster.options import ClusterOptions, EnginePlan
 from shoal.cluster.router.call import call_of
 from shoal.cluster.router.remote_engine import OpenChannel, RemoteEngine
@@ -35,7 +28,7 @@ from shoal.cluster.router.service_catalog import Catalog
 from shoal.core import ConfigError, EngineDied, Service
 from shoal.engine import wire
 from shoal.engine.info import ServiceInfo
-from shoal.engine.process.lifeline import Failed, failure_to_error
+from shoal.engine.process.lifeline import Beat, Failed, Loading, Ready, failure_to_error
 
 _log = logging.getLogger(__name__)
 
@@ -105,13 +98,14 @@ class Fleet:
             if name not in found:
                 self._emit(EngineAdded(name, services))
                 continue
-            engine.started(found[name].incarnation)
-            engine.heartbeat(found[name].pid)
-            self._emit(EngineFound(name, found[name].incarnation, services))
-            self.found[name] = found[name].pid
-            self._inherited[name] = found[name].incarnation
-            if (loaded := found[name].loaded) is not None:
-                self._on_event(loaded)
+            running = found[name]
+            engine.started(running.incarnation)
+            engine.heartbeat(running.pid)
+            self._emit(EngineFound(name, running.incarnation, services))
+            self.found[name] = running.pid
+            self._inherited[name] = running.incarnation
+            if running.ready is not None:
+                self._connect(engine, running.incarnation, running.pid, running.ready)
         await self._wait_for_answers()
 
     async def _wait_for_answers(self) -> None:
@@ -253,40 +247,46 @@ class Fleet:
         if engine is None:
             return
         match event:
-            case Loading():
-                if self._progress is not None and not self._started.done():
-                    alone = len(self._engines) == 1
-                    self._progress(event.what if alone else f"engine {event.engine}: {event.what}")
-                if not event.waits:
-                    self._emit(EngineLoading(event.engine, event.incarnation, event.what))
-            case Loaded():
-                self._connect(engine, event)
-            case Heartbeat():
-                engine.heartbeat(event.pid)
-                self._emit(EngineHeartbeat(event.engine, event.incarnation, event.hung))
-            case ProcessUsage():
+            case EngineMessage():
+                self._handle_message(engine, event)
+            case EngineUsage():
                 self._emit(EngineProcessUsage(event.engine, event.incarnation, event.cpu_s, event.read_bytes))
-            case Exited():
+            case EngineWaiting():
+                self._report_progress(event.engine, event.what)
+            case EngineExited():
                 self._ended(engine, event)
 
-    def _connect(self, engine: RemoteEngine, event: Loaded) -> None:
-        name = event.engine
-        if engine.connected and event.incarnation == engine.incarnation:
+    def _handle_message(self, engine: RemoteEngine, event: EngineMessage) -> None:
+        """An engine sent a message over its lifeline."""
+        match event.message:
+            case Loading(what):
+                self._report_progress(event.engine, what)
+                self._emit(EngineLoading(event.engine, event.incarnation, what))
+            case Ready() as ready:
+                self._connect(engine, event.incarnation, event.pid, ready)
+            case Beat(hung):
+                engine.heartbeat(event.pid)
+                self._emit(EngineHeartbeat(event.engine, event.incarnation, hung))
+
+    def _report_progress(self, name: str, what: str) -> None:
+        if self._progress is not None and not self._started.done():
+            self._progress(what if len(self._engines) == 1 else f"engine {name}: {what}")
+
+    def _connect(self, engine: RemoteEngine, incarnation: int, pid: int, ready: Ready) -> None:
+        name, info = engine.plan.name, ready.info
+        if engine.connected and incarnation == engine.incarnation:
             return  # a repeated message after a change of services
         engine.connect(
-            event, self._session, self._open_channel, lambda message: self._on_message(name, message)
+            pid, ready, self._session, self._open_channel, lambda message: self._on_message(name, message)
         )
         engine.ask_stats()
         if self._started.done():
             _log.info("engine %s is ready", name)
-        speeds = {
-            service: self.catalog.speed(event.info, service, info)
-            for service, info in event.info.services.items()
-        }
-        formats = {service: info.kv_format for service, info in event.info.services.items() if info.kv_format}
-        kv_tokens = _kv_tokens(event.info.services)
-        pool = (event.info.kv_bytes, kv_tokens, event.info.block_size, event.info.host)
-        self._emit(EngineReady(name, event.incarnation, speeds, formats, *pool))
+        services = info.services.items()
+        speeds = {service: self.catalog.speed(info, service, limits) for service, limits in services}
+        formats = {service: limits.kv_format for service, limits in services if limits.kv_format}
+        pool = (info.kv_bytes, _kv_tokens(info.services), info.block_size, info.host)
+        self._emit(EngineReady(name, incarnation, speeds, formats, *pool))
         self._services_changed()
 
     @property
@@ -295,7 +295,7 @@ class Fleet:
         started = self._started
         return started.done() and not started.cancelled() and started.exception() is None
 
-    def _ended(self, engine: RemoteEngine, event: Exited) -> None:
+    def _ended(self, engine: RemoteEngine, event: EngineExited) -> None:
         killed, why = self._killed.get(event.engine, (None, ""))
         reason = f"{event.reason} ({why})" if killed == event.incarnation else event.reason
         if self._inherited.get(event.engine) == event.incarnation:

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from shoal.cluster.backends.interface import Loaded
 from shoal.cluster.manager.state import ManagedEngine
 from shoal.cluster.options import EnginePlan
 from shoal.cluster.status import EngineStatus
 from shoal.core import EngineDied
 from shoal.engine import wire
 from shoal.engine.info import EngineInfo
+from shoal.engine.process.lifeline import Ready
 from shoal.engine.stats import EngineStats
 
 _UNAWAITED = 0
@@ -99,16 +99,18 @@ class RemoteEngine:
 
     def connect(
         self,
-        loaded: Loaded,
+        pid: int,
+        ready: Ready,
         session: str,
         open_channel: OpenChannel,
         on_message: Callable[[wire.FromEngine], None],
     ) -> None:
+        """Connect to its process, which accepts requests."""
         self.disconnect("another process took its place")
-        self.info, self.transfer = loaded.info, loaded.transfer
-        self.heartbeat(loaded.pid)
+        self.info, self.transfer = ready.info, ready.transfer
+        self.heartbeat(pid)
         self._stats_asked = False
-        self._channel = open_channel(loaded.endpoint, session, on_message)
+        self._channel = open_channel(ready.endpoint, session, on_message)
 
     def disconnect(self, reason: str) -> None:
         """Close the channel; pending questions raise EngineDied."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 
-from shoal.cluster.backends.interface import BackendEvent, EngineConfig, Exited, FoundEngine, Loading
+from shoal.cluster.backends.interface import BackendEvent, EngineConfig, EngineWaiting
 from shoal.cluster.backends.ray.actor import EngineActor
 from shoal.cluster.backends.ray.connection import connect, disconnect
 from shoal.cluster.backends.ray.remote_node import RemoteNode
@@ -21,8 +21,7 @@ from shoal.cluster.backends.ray.resources import (
     resource_needs,
     with_threads,
 )
-from shoal.cluster.node import EngineExited, EngineMessage, wire
-from shoal.cluster.node.backend_events import found_engine, to_event, to_usage
+from shoal.cluster.node import EngineExited, EngineMessage, RunningEngine, wire
 from shoal.cluster.options import ClusterOptions
 from shoal.core import ConfigError, EngineDied
 from shoal.engine.process.lifeline import PROTOCOL
@@ -64,7 +63,7 @@ class RayBackend:
 
     async def attach(
         self, on_event: Callable[[BackendEvent], None], settings: Mapping[str, str]
-    ) -> Sequence[FoundEngine]:
+    ) -> Sequence[RunningEngine]:
         """See EngineBackend. Also raises ConfigError if there is no Ray cluster at the address, or another
         server
         uses the actors.
@@ -78,10 +77,10 @@ class RayBackend:
         except BaseException:
             await self._disconnect()
             raise
-        found: list[FoundEngine] = []
+        found: list[RunningEngine] = []
         for node, welcome in filter(None, answers):
             self._use(node)
-            found += map(found_engine, welcome.engines)
+            found += welcome.engines
         self._engines = {engine.engine: engine.incarnation for engine in found}
         return found
 
@@ -159,7 +158,7 @@ class RayBackend:
                 if not fits_any_node(needs, nodes):
                     raise ConfigError(room)
                 what = f"waiting for its actor: {room}"
-                self._emit(Loading(engine=engine, incarnation=incarnation, what=what, waits=True))
+                self._emit(EngineWaiting(engine, incarnation, what))
             greeting.result()
         except (ConfigError, EngineDied) as error:
             self._placement_failed(order, node, error)
@@ -179,7 +178,7 @@ class RayBackend:
         if node is not None:
             node.kill()
         failure = type(why).__name__ if isinstance(why, ConfigError) else None
-        self._exited(order.engine, order.incarnation, str(why), failure)
+        self._exited(EngineExited(order.engine, order.incarnation, str(why), failure))
 
     async def _make_actor(self, name: str, needs: ResourceNeeds) -> Any:
         """Create an actor; the existing one if another server keeps the name."""
@@ -214,36 +213,24 @@ class RayBackend:
         reason = await node.read_messages(self._heartbeat_s, self._silence_s)
         del self._nodes[node.name]
         if node.name in self._engines:
-            self._exited(node.name, self._engines[node.name], reason)
+            self._exited(EngineExited(node.name, self._engines[node.name], reason))
 
     # Events
 
     def _handle(self, message: wire.FromNode) -> None:
         match message:
             case EngineMessage():
-                if (event := to_event(message)) is not None:
-                    self._emit(event)
+                self._emit(message)
             case EngineExited():
-                self._exited(
-                    message.engine, message.incarnation, message.reason, message.failure, message.suspects
-                )
+                self._exited(message)
             case wire.NodeBeat():
                 for usage in message.usages:
-                    self._emit(to_usage(usage))
+                    self._emit(usage)
 
-    def _exited(
-        self,
-        engine: str,
-        incarnation: int,
-        reason: str,
-        failure: str | None = None,
-        suspects: tuple[str, ...] = (),
-    ) -> None:
-        if self._engines.get(engine) == incarnation:
-            del self._engines[engine]
-        self._emit(
-            Exited(engine=engine, incarnation=incarnation, reason=reason, failure=failure, suspects=suspects)
-        )
+    def _exited(self, message: EngineExited) -> None:
+        if self._engines.get(message.engine) == message.incarnation:
+            del self._engines[message.engine]
+        self._emit(message)
 
     def _emit(self, event: BackendEvent) -> None:
         # From the loop, so that an error in the callback does not end the reading.
