@@ -40,14 +40,14 @@ class ServiceState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatus:
-    """One engine."""
+    """One engine: what the manager knows, then what the router knows of its process."""
 
     name: str
     state: EngineState
     services: tuple[str, ...]
     """Including services that are still loading."""
-    device: str
-    pid: int | None = None
+    incarnation: int = 0
+    """How often it was started."""
     restarts: int = 0
     requests: int = 0
     """Unfinished requests."""
@@ -57,9 +57,11 @@ class EngineStatus:
     """Finished migrations from it."""
     withdrawn: int = 0
     """Requests that a packer withdrew from it because no engine had room."""
+    last_error: str | None = None
+    device: str = ""
+    pid: int | None = None
     heartbeat_age_s: float | None = None
     """Time since its last heartbeat; None: none has come."""
-    last_error: str | None = None
     info: EngineInfo | None = None
     """As of the last time that it became ready."""
     stats: EngineStats | None = None

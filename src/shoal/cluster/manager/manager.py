@@ -42,10 +42,10 @@ from shoal.cluster.manager.packer_chooser import PackerChooser
 from shoal.cluster.manager.quarantine import Quarantine
 from shoal.cluster.manager.repacking import Repacking
 from shoal.cluster.manager.residency import Residency
-from shoal.cluster.manager.state import Call, Engine, ManagedEngine, Residence, running_engine
+from shoal.cluster.manager.state import Call, Engine, Residence, running_engine
 from shoal.cluster.manager.supervisor import Supervisor
 from shoal.cluster.options import ClusterOptions
-from shoal.cluster.status import EngineState, ServiceStatus
+from shoal.cluster.status import EngineState, EngineStatus, ServiceStatus
 
 
 class Manager:
@@ -105,9 +105,9 @@ class Manager:
         }
 
     @property
-    def engines(self) -> Sequence[ManagedEngine]:
-        """All engines, in the order in which they were added."""
-        return [engine.view() for engine in self._engines.values()]
+    def engines(self) -> Sequence[EngineStatus]:
+        """All engines, in the order in which they were added, without what the router knows of them."""
+        return [engine.status() for engine in self._engines.values()]
 
     @property
     def services(self) -> Mapping[str, ServiceStatus]:

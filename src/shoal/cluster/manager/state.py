@@ -19,7 +19,7 @@ from shoal.cluster.manager.events import (
     ServiceUnloaded,
     Submitted,
 )
-from shoal.cluster.status import EngineState
+from shoal.cluster.status import EngineState, EngineStatus
 from shoal.engine.process.stall_tracker import StallTracker
 
 TRANSITIONS: Mapping[EngineState, frozenset[EngineState]] = {
@@ -29,26 +29,6 @@ TRANSITIONS: Mapping[EngineState, frozenset[EngineState]] = {
     EngineState.DRAINING: frozenset({EngineState.WAITING, EngineState.LOADING, EngineState.READY}),
 }
 """Allowed state transitions of an engine; it may be removed in any state."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ManagedEngine:
-    """A read-only view of one engine."""
-
-    name: str
-    state: EngineState
-    services: tuple[str, ...]
-    incarnation: int
-    """How often it was started."""
-    restarts: int
-    requests: int
-    last_error: str | None
-    leases: int
-    """Migrating requests of other engines for which it keeps KV blocks."""
-    migrations: Mapping[tuple[MigrationMethod, MigrationOutcome], int]
-    """Finished migrations from it."""
-    withdrawn: int
-    """Requests that a packer withdrew from it because no engine had room."""
 
 
 class Residence(Enum):
@@ -204,18 +184,19 @@ class Engine:
             raise RuntimeError(f"engine {self.name} cannot go from {self.state} to {state}")
         self.state = state
 
-    def view(self) -> ManagedEngine:
-        return ManagedEngine(
+    def status(self) -> EngineStatus:
+        """What others may know of it, without what the router knows of its process."""
+        return EngineStatus(
             name=self.name,
             state=self.state,
             services=self.services,
             incarnation=self.incarnation,
             restarts=self.restarts,
             requests=len(self.calls),
-            last_error=self.last_error,
             leases=self.leases,
             migrations=dict(self.migrations),
             withdrawn=self.withdrawn,
+            last_error=self.last_error,
         )
 
 

@@ -18,10 +18,9 @@ from shoal.cluster.manager.events import (
     ServiceWanted,
 )
 from shoal.cluster.manager.manager import Manager
-from shoal.cluster.manager.state import ManagedEngine
 from shoal.cluster.options import EnginePlan
 from shoal.cluster.router.fleet import Fleet
-from shoal.cluster.status import EngineState, ServiceState
+from shoal.cluster.status import EngineState, EngineStatus, ServiceState
 from shoal.core import ConfigError, EngineDied, Service
 from shoal.frontend.detokenize import Decoder
 
@@ -193,10 +192,10 @@ class Administration:
             await asyncio.sleep(_POLL_S)
         return state
 
-    def _engine(self, name: str) -> ManagedEngine | None:
+    def _engine(self, name: str) -> EngineStatus | None:
         return next((engine for engine in self._manager.engines if engine.name == name), None)
 
-    def _require_engine(self, name: str) -> ManagedEngine:
+    def _require_engine(self, name: str) -> EngineStatus:
         engine = self._engine(name)
         if engine is None:
             known = ", ".join(engine.name for engine in self._manager.engines)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from shoal.cluster.manager.state import ManagedEngine
 from shoal.cluster.options import EnginePlan
 from shoal.cluster.status import EngineStatus
 from shoal.core import EngineDied
@@ -68,21 +67,13 @@ class RemoteEngine:
         """None: no heartbeat has come."""
         return None if self._heartbeat_ns is None else (self._clock() - self._heartbeat_ns) / 1e9
 
-    def status(self, view: ManagedEngine) -> EngineStatus:
-        """Its status for health, metrics and administration; view: the manager's part."""
-        return EngineStatus(
-            name=view.name,
-            state=view.state,
-            services=view.services,
+    def complete_status(self, status: EngineStatus) -> EngineStatus:
+        """The manager's status of it, with what is known of its process."""
+        return replace(
+            status,
             device=self.plan.options.device,
             pid=self.pid,
-            restarts=view.restarts,
-            requests=view.requests,
-            leases=view.leases,
-            migrations=view.migrations,
-            withdrawn=view.withdrawn,
             heartbeat_age_s=self.heartbeat_age_s,
-            last_error=view.last_error,
             info=self.info,
             stats=self.stats,
             stats_age_s=self.stats_age_s,

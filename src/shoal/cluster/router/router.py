@@ -155,7 +155,7 @@ class Router:
 
     @property
     def engines(self) -> Sequence[EngineStatus]:
-        return [self._fleet.engines[view.name].status(view) for view in self._manager.engines]
+        return [self._fleet.engines[status.name].complete_status(status) for status in self._manager.engines]
 
     @property
     def found_engines(self) -> Mapping[str, int]:
