@@ -9,7 +9,7 @@ from shoal.cluster.manager.actions import Dispatch, Withdraw
 from shoal.cluster.manager.dispatch import DispatchPolicy
 from shoal.cluster.manager.engine_load import EngineLoad, UnassignedRequest
 from shoal.cluster.manager.quarantine import Quarantine
-from shoal.cluster.manager.state import Call, Engine, Residence
+from shoal.cluster.manager.state import Engine, ManagedCall, Residence
 from shoal.cluster.manager.waiting_queue import WaitingCalls
 from shoal.cluster.status import EngineState
 
@@ -106,14 +106,14 @@ class Assignment:
                 heappush(heads, following.number_and_service)
         return dispatched
 
-    def _next(self, service: str, number: int = 0) -> Call | None:
+    def _next(self, service: str, number: int = 0) -> ManagedCall | None:
         """The next waiting request of a service, from a number on, to which an engine is open."""
         if not self._opened(service).loads:
             return None
         waiting = self.waiting.of(service, number)
         return next((call for call in waiting if self.open_engines(call)), None)
 
-    def _dispatch_quarantined(self, call: Call, now_ns: int) -> list[Dispatch]:
+    def _dispatch_quarantined(self, call: ManagedCall, now_ns: int) -> list[Dispatch]:
         """Reserve an engine for a quarantined request, and dispatch it once that engine is idle."""
         service = call.service
         engines = [
@@ -130,7 +130,7 @@ class Assignment:
         chosen.reserved = call
         return [self._assign(call, self._unassigned(call, now_ns), chosen)] if chosen.idle else []
 
-    def open_engines(self, call: Call) -> Sequence[EngineLoad]:
+    def open_engines(self, call: ManagedCall) -> Sequence[EngineLoad]:
         """Loads of the engines that a request may be dispatched to now."""
         opened = self._opened(call.service)
         if call.submitted.longest <= opened.least_tokens:
@@ -140,7 +140,7 @@ class Assignment:
             for engine in self.with_room(call, [self._engines[load.name] for load in opened.loads])
         ]
 
-    def with_room(self, call: Call, engines: Sequence[Engine]) -> Sequence[Engine]:
+    def with_room(self, call: ManagedCall, engines: Sequence[Engine]) -> Sequence[Engine]:
         """Those of some engines whose memory holds a request at its largest length.
 
         If no engine of the cluster has the room, the largest of these: its error says why.
@@ -151,7 +151,7 @@ class Assignment:
         sizes = [engine.load.kv_tokens[call.service] for engine in engines]
         return [engine for engine, size in zip(engines, sizes, strict=True) if size == max(sizes)]
 
-    def _room_expected(self, call: Call) -> bool:
+    def _room_expected(self, call: ManagedCall) -> bool:
         """Whether any engine of the service that is not draining has, or may have, room for a request."""
         service = call.service
         return any(
@@ -174,12 +174,12 @@ class Assignment:
             opened = self._open[service] = _OpenEngines([engine.load for engine in engines], least)
         return opened
 
-    def choose_target(self, call: Call, engines: Sequence[EngineLoad], now_ns: int) -> Engine | None:
+    def choose_target(self, call: ManagedCall, engines: Sequence[EngineLoad], now_ns: int) -> Engine | None:
         """The destination of a migration among some engines; None: none has room now."""
         load = self._chooser.choose_target(self._unassigned(call, now_ns), engines)
         return None if load is None else self._engines[load.name]
 
-    def reserve(self, call: Call, engine: Engine, now_ns: int) -> None:
+    def reserve(self, call: ManagedCall, engine: Engine, now_ns: int) -> None:
         """Count a request in the load of an engine."""
         self._add(self._unassigned(call, now_ns), engine.load)
 
@@ -187,21 +187,21 @@ class Assignment:
         self._chosen[unassigned.call.service] = unassigned.turn + 1
         load.add(unassigned)
 
-    def _unassigned(self, call: Call, now_ns: int) -> UnassignedRequest:
+    def _unassigned(self, call: ManagedCall, now_ns: int) -> UnassignedRequest:
         return UnassignedRequest(call.submitted, call.tokens, self._chosen.get(call.service, 0), now_ns)
 
-    def unreserve(self, call: Call, engine: Engine) -> None:
+    def unreserve(self, call: ManagedCall, engine: Engine) -> None:
         """Undo ``reserve``."""
         engine.load.remove(call.id)
 
-    def reassign(self, call: Call, engine: Engine) -> None:
+    def reassign(self, call: ManagedCall, engine: Engine) -> None:
         """Give the request to an engine that has it in its load; begins the next attempt."""
         self.release(call)
         call.engine = engine
         call.attempt += 1
         engine.calls[call.id] = call
 
-    def submit(self, call: Call, now_ns: int) -> Dispatch | None:
+    def submit(self, call: ManagedCall, now_ns: int) -> Dispatch | None:
         """Dispatch a new request; None: it waits, as do earlier ones of its service."""
         dispatch = None
         if not self.waiting.count(call.service) or self._next(call.service) is None:
@@ -210,7 +210,7 @@ class Assignment:
             self.enqueue(call, now_ns)
         return dispatch
 
-    def dispatch(self, call: Call, now_ns: int) -> Dispatch | None:
+    def dispatch(self, call: ManagedCall, now_ns: int) -> Dispatch | None:
         """Dispatch a request; None: no engine is open to it, or has room."""
         engines = self.open_engines(call)
         held = self._engines_kept_for_earlier(call, now_ns) if self.waiting else ()
@@ -222,7 +222,7 @@ class Assignment:
         load = self._chooser.choose(unassigned, engines)
         return None if load is None else self._assign(call, unassigned, self._engines[load.name])
 
-    def _engines_kept_for_earlier(self, call: Call, now_ns: int) -> set[str]:
+    def _engines_kept_for_earlier(self, call: ManagedCall, now_ns: int) -> set[str]:
         """Engines kept for earlier requests that have waited longer than ``MAX_BYPASS_NS``."""
         held: set[str] = set()
         for service in self.waiting.services:
@@ -233,25 +233,25 @@ class Assignment:
                 held.update(load.name for load in self.open_engines(first))
         return held
 
-    def _assign(self, call: Call, unassigned: UnassignedRequest, engine: Engine) -> Dispatch:
+    def _assign(self, call: ManagedCall, unassigned: UnassignedRequest, engine: Engine) -> Dispatch:
         self._add(unassigned, engine.load)
         self.reassign(call, engine)
         return Dispatch(call.id, engine.name, engine.incarnation, call.attempt)
 
-    def release(self, call: Call) -> None:
+    def release(self, call: ManagedCall) -> None:
         """Take the request from its engine, if it has one."""
         if call.engine is not None:
             del call.engine.calls[call.id]
             call.engine.load.remove(call.id)
             call.engine = None
 
-    def withdraw(self, call: Call, now_ns: int) -> Withdraw:
+    def withdraw(self, call: ManagedCall, now_ns: int) -> Withdraw:
         """Take a request from its running engine; it waits."""
         self.release(call)
         self.enqueue(call, now_ns)
         return Withdraw(call.id)
 
-    def enqueue(self, call: Call, now_ns: int) -> None:
+    def enqueue(self, call: ManagedCall, now_ns: int) -> None:
         """Let a request wait for an engine."""
         call.waiting_since_ns = now_ns
         if call.quarantined_ns is None:

@@ -42,7 +42,7 @@ from shoal.cluster.manager.packer_chooser import PackerChooser
 from shoal.cluster.manager.quarantine import Quarantine
 from shoal.cluster.manager.repacking import Repacking
 from shoal.cluster.manager.residency import Residency
-from shoal.cluster.manager.state import Call, Engine, Residence, running_engine
+from shoal.cluster.manager.state import Engine, ManagedCall, Residence, running_engine
 from shoal.cluster.manager.supervisor import Supervisor
 from shoal.cluster.options import ClusterOptions
 from shoal.cluster.status import EngineState, EngineStatus, ServiceStatus
@@ -68,7 +68,7 @@ class Manager:
         self._engines: dict[str, Engine] = {}
         # The last incarnation of every removed engine, so that none is used twice.
         self._incarnations: dict[str, int] = {}
-        self._calls: dict[str, Call] = {}
+        self._calls: dict[str, ManagedCall] = {}
         self._submitted = 0
         chooser: PolicyChooser | PackerChooser
         if isinstance(dispatch, PackerDispatch):
@@ -309,7 +309,7 @@ class Manager:
         if event.request in self._calls:
             return
         tokens = self._lengths.expected(event.service, event.most_tokens)
-        call = Call(event, self._submitted, tokens, kv_transferable=event.kv_transferable)
+        call = ManagedCall(event, self._submitted, tokens, kv_transferable=event.kv_transferable)
         self._submitted += 1
         self._calls[event.request] = call
         self._actions += self._residency.submitted(event.service, self._engines.values())
@@ -348,13 +348,13 @@ class Manager:
         elif self._waiting:
             self._actions += self._assignment.dispatch_waiting(now_ns)
 
-    def _lost(self, call: Call, now_ns: int) -> None:
+    def _lost(self, call: ManagedCall, now_ns: int) -> None:
         """A request's engine is gone; the request is released already."""
         self._actions += self._migrations.lost(call, now_ns)
         if call.engine is None:
             self._assignment.enqueue(call, now_ns)
 
-    def _forget(self, call: Call, now_ns: int) -> None:
+    def _forget(self, call: ManagedCall, now_ns: int) -> None:
         service = call.service
         self._actions += self._residency.ended(service, self._engines.values(), now_ns)
         if call.migration is not None:
@@ -364,11 +364,11 @@ class Manager:
         self._waiting.remove(call)
         del self._calls[call.id]
 
-    def _refuse(self, call: Call, kind: RefusalKind, message: str, now_ns: int) -> None:
+    def _refuse(self, call: ManagedCall, kind: RefusalKind, message: str, now_ns: int) -> None:
         self._forget(call, now_ns)
         self._actions.append(Refuse(call.id, kind, message))
 
-    def _refuse_overdue(self, service: str, calls: Sequence[Call], now_ns: int) -> None:
+    def _refuse_overdue(self, service: str, calls: Sequence[ManagedCall], now_ns: int) -> None:
         """Refuse requests that have waited for too long, unless an engine with room for them is ready."""
         engines = self._engines_of(service)
         if not calls or self._residency.is_loading(service, engines):
@@ -400,7 +400,7 @@ class Manager:
 
     # Room
 
-    def _has_room(self, engine: Engine, call: Call) -> bool:
+    def _has_room(self, engine: Engine, call: ManagedCall) -> bool:
         """Whether an open engine has room for a request."""
         engines = [each for each in self._engines_of(call.service) if each.serves(call.service)]
         return engine in self._assignment.with_room(call, engines)

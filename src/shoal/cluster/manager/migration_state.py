@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from shoal.cluster.manager.actions import MigrationOutcome
 from shoal.cluster.manager.events import MigrationMethod
-from shoal.cluster.manager.state import Call, Engine
+from shoal.cluster.manager.state import Engine, ManagedCall
 
 
 class MigrationState(StrEnum):
@@ -44,7 +44,7 @@ class ActiveMigration:
 
     id: str
     """Never used twice."""
-    call: Call
+    call: ManagedCall
     source: Engine
     target: Engine
     method: MigrationMethod

@@ -32,7 +32,7 @@ from shoal.cluster.manager.events import (
     MigrationStopped,
 )
 from shoal.cluster.manager.migration_state import ActiveMigration, MigrationState
-from shoal.cluster.manager.state import Call, Engine
+from shoal.cluster.manager.state import Engine, ManagedCall
 from shoal.cluster.status import EngineState
 
 MAX_CONCURRENT_MIGRATIONS = 4
@@ -61,7 +61,7 @@ class Migrations:
         self._begun = 0
 
     def start(
-        self, call: Call, engine: str | None, method: MigrationMethod, now_ns: int
+        self, call: ManagedCall, engine: str | None, method: MigrationMethod, now_ns: int
     ) -> list[ClusterAction]:
         """Begin a migration to an engine (None: the dispatch policy chooses one), if that is possible.
 
@@ -96,7 +96,7 @@ class Migrations:
         migration.set_keeper(target)
         return [Reserve(migration.id, request, target.name)]
 
-    def can_transfer_kv(self, call: Call, target: Engine) -> bool:
+    def can_transfer_kv(self, call: ManagedCall, target: Engine) -> bool:
         """Whether a request can migrate to an engine with its KV."""
         service, source = call.service, call.engine
         kv_format = None if source is None else source.kv_formats.get(service)
@@ -148,13 +148,13 @@ class Migrations:
                 return self._failed(migration, event.why, now_ns)
         return []
 
-    def progressed(self, call: Call, now_ns: int) -> list[ClusterAction]:
+    def progressed(self, call: ManagedCall, now_ns: int) -> list[ClusterAction]:
         migration = self._of(call)
         if migration is None or migration.state not in (MigrationState.COMMITTING, MigrationState.RESUMING):
             return []
         return self._settle(migration, now_ns, MigrationOutcome.DONE)
 
-    def ended(self, call: Call, now_ns: int) -> list[ClusterAction]:
+    def ended(self, call: ManagedCall, now_ns: int) -> list[ClusterAction]:
         migration = self._of(call)
         if migration is None:
             return []
@@ -165,7 +165,7 @@ class Migrations:
             actions.append(Release(migration.id, migration.source.name))
         return actions + self._settle(migration, now_ns, MigrationOutcome.ENDED)
 
-    def lost(self, call: Call, now_ns: int) -> list[ClusterAction]:
+    def lost(self, call: ManagedCall, now_ns: int) -> list[ClusterAction]:
         """The engine of a request is gone; the request may return to the source."""
         migration = self._of(call)
         if migration is None:
@@ -211,7 +211,7 @@ class Migrations:
 
     # Transitions
 
-    def _of(self, call: Call) -> ActiveMigration | None:
+    def _of(self, call: ManagedCall) -> ActiveMigration | None:
         return None if call.migration is None else self._active[call.migration]
 
     def _reserved(self, migration: ActiveMigration, now_ns: int) -> list[ClusterAction]:

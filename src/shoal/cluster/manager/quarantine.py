@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from shoal.cluster.manager.state import Call, Engine
+from shoal.cluster.manager.state import Engine, ManagedCall
 
 DEATHS_TOGETHER, DEATHS_ALONE = 2, 2
 """Deaths without progress in between after which a request is quarantined; and, run alone, refused."""
@@ -16,14 +16,14 @@ class Quarantine:
 
     def __init__(self, patience_ns: int) -> None:
         self._patience_ns = patience_ns
-        self._calls: dict[str, Call] = {}
+        self._calls: dict[str, ManagedCall] = {}
 
     @property
-    def pending(self) -> list[Call]:
+    def pending(self) -> list[ManagedCall]:
         """Quarantined requests without an engine, in order of quarantine."""
         return [call for call in self._calls.values() if call.engine is None]
 
-    def record_death(self, call: Call, engine: Engine, now_ns: int) -> bool:
+    def record_death(self, call: ManagedCall, engine: Engine, now_ns: int) -> bool:
         """Count the death of an engine in a step of the request; False: the request is to be refused."""
         call.deaths += 1
         if engine.reserved is call:
@@ -34,18 +34,18 @@ class Quarantine:
             self._calls[call.id] = call
         return True
 
-    def clear(self, call: Call) -> None:
+    def clear(self, call: ManagedCall) -> None:
         """The request made progress, so it may run with other requests."""
         call.deaths = call.deaths_alone = 0
         self.forget(call)
 
-    def forget(self, call: Call) -> None:
+    def forget(self, call: ManagedCall) -> None:
         """End the quarantine of a request."""
         if call.quarantined_ns is not None:
             call.quarantined_ns = None
             del self._calls[call.id]
 
-    def choose(self, call: Call, engines: Sequence[Engine], now_ns: int) -> Engine | None:
+    def choose(self, call: ManagedCall, engines: Sequence[Engine], now_ns: int) -> Engine | None:
         """The engine to reserve for a waiting request; None: none yet.
 
         engines: those that serve it. Idle engines come first, the one that became ready last. If all are

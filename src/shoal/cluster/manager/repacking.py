@@ -7,7 +7,7 @@ from shoal.cluster.manager.assignment import Assignment
 from shoal.cluster.manager.events import EpochBegan
 from shoal.cluster.manager.migrations import Migrations
 from shoal.cluster.manager.packer_chooser import PackerChooser, PlannedMigration
-from shoal.cluster.manager.state import Call, Engine
+from shoal.cluster.manager.state import Engine, ManagedCall
 from shoal.cluster.options import PackingOptions
 from shoal.cluster.packing.migration_budgets import EpochSpending, MigrationCandidate, choose_methods
 
@@ -24,7 +24,7 @@ class Repacking:
         assignment: Assignment,
         migrations: Migrations,
         engines: Mapping[str, Engine],
-        calls: Mapping[str, Call],
+        calls: Mapping[str, ManagedCall],
         options: PackingOptions,
     ) -> None:
         self._packer = packer

@@ -42,8 +42,8 @@ class Residence(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Call:
-    """One unfinished request."""
+class ManagedCall:
+    """One unfinished call, without its text: where it runs or waits, and what happened to its engines."""
 
     submitted: Submitted
     number: int
@@ -121,10 +121,10 @@ class Engine:
     """When it is started again, in state WAITING."""
     residences: dict[str, Residence] = field(default_factory=dict)
     """The services placed on it, by name."""
-    calls: dict[str, Call] = field(default_factory=dict)
+    calls: dict[str, ManagedCall] = field(default_factory=dict)
     next_drain_ns: int = 0
     """While draining: no migration before this time, because a destination had no room."""
-    reserved: Call | None = None
+    reserved: ManagedCall | None = None
     """A quarantined request that is to run on it alone."""
     kv_formats: dict[str, str] = field(default_factory=dict)
     """Format of its KV by service, where it can migrate."""

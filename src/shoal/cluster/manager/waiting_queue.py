@@ -4,14 +4,14 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from shoal.cluster.manager.state import Call
+from shoal.cluster.manager.state import ManagedCall
 
 
 class WaitingCalls:
     """Waiting requests of each service in order of submission, whenever they began to wait."""
 
     def __init__(self) -> None:
-        self._calls: dict[str, list[Call]] = {}
+        self._calls: dict[str, list[ManagedCall]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._calls)
@@ -24,16 +24,16 @@ class WaitingCalls:
     def count(self, service: str) -> int:
         return len(self._calls.get(service, ()))
 
-    def of(self, service: str, number: int = 0) -> Iterator[Call]:
+    def of(self, service: str, number: int = 0) -> Iterator[ManagedCall]:
         """Requests of a service from a number on; the queue must not change during the iteration."""
         calls = self._calls.get(service, [])
         return islice(calls, bisect_left(calls, number, key=_number), None)
 
-    def add(self, call: Call) -> None:
+    def add(self, call: ManagedCall) -> None:
         """Add a request; one that lost its engine keeps its place."""
         insort(self._calls.setdefault(call.service, []), call, key=_number)
 
-    def remove(self, call: Call) -> None:
+    def remove(self, call: ManagedCall) -> None:
         """Remove a request, if it waits."""
         calls = self._calls.get(call.service, [])
         at = bisect_left(calls, call.number, key=_number)
@@ -43,5 +43,5 @@ class WaitingCalls:
                 del self._calls[call.service]
 
 
-def _number(call: Call) -> int:
+def _number(call: ManagedCall) -> int:
     return call.number
