@@ -4,10 +4,10 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from shoal.cluster.manager.events import ClusterEvent, Ended, Progressed
 from shoal.cluster.router.call import Call
+from shoal.cluster.router.fleet import Fleet
 from shoal.cluster.router.recovery_log import RecoveryLog
 from shoal.core import FinishReason, InvalidRequest, QueueFull, SLOExpired, TokenEvent
 from shoal.engine import wire
@@ -19,24 +19,14 @@ _RATE_WINDOW = 64
 _LONGEST_RETRY_S = 60.0
 
 
-class EngineSender(Protocol):
-    def send(self, engine: str, message: wire.ToEngine) -> None:
-        """Send to an engine; lost if it is gone."""
-
-    def kill_inconsistent(self, engine: str, why: str) -> None:
-        """Kill an engine that sent an inconsistent message."""
-
-
 class CallTable:
     """Unfinished calls by id, and their choices by wire id.
 
     emit: takes events for the manager. clock: nanoseconds.
     """
 
-    def __init__(
-        self, sender: EngineSender, emit: Callable[[ClusterEvent], None], clock: Callable[[], int]
-    ) -> None:
-        self._sender = sender
+    def __init__(self, fleet: Fleet, emit: Callable[[ClusterEvent], None], clock: Callable[[], int]) -> None:
+        self._fleet = fleet
         self._emit = emit
         self._clock = clock
         self._calls: dict[str, Call] = {}
@@ -83,7 +73,7 @@ class CallTable:
     def withdraw(self, call: Call) -> None:
         """Cancel a call at its engine, if it has one."""
         if call.engine is not None:
-            self._sender.send(call.engine, wire.Cancel(call.wire_ids()))
+            self._fleet.send(call.engine, wire.Cancel(call.wire_ids()))
             self._forget(call)
             call.engine = None
 
@@ -152,7 +142,7 @@ class CallTable:
         made = len(reader.output)
         if event.tokens and event.position != made:
             why = f"{call.log_name} got token {event.position} after {made} tokens"
-            self._sender.kill_inconsistent(call.engine, why)
+            self._fleet.kill_inconsistent(call.engine, why)
             return
         delta = reader.read(event, now_ns)
         if not made and reader.output:
@@ -179,7 +169,7 @@ class CallTable:
         del call.unfinished[reader.choice], self._readers[wire_id]
         self._waiting -= not reader.started
         if not ended_by_engine and call.engine is not None:
-            self._sender.send(call.engine, wire.Cancel([wire_id], complete=True))
+            self._fleet.send(call.engine, wire.Cancel([wire_id], complete=True))
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             call.finished_tokens.append(reader.output_tokens)
         if not call.unfinished:

@@ -204,12 +204,12 @@ class Fleet:
         self._emit(ServiceUnloaded(*event))
 
     def kill_inconsistent(self, engine: str, why: str) -> None:
-        """As in ``calls.EngineSender``."""
+        """Kill an engine that sent an inconsistent message."""
         _log.error("engine %s is not to be trusted: %s", engine, why)
         self.kill_engine(engine, self._engines[engine].incarnation, why)
 
     def send(self, engine: str, message: wire.ToEngine) -> None:
-        """As in ``calls.EngineSender``."""
+        """Send to an engine; lost if it is gone."""
         self._engines[engine].send(message)
 
     def ask_stats(self) -> None:
