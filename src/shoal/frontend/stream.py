@@ -19,9 +19,9 @@ _MAX_JOINED = 64
 class Stream(AsyncIterator[Delta]):
     """The deltas of all choices of one call, those of each choice in order.
 
-    Ends after the last delta of the last choice, or raises InvalidRequest, SLOExpired or EngineDied
-    after the earlier deltas. Closing it early cancels the unfinished choices. A slow reader delays no other
-    stream: unread deltas are joined, so that they take little memory.
+    Ends after the last delta of the last choice, or raises InvalidRequest, SLOExpired, ServiceUnavailable or
+    EngineDied after the earlier deltas. Closing it early cancels the unfinished choices. A slow reader delays
+    no other stream: unread deltas are joined, so that they take little memory.
     """
 
     def __init__(self, call_id: str, prompt_tokens: int, close: Callable[[], None]) -> None:

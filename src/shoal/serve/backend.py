@@ -1,10 +1,10 @@
-"""Interfaces that the HTTP server needs: the cluster of engines, streams of deltas, tokenizers.
+"""Interfaces that the HTTP server needs: the cluster of engines, and tokenizers.
 
 ``shoal.cluster.router.router.Router`` and ``shoal.serve.tokenizers.ServedTokenizer`` implement them. They are
-protocols, so that the server can run in front of any backend.
+protocols, so that the server can run in front of a fake cluster, without engine processes.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -12,29 +12,9 @@ from shoal.cluster.options import EnginePlan
 from shoal.cluster.status import ClusterInfo, EngineStatus, ServiceStatus
 from shoal.core import SLO, SamplingParams, Service
 from shoal.core.service import NO_GOALS
-from shoal.frontend.reader import Delta
+from shoal.frontend.stream import Stream
 from shoal.models.chat_template.template import ChatTemplate
 from shoal.models.tokenizer.messages import Encoded, Tokenized
-
-
-class DeltaStream(Protocol):
-    """The deltas of all choices of one prompt; unread deltas may be joined."""
-
-    @property
-    def load_ns(self) -> int:
-        """How long the prompt waited for its service to load; 0: the service was loaded."""
-
-    def __aiter__(self) -> AsyncIterator[Delta]: ...
-
-    async def __anext__(self) -> Delta:
-        """The next delta; raises StopAsyncIteration at the end.
-
-        Raises ServiceUnavailable if no engine of the service came back, EngineDied if the request crashes
-        engines, SLOExpired if it waited too long.
-        """
-
-    async def aclose(self) -> None:
-        """Cancel unfinished choices."""
 
 
 class TextCodec(Protocol):
@@ -160,7 +140,7 @@ class Backend(Protocol):
         priority: int = 0,
         cache_salt: str | None = None,
         log_name: str | None = None,
-    ) -> DeltaStream:
+    ) -> Stream:
         """Start ``sampling.n`` choices; raises InvalidRequest, QueueFull, ServiceUnavailable or EngineDied.
 
         slo: latency goals that override those of the service. arrival_ns: on the monotonic clock; None: now.

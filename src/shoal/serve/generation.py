@@ -22,7 +22,8 @@ from shoal.core import (
 )
 from shoal.core.service import NO_GOALS
 from shoal.frontend.reader import Delta
-from shoal.serve.backend import Backend, DeltaStream
+from shoal.frontend.stream import Stream
+from shoal.serve.backend import Backend
 from shoal.serve.errors import GenerationFailed
 from shoal.serve.metrics.server_metrics import ServerMetrics
 from shoal.serve.openai.error_field_names import FieldNames, client_field_names
@@ -68,7 +69,7 @@ class Generation:
     """A submitted generation request. Choice ``c`` of prompt ``p`` has the index ``p * n + c``."""
 
     request: GenerationRequest
-    streams: Sequence[DeltaStream]
+    streams: Sequence[Stream]
     """One stream for each prompt, with all of its choices."""
     metrics: ServerMetrics
     _choices: list[_ChoiceProgress] = field(init=False)
@@ -195,7 +196,7 @@ async def submit_request(
     Raises the errors of ``Backend.submit``, after cancelling the prompts already submitted.
     """
     async with AsyncExitStack() as stack:
-        streams: list[DeltaStream] = []
+        streams: list[Stream] = []
         for prompt in request.prompts:
             try:
                 with client_field_names(request.field_names):
@@ -232,12 +233,12 @@ async def submit_request(
             raise
 
 
-async def _merge(streams: Sequence[DeltaStream]) -> AsyncGenerator[tuple[int, Delta], None]:
+async def _merge(streams: Sequence[Stream]) -> AsyncGenerator[tuple[int, Delta], None]:
     """(stream's number, delta) in order of arrival; the first error ends all streams."""
     # A queue of one: unread deltas stay in their streams, which join them.
     queue: asyncio.Queue[tuple[int, Delta | BaseException | None]] = asyncio.Queue(1)
 
-    async def pump(number: int, stream: DeltaStream) -> None:
+    async def pump(number: int, stream: Stream) -> None:
         try:
             async for delta in stream:
                 await queue.put((number, delta))

@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 from shoal.core import InvalidRequest
 from shoal.core.sampling import MAX_STOP_STRINGS
 from shoal.serve.ollama.durations import KeepAliveSeconds
+from shoal.serve.ollama.messages import MAX_TOOLS, Anything, OllamaMessage
 from shoal.serve.ollama.tool_results import call_id, match_results
 from shoal.serve.openai.chat_fields import REASONING_VARIABLES
 from shoal.serve.openai.extra_fields import INT32_MAX
@@ -17,11 +18,10 @@ from shoal.serve.openai.messages import MAX_MESSAGES
 from shoal.serve.openai.other_server_fields import OtherServerSamplers
 from shoal.serve.openai.request_bodies import ServiceBody
 from shoal.serve.openai.token_and_embedding_bodies import MAX_INPUTS
-from shoal.serve.strict_model import MAX_FIELDS, EmptyList, NotTrue, StrictModel
+from shoal.serve.strict_model import EmptyList, NotTrue, StrictModel
 
 # Sampling options that OpenAI's and vLLM's bodies name differently.
 _RENAMED = {"repeat_penalty": "repetition_penalty"}
-_MAX_TOOLS = 128
 
 
 def _must_not_be_0(value: int) -> int:
@@ -31,7 +31,6 @@ def _must_not_be_0(value: int) -> int:
 
 
 Empty = Annotated[str, Field(max_length=0)]
-Anything = Annotated[dict[str, Any], Field(max_length=MAX_FIELDS)]
 ConfiguredNumber = Annotated[int | None, Field(description="Ignored: the configuration decides.")]
 ConfiguredSwitch = Annotated[bool | None, Field(description="Ignored: the configuration decides.")]
 Stops = Annotated[list[str], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
@@ -159,47 +158,6 @@ class GenerateBody(OptionsBody):
         return level | {"chat_template_kwargs": dict.fromkeys(REASONING_VARIABLES, True)}
 
 
-class CalledFunction(StrictModel):
-    """A function that the model called."""
-
-    name: str
-    arguments: Anything | None = None
-    """None: there are none."""
-    index: int | None = None
-    description: str | None = None
-
-
-class Call(StrictModel):
-    """A call of a tool."""
-
-    function: CalledFunction
-    id: str | None = None
-    type: str | None = None
-
-
-class OllamaMessage(StrictModel):
-    """One message of a chat."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | None = None
-    thinking: str | None = None
-    """The assistant's reasoning, for chat templates that show it."""
-    images: EmptyList | None = None
-    """Not supported, must be empty."""
-    tool_calls: Annotated[list[Call], Field(max_length=_MAX_TOOLS)] | None = None
-    tool_name: str | None = None
-    """The tool that a result is of."""
-    name: str | None = None
-    """What older clients call that."""
-    tool_call_id: str | None = None
-    """The call that a result answers."""
-
-    @property
-    def tool(self) -> str | None:
-        """The tool that a result is of; None: the client does not say."""
-        return self.tool_name or self.name or None
-
-
 def _to_openai_messages(messages: list[OllamaMessage]) -> list[dict[str, Any]]:
     """The messages in OpenAI's shape."""
     ordered = match_results(messages)
@@ -239,7 +197,7 @@ class OllamaChatBody(GenerateBody):
         Field(max_length=MAX_MESSAGES, fail_fast=True),
         AfterValidator(_to_openai_messages),
     ] = Field(default=[])
-    tools: Annotated[list[Anything], Field(max_length=_MAX_TOOLS)] | None = None
+    tools: Annotated[list[Anything], Field(max_length=MAX_TOOLS)] | None = None
 
     def is_empty(self) -> bool:
         """Whether there is nothing to generate; Ollama then only loads the model."""

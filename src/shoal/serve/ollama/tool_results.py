@@ -2,46 +2,16 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Protocol
+
+from shoal.serve.ollama.messages import Call, OllamaMessage
 
 
-class _Function(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
-class _Call(Protocol):
-    @property
-    def id(self) -> str | None: ...
-    @property
-    def function(self) -> _Function: ...
-
-
-class ChatMessage(Protocol):
-    """The fields of a message that matter here."""
-
-    @property
-    def role(self) -> str: ...
-
-    @property
-    def tool_calls(self) -> Sequence[_Call] | None:
-        """Calls that the assistant made."""
-
-    @property
-    def tool_call_id(self) -> str | None:
-        """The id of the call that a result answers."""
-
-    @property
-    def tool(self) -> str | None:
-        """The name of a result's tool."""
-
-
-def call_id(message: int, at: int, call: _Call) -> str:
+def call_id(message: int, at: int, call: Call) -> str:
     """The id of call ``at`` of a message, also if the client gave it none."""
     return call.id or f"call_{message}_{at}"
 
 
-def match_results(messages: Sequence[ChatMessage]) -> list[tuple[int, str | None]]:
+def match_results(messages: Sequence[OllamaMessage]) -> list[tuple[int, str | None]]:
     """Message numbers in the order of the prompt, each result with the id of the call that it answers.
 
     Successive results may be in any order. They are matched first by id, then by the name of a called tool,
@@ -67,14 +37,14 @@ def match_results(messages: Sequence[ChatMessage]) -> list[tuple[int, str | None
 
 
 def _match(
-    messages: Sequence[ChatMessage], results: Sequence[int], calls: "_OpenCalls"
+    messages: Sequence[OllamaMessage], results: Sequence[int], calls: "_OpenCalls"
 ) -> list[tuple[int, str | None]]:
     """``results`` in the order of the calls that they answer, with their ids; closes these calls."""
     if not results:
         return []
     call_ids: dict[int, str] = {}
 
-    def pair(find: Callable[[ChatMessage], str | None]) -> None:
+    def pair(find: Callable[[OllamaMessage], str | None]) -> None:
         for number in results:
             if number not in call_ids and (found := find(messages[number])) is not None:
                 call_ids[number] = found
