@@ -30,6 +30,8 @@ class FakeCuda:
         self.streams: list[Stream] = []
         """Stream of each capture."""
         self.capturing = False
+        self.errors: list[Exception] = []
+        """Raised by the ends of captures."""
         self._handles = count()
 
     def graph_pool_handle(self) -> int:
@@ -61,6 +63,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
         def capture_end(self) -> None:
             assert fake.capturing
+            if fake.errors:
+                raise fake.errors.pop()
             fake.capturing = False
 
     replaced: dict[str, Any] = {
@@ -111,4 +115,26 @@ def test_a_failed_capture_is_ended_and_restores_the_stream(cuda: FakeCuda) -> No
     with pytest.raises(RuntimeError, match="captured"):
         CudaGraphCapturer().capture(fail_when_captured)
     assert cuda.current is cuda.main
+    assert not cuda.capturing
+    assert cuda.main.waited_for == cuda.streams
+
+
+def test_later_work_waits_for_that_before_an_error(cuda: FakeCuda) -> None:
+    """It changes the buffers that the failed work still reads."""
+    streams: list[Stream] = []
+
+    def fail() -> torch.Tensor:
+        streams.append(cuda.current)
+        raise torch.OutOfMemoryError("it is large")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        CudaGraphCapturer().capture(fail)
+    assert cuda.current is cuda.main
+    assert cuda.main.waited_for == streams
+
+
+def test_a_capture_whose_end_fails_is_ended(cuda: FakeCuda) -> None:
+    cuda.errors.append(RuntimeError("the capture was invalidated"))
+    with pytest.raises(RuntimeError, match="invalidated"):
+        CudaGraphCapturer().capture(lambda: torch.zeros(1))
     assert not cuda.capturing

@@ -49,17 +49,21 @@ class CudaGraphCapturer:
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream()
         self._stream.wait_stream(stream)
-        with torch.cuda.stream(self._stream):
-            compute()  # kernels are compiled outside of the capture
-            # ``torch.cuda.graph`` would wait for all work and empty the allocator's cache before.
-            graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
-            try:
-                output = compute()
-            except Exception:
-                self._end_failed(graph)
-                raise
-            graph.capture_end()
-        stream.wait_stream(self._stream)
+        try:
+            with torch.cuda.stream(self._stream):
+                compute()  # kernels are compiled outside of the capture
+                # ``torch.cuda.graph`` would wait for all work and empty the allocator's cache before.
+                graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
+                try:
+                    output = compute()
+                    graph.capture_end()
+                except Exception:
+                    self._end_failed(graph)
+                    raise
+        finally:
+            stream.wait_stream(
+                self._stream
+            )  # also for the work before an error, which reads the same buffers
         self._graphs.add(graph)
         return CapturedGraph(graph.replay, output)
 

@@ -136,10 +136,12 @@ class StepNumbers:
 
 def table_words(changed: Sequence[tuple[int, int, Sequence[int]]], width: int) -> np.ndarray:
     """Changes of block tables (slot, first column, blocks): flat places in tables of ``width`` columns, then
-    their blocks, int32. Of several changes of one entry the last counts."""
+    their blocks, int32. Of several changes of one entry the last counts. Columns beyond the width are left out:
+    such sequences are of services that were removed."""
     places: list[np.ndarray] = []
     blocks: list[int] = []
-    for slot, column, some in changed:
+    for slot, column, entries in changed:
+        some = entries[: max(0, width - column)]
         places.append(np.arange(slot * width + column, slot * width + column + len(some)))
         blocks += some
     if not blocks:

@@ -11,10 +11,11 @@ read, and runs to its end as in a TorchExecutor.
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -35,6 +36,8 @@ from shoal.execute.sequences import RunningSequence
 from shoal.execute.torch_executor import PreparedStep, StepArguments, TorchExecutor
 from shoal.execute.transfers import CudaQueue, Queue, Reading, to_device
 from shoal.kvcache import PoolLayout
+
+_Result = TypeVar("_Result")
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +79,7 @@ class GpuExecutor(TorchExecutor):
         with torch.inference_mode(), on_device(self.store.buffer.device):
             for service, served in self._services.items():
                 if self._reads_slots(service) and id(served.model.forward) not in self._graphs:
-                    self._fit_slots()
+                    self._fit_slots(max_rows)
                     try:
                         self._recoverable(partial(self._compute_padding, service))
                     except StepFailed as failure:
@@ -138,13 +141,18 @@ class GpuExecutor(TorchExecutor):
         try:
             self._apply(plan, saving, copies)
         finally:
-            self._table_changes += self._sequences.changed
+            if any(map(self._reads_slots, self._models)):
+                self._table_changes += self._sequences.changed
         rows = [self._sequences[seq_id] for seq_id in plan.seq_ids]
         if rows and self._overlaps(plan, rows):
             self._launched.append(self._recoverable(partial(self._launch, plan, rows, started, future)))
             return None
-        while self._launched:
-            self._finish_oldest()
+        if self._launched:
+            while self._launched:
+                self._finish_oldest()
+            if self._failed:
+                raise StepFailed("the step before it failed")
+            started = time.perf_counter_ns()  # the time until now was theirs
         return self._iterate(plan, started, interrupted)
 
     def _overlaps(self, plan: StepPlan, rows: Sequence[RunningSequence]) -> bool:
@@ -212,7 +220,8 @@ class GpuExecutor(TorchExecutor):
         late = [place for place, token in enumerate(tokens) if token == INCOMPLETE]
         if late and launched.logits is not None:
             params = [row.sampling for row in launched.rows]
-            tokens = choose_incomplete(launched.logits, params, launched.draws, tokens)
+            choice = partial(choose_incomplete, launched.logits, params, launched.draws, tokens)
+            tokens = self._recoverable_behind(choice)
         for place, token in launched.repaired.items():
             tokens[place] = token
         for row, token in zip(launched.rows, tokens, strict=True):
@@ -232,16 +241,29 @@ class GpuExecutor(TorchExecutor):
         """Compute the row's part of the plans in flight again: they began with a token that was none."""
         behind = [each for each in self._launched if any(other is row for other in each.rows)]
         self._sequences.computed[row.slot] -= len(behind)
-        launched = list(self._launched)
-        for each in launched:
-            each.error = StepFailed("the row of a step before it could not be computed again")
         try:
             for each in behind:
-                self._recoverable(partial(self._compute_again, each, row))
+                self._recoverable_behind(partial(self._compute_again, each, row))
         except StepFailed:
             return  # nor do those behind it count
+
+    def _recoverable_behind(self, compute: Callable[[], _Result]) -> _Result:
+        """As ``_recoverable``, for what plans in flight depend on: after StepFailed none of them counts."""
+        launched = list(self._launched)
+        for each in launched:
+            each.error = StepFailed("the step before it failed")
+        try:
+            found = self._recoverable(compute)
+        except StepFailed:
+            for plan in [each.plan for each in launched]:
+                counts = dict(zip(plan.seq_ids, plan.new_tokens, strict=True))
+                there = [number for number in plan.seq_ids if number in self._sequences.sequences]
+                rows = [self._sequences[number] for number in there]
+                self._sequences.advance(rows, [-counts[number] for number in there])
+            raise
         for each in launched:
             each.error = None
+        return found
 
     def _compute_again(self, launched: "_Launched", row: RunningSequence) -> None:
         place = next(place for place, other in enumerate(launched.rows) if other is row)
@@ -257,17 +279,16 @@ class GpuExecutor(TorchExecutor):
 
     def _prepare(self, plan: StepPlan, rows: Sequence[RunningSequence]) -> PreparedStep:
         if not self._reads_slots(plan.service):
+            if self._table_changes:  # a plan that needs them may not come for long
+                self._fit_slots()
+                self._put_tables(np.zeros(0, dtype=np.int32))
             return super()._prepare(plan, rows)
-        numbers = StepNumbers.of(self._sequences, rows, plan.new_tokens)
         self._fit_slots()
+        numbers = StepNumbers.of(self._sequences, rows, plan.new_tokens)
         size = graph_size(len(rows)) if numbers.decodes == len(rows) else None
         if size is not None and not self._graphs_of(plan.service).takes(size):
             size = None
-        changes = table_words(self._table_changes, self._slots.tables.shape[1])
-        words, entries = to_words(numbers.words(size), changes, self.store.buffer.device)
-        if len(entries):
-            self._slots.put_tables(entries)
-        self._table_changes.clear()
+        words = self._put_tables(numbers.words(size))
         cache = self.store.services[plan.service]
 
         def arguments() -> StepArguments:
@@ -275,6 +296,15 @@ class GpuExecutor(TorchExecutor):
             return StepArguments(ids[None], inputs.positions[None], DeviceStep(inputs, cache))
 
         return _SlotStep(numbers.last, arguments, words, size)
+
+    def _put_tables(self, numbers: np.ndarray) -> torch.Tensor:
+        """Bring the tables of the slots up to date; returns ``numbers`` on the device, from the same copy."""
+        changes = table_words(self._table_changes, self._slots.tables.shape[1])
+        words, entries = to_words(numbers, changes, self.store.buffer.device)
+        if len(entries):
+            self._slots.put_tables(entries)
+        self._table_changes.clear()
+        return words
 
     def _forward(self, plan: StepPlan, step: PreparedStep) -> torch.Tensor:
         if isinstance(step, _SlotStep) and step.size is not None:
@@ -297,11 +327,11 @@ class GpuExecutor(TorchExecutor):
             )
         return graphs
 
-    def _fit_slots(self) -> None:
-        """Make room for all slots and for the longest sequence of any service."""
+    def _fit_slots(self, rows: int = 0) -> None:
+        """Make room for all slots, at least ``rows``, and for the longest sequence of any service."""
         longest = max(served.context_tokens for served in self._services.values())
         block_size = next(iter(self.store.services.values())).block_size
-        slots, blocks = len(self._sequences.tables), -(-longest // block_size)
+        slots, blocks = max(rows, len(self._sequences.tables)), -(-longest // block_size)
         if not self._slots.fits(slots, blocks):
             self._slots.grow(slots, blocks)
             self._graphs.clear()
