@@ -63,7 +63,7 @@ class CudaGraphCapturer:
         finally:
             stream.wait_stream(
                 self._stream
-            )  # also for the work before an error, which reads the same buffers
+            )  # after an error, too: its work reads shared buffers
         self._graphs.add(graph)
         return CapturedGraph(graph.replay, output)
 

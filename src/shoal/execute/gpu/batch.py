@@ -136,8 +136,8 @@ class StepNumbers:
 
 def table_words(changed: Sequence[tuple[int, int, Sequence[int]]], width: int) -> np.ndarray:
     """Changes of block tables (slot, first column, blocks): flat places in tables of ``width`` columns, then
-    their blocks, int32. Of several changes of one entry the last counts. Columns beyond the width are left out:
-    such sequences are of services that were removed."""
+    their blocks, int32. Of several changes of one entry the last counts. Columns beyond the width are left
+    out: such sequences are of services that were removed."""
     places: list[np.ndarray] = []
     blocks: list[int] = []
     for slot, column, entries in changed:
