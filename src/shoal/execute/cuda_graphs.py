@@ -61,9 +61,8 @@ class CudaGraphCapturer:
                     self._end_failed(graph)
                     raise
         finally:
-            stream.wait_stream(
-                self._stream
-            )  # after an error, too: its work reads shared buffers
+            # After an error, too: work before it reads buffers that the next step changes.
+            stream.wait_stream(self._stream)
         self._graphs.add(graph)
         return CapturedGraph(graph.replay, output)
 
