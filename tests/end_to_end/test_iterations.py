@@ -74,7 +74,7 @@ def answer(
     options = EngineOptions(
         services=(Service(name=SERVICE, model=str(folder), dtype="float32"),),
         kv_cache=KVCacheOptions(memory_bytes=memory_bytes, block_size=4),
-        scheduler=SchedulerOptions(max_iterations=max_iterations),
+        scheduler=SchedulerOptions(depth=1, max_iterations=max_iterations),
         threads=1,
         device=DEVICE,
     )

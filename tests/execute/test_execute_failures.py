@@ -18,16 +18,14 @@ from execute_builders import (
     with_forward,
 )
 
-from at_hand import DEVICE
 from shoal.core import NewSequence, StepPlan
 from shoal.execute import torch_executor
 from shoal.execute.protocol import StepFailed
-from shoal.execute.torch_executor import PreparedStep
+from shoal.execute.torch_executor import PreparedStep, TorchExecutor
 
 PROMPT = make_prompt(9, seed=1)
 OUT_OF_MEMORY = torch.OutOfMemoryError("tried to allocate 20 GiB")
-PHASES = ("build_batch", "forward", "sample")
-ON_GPUS = {"build_batch": "to_words", "sample": "choose"}
+PHASES = ("prepare", "forward", "sample")
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +51,12 @@ def break_phase(
     if phase == "forward":
         services = hand.models.services
         monkeypatch.setitem(services, "a", with_forward(services["a"], raising(error)))
-    elif DEVICE == "cpu":
-        monkeypatch.setattr(torch_executor, phase, raising(error))
+    elif phase == "prepare":
+        monkeypatch.setattr(hand.executor, "_prepare", raising(error))
     else:
-        monkeypatch.setattr(f"shoal.execute.gpu.executor.{ON_GPUS[phase]}", raising(error))
+        monkeypatch.setattr(torch_executor, "sample", raising(error))
+        if type(hand.executor) is not TorchExecutor:
+            monkeypatch.setattr("shoal.execute.gpu.executor.choose", raising(error))
 
 
 def start(hand: HandScheduler, number: int, left: tuple[int, ...] = ()) -> StepPlan:
