@@ -11,8 +11,7 @@ from shoal.execute.attention.kv_views import ServiceCache
 from shoal.execute.attention.packed_qkv import PackedQKV
 from shoal.execute.attention.spec import AttentionSpec
 from shoal.execute.attention.torch_backends import _textbook_attention
-from shoal.execute.gpu import executor as gpu_executor
-from shoal.execute.gpu import graphs, step
+from shoal.execute.gpu import graphs, slot_steps, step
 from shoal.execute.gpu.executor import GpuExecutor
 from shoal.execute.gpu.step import StepInputs
 
@@ -97,7 +96,7 @@ class GpuOnCpu:
         self.capturer = FakeCapturer()
         self.executors: list[GpuExecutor] = []
         if attention is not None:
-            for module in (gpu_executor, graphs):
+            for module in (slot_steps, graphs):
                 patch.setattr(module, "DeviceStep", attention)
         backend = attention or step.TritonAttention
         patch.setattr("shoal.execute.model.loading.choose_backend", lambda *arguments: backend)

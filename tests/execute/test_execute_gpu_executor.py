@@ -1,6 +1,7 @@
 """A GpuExecutor on the CPU, with plans made by hand: what it keeps, and what is left of errors."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from shoal.core import NewSequence, SamplingParams, StepPlan
 from shoal.execute import executors
 from shoal.execute.attention.torch_backends import BatchedAttention
 from shoal.execute.protocol import StepFailed
+from shoal.execute.torch_executor import PreparedStep
 
 if TYPE_CHECKING:
     from gpu_builders import GpuOnCpu
@@ -77,16 +79,20 @@ def test_changes_of_tables_are_not_kept(slots_are_read: bool, folder: Path, gpu:
     """The device gets them, or nothing reads them there."""
     hand = HandScheduler({"a": folder})
     if not slots_are_read:
-        hand.executor._backends["a"] = BatchedAttention
+        without_slots(hand)
     run_prompts(hand)
-    assert not gpu.executors[0]._table_changes
+    assert not gpu.executors[0].slot_steps._changes
 
 
 def test_changes_of_tables_are_not_kept_for_a_service_without_traffic(folder: Path, gpu: "GpuOnCpu") -> None:
     hand = HandScheduler({"a": folder, "idle": folder})
-    hand.executor._backends["a"] = BatchedAttention
+    without_slots(hand)
     run_prompts(hand)
-    assert not gpu.executors[0]._table_changes
+    assert not gpu.executors[0].slot_steps._changes
+
+
+def without_slots(hand: HandScheduler) -> None:
+    hand.models.services["a"] = replace(hand.models.services["a"], backend=BatchedAttention)
 
 
 def run_prompts(hand: HandScheduler) -> None:
@@ -126,9 +132,9 @@ def test_a_plan_with_the_host_fails_if_those_before_it_do(
         broken.setattr("shoal.execute.gpu.executor.choose_incomplete", fail)
         hand.executor.submit(start(hand, 0, TOP_P))
         hand.executor.submit(start(hand, 1, LOGPROBS))
-    for error in ("20 GiB", "the step before it"):
-        with pytest.raises(StepFailed, match=error):
-            hand.executor.collect()
+        for error in ("20 GiB", "the step before it"):
+            with pytest.raises(StepFailed, match=error):
+                hand.executor.collect()
 
 
 def fail(*arguments: Any) -> Any:
@@ -156,14 +162,38 @@ def test_time_of_a_step_begins_when_those_before_it_have_ended(
     assert second.duration_ns < 1_000_000
 
 
+@pytest.mark.parametrize("collected", [True, False])
+def test_tokens_do_not_wait_for_a_plan_with_the_host(
+    folder: Path, gpu: "GpuOnCpu", monkeypatch: pytest.MonkeyPatch, collected: bool
+) -> None:
+    """It is computed when it is collected, or with the plan behind it."""
+    hand = HandScheduler({"a": folder})
+    forward, computed = hand.executor._forward, []
+
+    def noted(plan: StepPlan, step: PreparedStep) -> torch.Tensor:
+        computed.append(plan.seq_ids[0])
+        return forward(plan, step)
+
+    monkeypatch.setattr(hand.executor, "_forward", noted)
+    hand.executor.submit(start(hand, 0))
+    hand.executor.submit(start(hand, 1, LOGPROBS))
+    first = hand.executor.collect().tokens[0]
+    assert computed == [0]
+    if not collected:
+        hand.executor.submit(decode(0))
+        assert computed == [0, 1, 0]
+    assert hand.executor.collect().tokens[0] == first == reference_tokens(folder, PROMPT, 1)
+    assert computed[:2] == [0, 1]
+
+
 def test_warm_graphs_are_for_all_rows_to_come(folder: Path, gpu: "GpuOnCpu") -> None:
     """A step of so many sequences needs no larger tables, for which all graphs would be recorded again."""
     hand = HandScheduler({"a": folder})
     hand.executor.warm_up(600)
     [executor] = gpu.executors
-    tables = executor._slots.tables
+    tables = executor.slot_steps._state.tables
     assert len(tables) >= 600
-    [graphs] = executor._graphs.values()
+    [graphs] = executor.slot_steps.graphs.values()
     run_prompts(hand)
-    assert executor._slots.tables is tables
-    assert list(executor._graphs.values()) == [graphs]
+    assert executor.slot_steps._state.tables is tables
+    assert list(executor.slot_steps.graphs.values()) == [graphs]

@@ -15,26 +15,22 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
 from shoal.core import StepPlan, StepResult, StepTimings, uniform
-from shoal.execute.attention.kv_buffers import BlockTransfer
-from shoal.execute.attention.kv_views import MergedCache, UnitIds
+from shoal.execute.attention.kv_views import UnitIds
 from shoal.execute.cuda_graphs import CudaGraphCapturer, GraphCapturer
 from shoal.execute.current_device import on_device
-from shoal.execute.gpu.batch import SlotState, StepNumbers, table_words, to_words
-from shoal.execute.gpu.graphs import DecodeGraphs, GraphBuffers, graph_size
-from shoal.execute.gpu.step import DeviceStep, PromptRows, StepInputs
+from shoal.execute.gpu.slot_steps import SlotStep, SlotSteps
 from shoal.execute.model.loading import ModelSet
 from shoal.execute.protocol import Interrupted, StepFailed, never
 from shoal.execute.sampling.adjust_logits import needs_adjustment
 from shoal.execute.sampling.choose import INCOMPLETE, choose, choose_incomplete, may_be_incomplete
 from shoal.execute.sequences import RunningSequence
-from shoal.execute.torch_executor import PreparedStep, StepArguments, TorchExecutor
-from shoal.execute.transfers import CudaQueue, Queue, Reading, to_device
+from shoal.execute.torch_executor import PreparedStep, TorchExecutor
+from shoal.execute.transfers import CudaQueue, Queue, Reading
 from shoal.kvcache import PoolLayout
 
 _Result = TypeVar("_Result")
@@ -59,147 +55,141 @@ class GpuExecutor(TorchExecutor):
         super().__init__(
             models, layout, unit_ids=unit_ids, host_layout=host_layout, host_unit_ids=host_unit_ids
         )
-        device = models.device
-        self._capturer: GraphCapturer = capturer or CudaGraphCapturer()
         self._queue: Queue = queue or CudaQueue()
-        self._slots = SlotState(device)
-        self._table_changes: list[tuple[int, int, Sequence[int]]] = []
-        """Changes of block tables that the device does not have yet."""
-        self._buffers = GraphBuffers(device)
-        self._graphs: dict[int, DecodeGraphs] = {}
-        """By the identity of the forward, which its graphs refer to."""
+        self.slot_steps = SlotSteps(
+            self._services, self.store, self._sequences, capturer or CudaGraphCapturer()
+        )
         self._launched: deque[_Launched] = deque()
         """Plans in flight whose tokens were not read, oldest first."""
+        self._deferred: _Deferred | None = None
+        """The newest plan in flight, if it is still to be computed."""
 
     def warm_up(self, max_rows: int) -> None:
         """Compile the kernels, and record decode steps, of all services.
 
         Without memory for that, steps are left to try it.
         """
+        steps = self.slot_steps
         with torch.inference_mode(), on_device(self.store.buffer.device):
-            for service, served in self._services.items():
-                if self._reads_slots(service) and id(served.model.forward) not in self._graphs:
-                    self._fit_slots(max_rows)
-                    try:
-                        self._recoverable(partial(self._compute_padding, service))
-                    except StepFailed as failure:
-                        _log.warning("%s: a step without requests failed: %s", service, failure)
-                    else:
-                        self._graphs_of(service).record(max_rows)
-
-    def _compute_padding(self, service: str) -> None:
-        """Run a step of a prompt and a decode that have no sequences."""
-        device, model = self.store.buffer.device, self._services[service].model
-        rows = torch.full((3,), -1, dtype=torch.int32, device=device)
-        positions = torch.tensor([0, 0, 1], device=device)
-        prompts = PromptRows(np.array([1, 3]), np.array([0]), np.array([-1]))
-        inputs = StepInputs(positions, rows, torch.zeros_like(rows[:1]), self._slots.tables, prompts)
-        attention = DeviceStep(inputs, self.store.services[service])
-        model.forward(torch.zeros_like(positions)[None], positions[None], positions, attention)
+            for service in self._services:
+                if not steps.take(service) or steps.recorded(service):
+                    continue
+                steps.fit(max_rows)
+                try:
+                    self._recoverable(partial(steps.compute_padding, service))
+                except StepFailed as failure:
+                    _log.warning("%s: a step without requests failed: %s", service, failure)
+                else:
+                    steps.record(service, max_rows)
 
     def remove_service(self, service: str) -> None:
-        forward = self._services[service].model.forward
         super().remove_service(service)
-        if not any(other.forward is forward for other in self._models.models):
-            self._graphs.pop(id(forward), None)
+        self.slot_steps.forget_unused()
 
     def submit(self, plan: StepPlan, interrupted: Interrupted = never) -> None:
+        """See Executor. A plan that needs the host is applied, and computed with the next plan or when it is
+        collected, so that the tokens of the plan before it do not wait for it."""
+        self._compute_deferred()
         if not self._results:
             self._failed = False
-        saving, copies = self.store.locate(plan.swap_out_copies), self.store.locate(plan.copies)
         future: Future[StepResult] = Future()
         self._results.append(future)
         try:
             with torch.inference_mode(), on_device(self.store.buffer.device):
-                result = self._start(plan, saving, copies, interrupted, future)
+                self._start(plan, interrupted, future)
         except Exception as error:
             future.set_exception(error)
-            return
-        if result is not None:
-            future.set_result(result)
 
     def collect(self) -> StepResult:
         future = self._results.popleft()
         while not future.done():
-            self._finish_oldest()
+            if self._launched:
+                self._finish_oldest()
+            else:
+                self._compute_deferred()
         return future.result()
 
     def close(self) -> None:
         self._launched.clear()
+        self._deferred = None
         super().close()
 
-    def _start(
-        self,
-        plan: StepPlan,
-        saving: Sequence[BlockTransfer],
-        copies: Sequence[BlockTransfer],
-        interrupted: Interrupted,
-        future: "Future[StepResult]",
-    ) -> StepResult | None:
-        """Launch a plan; returns its result if it is there already."""
-        started = time.perf_counter_ns()
+    def _start(self, plan: StepPlan, interrupted: Interrupted, future: "Future[StepResult]") -> None:
+        """Apply a plan, and launch it if it overlaps with others."""
+        started, begun = time.perf_counter_ns(), self._queue.begin()
+        saving, copies = self.store.locate(plan.swap_out_copies), self.store.locate(plan.copies)
         try:
             self._apply(plan, saving, copies)
         finally:
-            if any(map(self._reads_slots, self._models)):
-                self._table_changes += self._sequences.changed
+            self.slot_steps.note_changes()
         rows = [self._sequences[seq_id] for seq_id in plan.seq_ids]
         if rows and self._overlaps(plan, rows):
-            self._launched.append(self._recoverable(partial(self._launch, plan, rows, started, future)))
-            return None
-        if self._launched:
-            while self._launched:
-                self._finish_oldest()
+            launched = self._recoverable(partial(self._launch, plan, rows, started, begun, future))
+            self._launched.append(launched)
+        else:
+            self._deferred = _Deferred(plan, interrupted, future, time.perf_counter_ns() - started)
+
+    def _compute_deferred(self) -> None:
+        """Compute the plan that was only applied, if there is one, after those before it."""
+        deferred, self._deferred = self._deferred, None
+        if deferred is None:
+            return
+        while self._launched:
+            self._finish_oldest()
+        try:
             if self._failed:
                 raise StepFailed("the step before it failed")
-            started = time.perf_counter_ns()  # the time until now was theirs
-        return self._iterate(plan, started, interrupted)
+            with torch.inference_mode(), on_device(self.store.buffer.device):
+                # The time since it was applied was that of others.
+                started = time.perf_counter_ns() - deferred.applying_ns
+                deferred.future.set_result(self._iterate(deferred.plan, started, deferred.interrupted))
+        except Exception as error:
+            deferred.future.set_exception(error)
 
     def _overlaps(self, plan: StepPlan, rows: Sequence[RunningSequence]) -> bool:
         """Whether nothing of the plan needs the tokens of those in flight, or results of its own, on the
         host."""
-        if plan.iterations > 1 or not self._reads_slots(plan.service):
+        if plan.iterations > 1 or not self.slot_steps.take(plan.service):
             return False
-        sampling = [rows[row] for row in plan.sampled]
-        return not any(row.sampling.prompt_logprobs is not None for row in rows) and not any(
+        return not any(self._scores(row) for row in rows) and not any(
             needs_adjustment(row)
             or row.sampling.grammar is not None
             or row.sampling.logprobs is not None
             or row.sampling.embed
-            for row in sampling
+            for row in (rows[sampled] for sampled in plan.sampled)
         )
 
-    def _reads_slots(self, service: str) -> bool:
-        """Whether the service's steps read the block tables of the slots."""
-        cache = self.store.services[service]
-        return issubclass(self._services[service].backend, DeviceStep) and isinstance(cache, MergedCache)
+    def _scores(self, row: RunningSequence) -> bool:
+        """Whether log-probabilities of the row's next tokens are to be reported, as of its prompt."""
+        if row.sampling.prompt_logprobs is None:
+            return False
+        return bool(self._sequences.computed[row.slot] < row.prompt_tokens)
 
     def _launch(
-        self, plan: StepPlan, rows: Sequence[RunningSequence], started: int, future: "Future[StepResult]"
+        self,
+        plan: StepPlan,
+        rows: Sequence[RunningSequence],
+        started: int,
+        begun: Any,
+        future: "Future[StepResult]",
     ) -> "_Launched":
-        begun = self._queue.begin()
-        step = self._prepare(plan, rows)
-        logits = self._forward(plan, step)
+        logits = self._forward(plan, self._prepare(plan, rows))
         self._sequences.advance(rows, plan.new_tokens)
         sampled = [rows[row] for row in plan.sampled]
-        params = [row.sampling for row in sampled]
         slots = [row.slot for row in sampled]
-        computed = self._sequences.computed[slots].tolist()
         draws = [
             0.0 if row.sampling.greedy else uniform(row.seed, known - row.prompt_tokens)
-            for row, known in zip(sampled, computed, strict=True)
+            for row, known in zip(sampled, self._sequences.computed[slots].tolist(), strict=True)
         ]
-        if not sampled:
-            tokens = torch.zeros(0, dtype=torch.int64, device=logits.device)
-        else:
+        params = [row.sampling for row in sampled]
+        tokens = logits.new_zeros(0, dtype=torch.int64)
+        if sampled:
             tokens = choose(logits, params, draws)
-            at = to_device(np.array(slots, dtype=np.int64), logits.device)
-            self._slots.next_ids[at] = tokens.clamp(min=0)
-        kept = None
-        if may_be_incomplete(params):
-            kept = logits.clone()  # the next step may overwrite them
-        launched_ns = time.perf_counter_ns() - started
-        return _Launched(plan, sampled, draws, kept, self._queue.read(tokens, begun), launched_ns, future)
+            self.slot_steps.put_tokens(slots, tokens)
+        # The next step may overwrite the logits.
+        kept = logits.clone() if may_be_incomplete(params) else None
+        launching_ns = time.perf_counter_ns() - started
+        return _Launched(plan, sampled, draws, kept, self._queue.read(tokens, begun), launching_ns, future)
 
     def _finish_oldest(self) -> None:
         launched = self._launched.popleft()
@@ -217,33 +207,39 @@ class GpuExecutor(TorchExecutor):
             raise launched.error
         tokens = launched.reading.wait()
         finishing_ns = time.perf_counter_ns()
+        for place, token in launched.repaired.items():
+            tokens[place] = token
         late = [place for place, token in enumerate(tokens) if token == INCOMPLETE]
         if late and launched.logits is not None:
             params = [row.sampling for row in launched.rows]
             choice = partial(choose_incomplete, launched.logits, params, launched.draws, tokens)
             tokens = self._recoverable_behind(choice)
-        for place, token in launched.repaired.items():
-            tokens[place] = token
         for row, token in zip(launched.rows, tokens, strict=True):
             known = max(token, 0)  # a row without a token ends, but a step already queued needs a valid id
             row.tokens.append(known)
             if row.penalty is not None:
                 row.penalty.add(known)
-        for place in late:
-            if place not in launched.repaired:
-                self._repair(launched.rows[place])
+        if late:
+            self._repair([launched.rows[place] for place in late])
         duration_ns = launched.reading.duration_ns()
         sample_ns = time.perf_counter_ns() - finishing_ns
-        timings = StepTimings(launched.launched_ns, duration_ns, sample_ns)
+        timings = StepTimings(launched.launching_ns, duration_ns, sample_ns)
         return StepResult([tokens], [duration_ns], timings=timings)
 
-    def _repair(self, row: RunningSequence) -> None:
-        """Compute the row's part of the plans in flight again: they began with a token that was none."""
-        behind = [each for each in self._launched if any(other is row for other in each.rows)]
-        self._sequences.computed[row.slot] -= len(behind)
+    def _repair(self, late: Sequence[RunningSequence]) -> None:
+        """Compute the part of these rows in the plans in flight again: they began without their newest
+        tokens."""
+        found = {id(row) for row in late}
+        behind = [
+            (launched, [place for place, row in enumerate(launched.rows) if id(row) in found])
+            for launched in self._launched
+        ]
+        for launched, places in behind:
+            self._sequences.advance([launched.rows[place] for place in places], [-1] * len(places))
         try:
-            for each in behind:
-                self._recoverable_behind(partial(self._compute_again, each, row))
+            for launched, places in behind:
+                if places:
+                    self._recoverable_behind(partial(self._compute_again, launched, places))
         except StepFailed:
             return  # nor do those behind it count
 
@@ -265,92 +261,48 @@ class GpuExecutor(TorchExecutor):
             each.error = None
         return found
 
-    def _compute_again(self, launched: "_Launched", row: RunningSequence) -> None:
-        place = next(place for place, other in enumerate(launched.rows) if other is row)
-        plan = launched.plan
-        number = plan.seq_ids[plan.sampled[place]]
-        alone = replace(plan, seq_ids=(number,), new_tokens=(1,), sampled=(0,), co_batched=())
-        logits = self._forward(alone, self._prepare(alone, [row]))
-        self._sequences.advance([row], [1])
-        params, draws = [row.sampling], [launched.draws[place]]
-        [token] = choose_incomplete(logits, params, draws, choose(logits, params, draws).tolist())
-        self._slots.next_ids[row.slot] = max(token, 0)
-        launched.repaired[place] = token
+    def _compute_again(self, launched: "_Launched", places: Sequence[int]) -> None:
+        """Compute rows of a plan in flight again, each by one token, and choose their tokens."""
+        plan, rows = launched.plan, [launched.rows[place] for place in places]
+        alone = replace(
+            plan,
+            seq_ids=tuple([plan.seq_ids[plan.sampled[place]] for place in places]),
+            new_tokens=(1,) * len(places),
+            sampled=tuple(range(len(places))),
+            co_batched=(),
+        )
+        logits = self._forward(alone, self._prepare(alone, rows))
+        self._sequences.advance(rows, alone.new_tokens)
+        params, draws = [row.sampling for row in rows], [launched.draws[place] for place in places]
+        chosen = choose_incomplete(logits, params, draws, choose(logits, params, draws).tolist())
+        self.slot_steps.put_tokens([row.slot for row in rows], torch.tensor(chosen, device=logits.device))
+        launched.repaired.update(zip(places, chosen, strict=True))
 
     def _prepare(self, plan: StepPlan, rows: Sequence[RunningSequence]) -> PreparedStep:
-        if not self._reads_slots(plan.service):
-            if self._table_changes:  # a plan that needs them may not come for long
-                self._fit_slots()
-                self._put_tables(np.zeros(0, dtype=np.int32))
-            return super()._prepare(plan, rows)
-        self._fit_slots()
-        numbers = StepNumbers.of(self._sequences, rows, plan.new_tokens)
-        size = graph_size(len(rows)) if numbers.decodes == len(rows) else None
-        if size is not None and not self._graphs_of(plan.service).takes(size):
-            size = None
-        words = self._put_tables(numbers.words(size))
-        cache = self.store.services[plan.service]
-
-        def arguments() -> StepArguments:
-            ids, inputs = numbers.inputs(words, size, self._slots)
-            return StepArguments(ids[None], inputs.positions[None], DeviceStep(inputs, cache))
-
-        return _SlotStep(numbers.last, arguments, words, size)
-
-    def _put_tables(self, numbers: np.ndarray) -> torch.Tensor:
-        """Bring the tables of the slots up to date; returns ``numbers`` on the device, from the same copy."""
-        changes = table_words(self._table_changes, self._slots.tables.shape[1])
-        words, entries = to_words(numbers, changes, self.store.buffer.device)
-        if len(entries):
-            self._slots.put_tables(entries)
-        self._table_changes.clear()
-        return words
+        if self.slot_steps.take(plan.service):
+            return self.slot_steps.prepare(plan, rows, plan.new_tokens)
+        self.slot_steps.put_changes()
+        return super()._prepare(plan, rows)
 
     def _forward(self, plan: StepPlan, step: PreparedStep) -> torch.Tensor:
-        if isinstance(step, _SlotStep) and step.size is not None:
-            logits = self._graphs_of(plan.service).run(step.words, step.size)
-            if logits is not None:
-                rows = len(step.last)
-                sampled = list(plan.sampled) or [0]
-                if len(sampled) == rows:
-                    return logits[:rows]
-                return logits[to_device(np.array(sampled), logits.device)]
-        return super()._forward(plan, step)
-
-    def _graphs_of(self, service: str) -> DecodeGraphs:
-        """The graphs of a service's model, for the present layout of the pool."""
-        forward, cache = self._services[service].model.forward, self.store.services[service]
-        graphs = self._graphs.get(id(forward))
-        if graphs is None or graphs.view != cache.view:
-            graphs = self._graphs[id(forward)] = DecodeGraphs(
-                forward, cache, self._slots, self._buffers, self._capturer
-            )
-        return graphs
-
-    def _fit_slots(self, rows: int = 0) -> None:
-        """Make room for all slots, at least ``rows``, and for the longest sequence of any service."""
-        longest = max(served.context_tokens for served in self._services.values())
-        block_size = next(iter(self.store.services.values())).block_size
-        slots, blocks = max(rows, len(self._sequences.tables)), -(-longest // block_size)
-        if not self._slots.fits(slots, blocks):
-            self._slots.grow(slots, blocks)
-            self._graphs.clear()
+        logits = self.slot_steps.replay(plan, step) if isinstance(step, SlotStep) else None
+        return super()._forward(plan, step) if logits is None else logits
 
     def _free_memory(self) -> None:
         while self._launched:  # they may read what is freed
             self._finish_oldest()
-        self._graphs.clear()  # their memory pool is not available to others
+        self.slot_steps.graphs.clear()  # their memory pool is not available to others
         super()._free_memory()
 
 
 @dataclass(frozen=True, slots=True)
-class _SlotStep(PreparedStep):
-    """A step over the block tables of the slots."""
+class _Deferred:
+    """A plan that was applied, and is to be computed after those in flight."""
 
-    words: torch.Tensor
-    """``StepNumbers.words`` on the device."""
-    size: int | None
-    """Rows of the graph for it; None if it runs without."""
+    plan: StepPlan
+    interrupted: Interrupted
+    future: "Future[StepResult]"
+    applying_ns: int
 
 
 @dataclass(slots=True)
@@ -364,8 +316,8 @@ class _Launched:
     logits: torch.Tensor | None
     """Kept if a row may be INCOMPLETE."""
     reading: Reading
-    launched_ns: int
-    """Time of the host for launching it."""
+    launching_ns: int
+    """Time of the host."""
     future: "Future[StepResult]"
     repaired: dict[int, int] = field(default_factory=dict)
     """Tokens that were computed again, by place in ``rows``."""

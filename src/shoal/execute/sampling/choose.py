@@ -16,7 +16,7 @@ from shoal.execute.transfers import to_device
 
 CANDIDATES = 256
 """Number of likeliest tokens that are tried first for top-k, top-p and min-p."""
-INCOMPLETE = -2
+INCOMPLETE = -3
 """In place of a token: the row needs more candidates."""
 _CHUNK = 256
 """Number of tokens in a chunk, whose weights are summed before a draw is searched inside it."""

@@ -1,0 +1,155 @@
+"""SlotSteps: forward passes over block tables that stay on the GPU, by slot, with or without a graph."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from shoal.core import StepPlan
+from shoal.execute.attention.kv_buffers import KVStore
+from shoal.execute.attention.kv_views import MergedCache
+from shoal.execute.cuda_graphs import GraphCapturer
+from shoal.execute.gpu.batch import SlotState, StepNumbers, table_words, to_words
+from shoal.execute.gpu.graphs import DecodeGraphs, GraphBuffers, graph_size
+from shoal.execute.gpu.step import DeviceStep, PromptRows, StepInputs
+from shoal.execute.model.loading import ServedModel
+from shoal.execute.sequences import RunningSequence, SequenceTable
+from shoal.execute.torch_executor import PreparedStep, StepArguments
+from shoal.execute.transfers import to_device
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStep(PreparedStep):
+    """A step over the block tables of the slots."""
+
+    words: torch.Tensor
+    """``StepNumbers.words`` on the device."""
+    size: int | None
+    """Rows of the graph for it; None if it runs without."""
+
+
+class SlotSteps:
+    """Prepares and runs the steps of services that read the block tables of the slots.
+
+    services, store, sequences: of the executor, which changes them.
+    """
+
+    def __init__(
+        self,
+        services: Mapping[str, ServedModel],
+        store: KVStore,
+        sequences: SequenceTable,
+        capturer: GraphCapturer,
+    ) -> None:
+        self._services = services
+        self._store = store
+        self._sequences = sequences
+        self._capturer = capturer
+        self._device = store.buffer.device
+        self._state = SlotState(self._device)
+        self._changes: list[tuple[int, int, Sequence[int]]] = []
+        """Changes of block tables that the device does not have yet."""
+        self._buffers = GraphBuffers(self._device)
+        self.graphs: dict[int, DecodeGraphs] = {}
+        """By the identity of the forward, which its graphs refer to."""
+
+    def take(self, service: str) -> bool:
+        """Whether the steps of a service are run here."""
+        cache = self._store.services[service]
+        return issubclass(self._services[service].backend, DeviceStep) and isinstance(cache, MergedCache)
+
+    def note_changes(self) -> None:
+        """The last plan has changed the block tables."""
+        if any(self.take(service) for service in self._services):
+            self._changes += self._sequences.changed
+
+    def put_changes(self) -> None:
+        """Send changes without a step; those that need them may not come for long."""
+        if self._changes:
+            self.fit()
+            self._send(np.zeros(0, dtype=np.int32))
+
+    def put_tokens(self, slots: Sequence[int], tokens: torch.Tensor) -> None:
+        """Set the newest tokens of sequences, int64 [slots]."""
+        at = to_device(np.array(slots, dtype=np.int64), self._device)
+        self._state.next_ids[at] = tokens.clamp(min=0)
+
+    def prepare(self, plan: StepPlan, rows: Sequence[RunningSequence], new_tokens: Sequence[int]) -> SlotStep:
+        """A step before its forward pass; all its numbers are on the device."""
+        self.fit()
+        numbers = StepNumbers.of(self._sequences, rows, new_tokens)
+        size = graph_size(len(rows)) if numbers.decodes == len(rows) else None
+        if size is not None and not self._graphs_of(plan.service).takes(size):
+            size = None
+        words = self._send(numbers.words(size))
+        cache = self._store.services[plan.service]
+
+        def arguments() -> StepArguments:
+            ids, inputs = numbers.inputs(words, size, self._state)
+            return StepArguments(ids[None], inputs.positions[None], DeviceStep(inputs, cache))
+
+        return SlotStep(numbers.last, arguments, words, size)
+
+    def replay(self, plan: StepPlan, step: SlotStep) -> torch.Tensor | None:
+        """Logits [len(plan.sampled), vocab] by a graph; None if the step must run without."""
+        if step.size is None:
+            return None
+        logits = self._graphs_of(plan.service).run(step.words, step.size)
+        if logits is None:
+            return None
+        rows, sampled = len(step.last), list(plan.sampled) or [0]
+        return logits[:rows] if len(sampled) == rows else logits[to_device(np.array(sampled), self._device)]
+
+    def compute_padding(self, service: str) -> None:
+        """Run a step of a prompt and a decode that have no sequences; so kernels are compiled."""
+        device, model = self._device, self._services[service].model
+        rows = torch.full((3,), -1, dtype=torch.int32, device=device)
+        positions = torch.tensor([0, 0, 1], device=device)
+        prompts = PromptRows(np.array([1, 3]), np.array([0]), np.array([-1]))
+        inputs = StepInputs(positions, rows, torch.zeros_like(rows[:1]), self._state.tables, prompts)
+        attention = DeviceStep(inputs, self._store.services[service])
+        model.forward(torch.zeros_like(positions)[None], positions[None], positions, attention)
+
+    def record(self, service: str, max_rows: int) -> None:
+        """Record the decodes of a service."""
+        self._graphs_of(service).record(max_rows)
+
+    def recorded(self, service: str) -> bool:
+        """Whether there are graphs of the service's model."""
+        return id(self._services[service].model.forward) in self.graphs
+
+    def forget_unused(self) -> None:
+        """Drop the graphs of models that no service has."""
+        used = {id(served.model.forward) for served in self._services.values()}
+        self.graphs = {key: graphs for key, graphs in self.graphs.items() if key in used}
+
+    def _send(self, numbers: np.ndarray) -> torch.Tensor:
+        """Bring the tables of the slots up to date; returns ``numbers`` on the device, from the same copy."""
+        changes = table_words(self._changes, self._state.tables.shape[1])
+        words, entries = to_words(numbers, changes, self._device)
+        if len(entries):
+            self._state.put_tables(entries)
+        self._changes.clear()
+        return words
+
+    def _graphs_of(self, service: str) -> DecodeGraphs:
+        """The graphs of a service's model, for the present layout of the pool."""
+        forward, cache = self._services[service].model.forward, self._store.services[service]
+        graphs = self.graphs.get(id(forward))
+        if graphs is None or graphs.view != cache.view:
+            graphs = self.graphs[id(forward)] = DecodeGraphs(
+                forward, cache, self._state, self._buffers, self._capturer
+            )
+        return graphs
+
+    def fit(self, rows: int = 0) -> None:
+        """Make room for all slots, at least ``rows``, and for the longest sequence of any service."""
+        blocks = 1
+        for service, served in self._services.items():
+            cache = self._store.services[service]
+            blocks = max(blocks, min(-(-served.context_tokens // cache.block_size), len(cache.rows)))
+        slots = max(rows, len(self._sequences.tables))
+        if not self._state.fits(slots, blocks):
+            self._state.grow(slots, blocks)
+            self.graphs.clear()
