@@ -1,6 +1,7 @@
 """Graphs share memory as long as there are any, and errors leave nothing behind: with a fake of CUDA."""
 
 import gc
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from shoal.execute.cuda_graphs import CudaGraphCapturer
+from shoal.execute.cuda_graphs import CudaGraphCapturer, empty_cuda_cache
 
 
 class Stream:
@@ -138,3 +139,20 @@ def test_a_capture_whose_end_fails_is_ended(cuda: FakeCuda) -> None:
     with pytest.raises(RuntimeError, match="invalidated"):
         CudaGraphCapturer().capture(lambda: torch.zeros(1))
     assert not cuda.capturing
+
+
+def test_the_cache_is_not_emptied_during_a_capture(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread waits until the capture is over."""
+    emptied: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(cuda.capturing))
+    other = threading.Thread(target=empty_cuda_cache)
+
+    def compute() -> torch.Tensor:
+        if cuda.capturing:
+            other.start()
+            other.join(0.05)
+        return torch.zeros(1)
+
+    CudaGraphCapturer().capture(compute)
+    other.join()
+    assert emptied == [False]

@@ -162,6 +162,18 @@ def test_time_of_a_step_begins_when_those_before_it_have_ended(
     assert second.duration_ns < 1_000_000
 
 
+def test_a_row_that_is_late_may_be_in_no_plan_behind(
+    folder: Path, gpu: "GpuOnCpu", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.execute.sampling.choose.CANDIDATES", 2)
+    hand = HandScheduler({"a": folder})
+    hand.executor.submit(start(hand, 0, TOP_P))
+    hand.executor.submit(start(hand, 1))
+    late, behind = (hand.executor.collect().tokens[0] for _ in range(2))
+    assert behind == reference_tokens(folder, PROMPT, 1)
+    assert late[0] >= 0
+
+
 @pytest.mark.parametrize("collected", [True, False])
 def test_tokens_do_not_wait_for_a_plan_with_the_host(
     folder: Path, gpu: "GpuOnCpu", monkeypatch: pytest.MonkeyPatch, collected: bool

@@ -132,3 +132,9 @@ def test_table_entries_beyond_a_rows_blocks_are_its_own() -> None:
     batch = batch_of([(30, 1), (9, 1), (4, 3)])
     assert batch.tables[1].tolist() == [10, 11, 12, 10, 10, 10, 10, 10]
     assert batch.tables[2].tolist() == [20, 21, 20, 20, 20, 20, 20, 20]
+
+
+def test_no_rows_can_be_advanced() -> None:
+    sequences = SequenceTable()
+    sequences.advance([], [])
+    assert sequences.computed.tolist() == [0]

@@ -1,5 +1,6 @@
 """Capture and replay of GPU work as CUDA graphs."""
 
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -7,6 +8,15 @@ from typing import Any, Protocol
 from weakref import WeakSet
 
 import torch
+
+_CAPTURES = threading.Lock()
+"""Held during a capture, when the allocator's cache must not be emptied: another thread may load a model."""
+
+
+def empty_cuda_cache() -> None:
+    """Give memory that torch has freed back to the GPU, for other sizes and other programs."""
+    with _CAPTURES:
+        torch.cuda.empty_cache()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +62,24 @@ class CudaGraphCapturer:
         try:
             with torch.cuda.stream(self._stream):
                 compute()  # kernels are compiled outside of the capture
-                # ``torch.cuda.graph`` would wait for all work and empty the allocator's cache before.
-                graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
-                try:
-                    output = compute()
-                    graph.capture_end()
-                except Exception:
-                    self._end_failed(graph)
-                    raise
+                with _CAPTURES:
+                    output = self._capture(graph, compute)
         finally:
             # After an error, too: work before it reads buffers that the next step changes.
             stream.wait_stream(self._stream)
         self._graphs.add(graph)
         return CapturedGraph(graph.replay, output)
+
+    def _capture(self, graph: torch.cuda.CUDAGraph, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+        # ``torch.cuda.graph`` would wait for all work and empty the allocator's cache before.
+        graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
+        try:
+            output = compute()
+            graph.capture_end()
+        except Exception:
+            self._end_failed(graph)
+            raise
+        return output
 
     def _end_failed(self, graph: torch.cuda.CUDAGraph) -> None:
         """End a capture after an error; before torch 2.12 that leaves the allocator in the pool."""

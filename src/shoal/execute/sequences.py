@@ -121,7 +121,8 @@ class SequenceTable:
 
     def advance(self, rows: Iterable[RunningSequence], new_tokens: Sequence[int]) -> None:
         """Add ``new_tokens[i]`` to the computed tokens of each of ``rows``."""
-        self.computed[[row.slot for row in rows]] += new_tokens
+        slots = np.array([row.slot for row in rows], dtype=np.int64)
+        self.computed[slots] += np.array(new_tokens, dtype=np.int64)
 
     def __getitem__(self, seq_id: int) -> RunningSequence:
         return self.sequences[seq_id]

@@ -18,6 +18,7 @@ from shoal.execute.attention.kv_buffers import BlockTransfer, KVStore
 from shoal.execute.attention.kv_views import UnitIds
 from shoal.execute.attention.transformers_hook import AttentionStep
 from shoal.execute.batch import build_batch
+from shoal.execute.cuda_graphs import empty_cuda_cache
 from shoal.execute.current_device import on_device
 from shoal.execute.grammar.fork_server import GrammarModel
 from shoal.execute.grammar.masks import GrammarMasks, RowMasks
@@ -206,7 +207,7 @@ class TorchExecutor:
     def _free_memory(self) -> None:
         """Release what a step after a failed one can do without."""
         if self.store.buffer.device.type == "cuda":
-            torch.cuda.empty_cache()
+            empty_cuda_cache()
 
     def _compute(self, plan: StepPlan, rows: Sequence[RunningSequence]) -> "_Iteration":
         self._masks.begin(plan.service, [(plan.seq_ids[i], rows[i]) for i in plan.sampled])

@@ -3,9 +3,8 @@
 from pathlib import Path
 from weakref import ref
 
-import torch
-
 from shoal.core import Service
+from shoal.execute.cuda_graphs import empty_cuda_cache
 from shoal.execute.malloc import collect_frozen, return_freed_memory
 from shoal.execute.model.loading import LoadedModel, ModelSet, service_context_tokens
 from shoal.execute.torch_executor import TorchExecutor
@@ -54,4 +53,4 @@ class TorchServices:
             collect_frozen()
         return_freed_memory()
         if self._models.device.type == "cuda":
-            torch.cuda.empty_cache()
+            empty_cuda_cache()

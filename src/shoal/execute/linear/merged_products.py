@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from shoal.execute.cuda_graphs import empty_cuda_cache
 from shoal.execute.linear.bf16_linear import Bf16Linear, Bf16Packing, bf16_product
 from shoal.execute.linear.int8_linear import Int8Linear
 from shoal.execute.linear.int8_product import Int8Product
@@ -76,7 +77,7 @@ class DenseProductBuilder:
             linear.weight.data = part
         if weight.is_cuda and len(dense) > 1:
             # What the parts freed is in pieces too small for the next merged weight.
-            torch.cuda.empty_cache()
+            empty_cuda_cache()
         return DenseLinear(weight, bias)
 
     def gated(self, gate: Linear, up: Linear, activation: Activation) -> Linear:

@@ -16,6 +16,7 @@ from shoal.core import ConfigError, ModelUnsupported, Service
 from shoal.execute.attention.selector import check_backend, choose_backend
 from shoal.execute.attention.torch_backends import PagedAttention
 from shoal.execute.attention.transformers_hook import ATTENTION_NAME
+from shoal.execute.cuda_graphs import empty_cuda_cache
 from shoal.execute.current_device import on_device, on_own_stream
 from shoal.execute.free_memory import free_memory_bytes
 from shoal.execute.kv_pool_size import GATHER_COPIES, EngineMemory, graph_bytes, pool_bytes
@@ -384,7 +385,7 @@ def service_context_tokens(service: Service, model: LoadedModel) -> int:
 
 def _activation_peak(model: LoadedModel, device: torch.device, tokens: int) -> int:
     """Peak memory of one step of ``tokens`` prompt tokens beyond the weights, in bytes."""
-    torch.cuda.empty_cache()
+    empty_cuda_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     length = min(tokens, model.context_tokens)
@@ -393,5 +394,5 @@ def _activation_peak(model: LoadedModel, device: torch.device, tokens: int) -> i
         ids = torch.zeros((1, length), dtype=torch.int64, device=device)
         packed_logits(model.forward, [ids], step)
     peak = torch.cuda.max_memory_allocated(device) - before
-    torch.cuda.empty_cache()
+    empty_cuda_cache()
     return int(peak)

@@ -30,6 +30,7 @@ class TileShape:
 
 
 SHAPES = (
+    TileShape(rows=128, keys=128, num_warps=8),
     TileShape(rows=128, keys=64, num_warps=8),
     TileShape(rows=128, keys=32, num_warps=8),
     TileShape(rows=64, keys=32, num_warps=4),
