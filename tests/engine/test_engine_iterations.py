@@ -7,7 +7,7 @@ from engine_builders import EOS, expected_tokens, make_engine, make_request, run
 
 from shoal.core import NO_TOKEN, ConfigError, FinishReason, StepPlan, StepResult
 from shoal.schedule import SchedulerOptions
-from shoal.schedule.plan_builder import InFlightStep, PlannedRows
+from shoal.schedule.step_tracker import InFlightStep, PlannedRows
 
 PROMPT = [97, 98, 99, 100, 101]
 

@@ -303,8 +303,8 @@ def _execute(
 def _next_plan(scheduler: Scheduler, now_ns: int, max_iterations: int) -> StepPlan | Idle:
     """A plan with at most ``max_iterations`` iterations that need no decision."""
     if max_iterations > 1:
-        run = scheduler.decode_run(now_ns, max_iterations)
+        run = scheduler.decode_runs.next_run(now_ns, max_iterations)
         if run is not None:
             steps = min(run.steps, -((now_ns - run.until_ns) // STEP_NS))
-            return scheduler.commit_run(run, steps)[0]
+            return scheduler.decode_runs.commit(run, steps)[0]
     return scheduler.schedule(now_ns)

@@ -35,7 +35,7 @@ def test_a_run_ends_before_a_request_starves():
     scheduler = submitted(
         make_scheduler(starvation_s=10 * STEP_S), make_request(3, 100), make_request(3, 100)
     )
-    assert scheduler.decode_run(2 * STEP_NS, 100).until_ns == (1 + 10) * STEP_NS
+    assert scheduler.decode_runs.next_run(2 * STEP_NS, 100).until_ns == (1 + 10) * STEP_NS
 
 
 def test_a_run_takes_no_more_memory_than_there_is():
@@ -111,4 +111,4 @@ def test_there_is_no_run_where_the_next_step_is_something_else():
         scheduler.submit(make_request(3, 20), 0)
     scheduler.update(scheduler.schedule(0), StepResult.of_step([1], STEP_NS), STEP_NS)
     assert steps_left(scheduler) == 0, "the order may put them elsewhere"
-    assert scheduler.decode_run(STEP_NS, 0) is None
+    assert scheduler.decode_runs.next_run(STEP_NS, 0) is None

@@ -31,16 +31,16 @@ def submitted(scheduler, *requests):
 
 def committed(scheduler, iterations, now_ns=STEP_NS):
     """A plan of ``iterations`` iterations."""
-    decode_run = scheduler.decode_run(now_ns, iterations)
+    decode_run = scheduler.decode_runs.next_run(now_ns, iterations)
     assert decode_run is not None
     assert decode_run.steps == iterations
-    plan, _ = scheduler.commit_run(decode_run, iterations)
+    plan, _ = scheduler.decode_runs.commit(decode_run, iterations)
     assert plan.iterations == iterations
     return plan
 
 
 def steps_left(scheduler, now_ns=STEP_NS, most=100):
-    decode_run = scheduler.decode_run(now_ns, most)
+    decode_run = scheduler.decode_runs.next_run(now_ns, most)
     return 0 if decode_run is None else decode_run.steps
 
 
@@ -200,11 +200,11 @@ def test_a_plan_that_stops_early_changes_no_output(caching):
     tokens = {request.id: [] for request in requests}
     now = 0
     while scheduler.unfinished:
-        decode_run = scheduler.decode_run(now, 5)
+        decode_run = scheduler.decode_runs.next_run(now, 5)
         plan = (
             scheduler.schedule(now)
             if decode_run is None
-            else scheduler.commit_run(decode_run, decode_run.steps)[0]
+            else scheduler.decode_runs.commit(decode_run, decode_run.steps)[0]
         )
         result = executor.run(plan, 1 + plan.number % plan.iterations)
         now += result.duration_ns
@@ -226,12 +226,12 @@ def test_an_iteration_may_make_several_tokens_of_a_row():
     tokens = {request.id: [] for request in requests}
     now = speculated = 0
     while scheduler.unfinished:
-        decode_run = scheduler.decode_run(now, 5)
+        decode_run = scheduler.decode_runs.next_run(now, 5)
         if decode_run is None:
             plan = scheduler.schedule(now)
             result = executor.run(plan)
         else:
-            plan, _ = scheduler.commit_run(decode_run, decode_run.steps)
+            plan, _ = scheduler.decode_runs.commit(decode_run, decode_run.steps)
             counts = [1 + (plan.number + row) % plan.iterations for row in range(len(plan.seq_ids))]
             result = executor.run_at_once(plan, counts)
             speculated += max(counts) > 1

@@ -4,8 +4,9 @@
 admissions (whether one more request fits in memory) and victims (which request is preempted). The loop around
 them: ``scheduler`` is the interface, ``plan_chooser`` picks the next plan, ``batching`` forms the batch of
 running requests, ``admitter`` admits waiting ones, ``preemption`` makes room, ``plan_builder`` writes the
-plan, ``output`` processes its result. ``request_store`` keeps the requests, ``service_registry`` the
-services. Tensors, clocks, processes and text belong to other rooms.
+plan, ``step_tracker`` keeps it while it is in flight, ``output`` processes its result. ``decode_runs`` plans
+many decode steps at once. ``request_store`` keeps the requests, ``service_registry`` the services.
+Tensors, clocks, processes and text belong to other rooms.
 
 A new order or admission is a class in ``policies/orders`` or ``policies/admissions``, added to the registry
 in that package; a new victim policy is a class in ``policies/victims``, added to the registry at its end.

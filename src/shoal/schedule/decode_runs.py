@@ -17,11 +17,13 @@ from shoal.core import StepPlan
 from shoal.kvcache import BlockPool
 from shoal.schedule.admitter import Rejection
 from shoal.schedule.options import SchedulerOptions
+from shoal.schedule.plan_builder import PlanBuilder
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import RequestStore
 from shoal.schedule.running_batch import IntArray, RunningBatch
 from shoal.schedule.service_state import ServiceState
 from shoal.schedule.starvation import StarvationGuard
+from shoal.schedule.step_tracker import StepTracker
 
 
 class DecodeRun(NamedTuple):
@@ -83,24 +85,32 @@ class Growth(NamedTuple):
 
 
 class DecodeRuns:
-    """Finds runs of decode steps and the blocks for them."""
+    """Finds runs of decode steps, and plans them."""
 
     def __init__(
-        self, pool: BlockPool, store: RequestStore, guard: StarvationGuard, options: SchedulerOptions
+        self,
+        pool: BlockPool,
+        store: RequestStore,
+        options: SchedulerOptions,
+        steps: StepTracker,
+        builder: PlanBuilder,
+        guard: StarvationGuard,
     ) -> None:
         self._pool = pool
         self._store = store
-        self._guard = guard
         self._options = options
+        self._steps = steps
+        self._builder = builder
+        self._guard = guard
         # (request, step, removals until then) of a rejection that holds until blocks or a slot are freed.
         self._rejected: tuple[RequestState, int, int] | None = None
 
-    def note_rejection(self, request: RequestState, reason: Rejection, step: int) -> None:
-        """``request`` was not admitted in ``step``."""
+    def note_rejection(self, request: RequestState, reason: Rejection) -> None:
+        """``request`` was not admitted in the step that is being planned."""
         options = self._options
         stays = options.admission.stays_rejected and options.preempt_for_waiting == "never"
         if reason is Rejection.SLOTS or (reason is Rejection.MEMORY and stays):
-            self._rejected = (request, step, self._removals())
+            self._rejected = (request, self._steps.planned, self._removals())
 
     def _removals(self) -> int:
         """How often a slot or memory was freed by an ended, removed or preempted request, or by a lease.
@@ -110,12 +120,17 @@ class DecodeRuns:
         removals = sum([state.running.num_removals for state in self._store.services.values()])
         return removals + self._store.num_releases + self._store.leases.num_ended
 
-    def next_run(self, now_ns: int, max_steps: int, step: int) -> DecodeRun | None:
-        """The run of at most ``max_steps`` steps from ``step`` on, planned at ``now_ns``, if there is one.
+    def next_run(self, now_ns: int, max_steps: int) -> DecodeRun | None:
+        """The decode steps, at most ``max_steps``, that need no decision from ``now_ns`` on.
 
-        ``max_steps`` is rounded up to whole plans. Plans in flight must be decodes of all running requests.
+        None if the next step may be another one, or if plans in flight are not decodes of the same requests;
+        ``max_steps`` is rounded up to whole plans. Changes nothing.
         """
-        store, options = self._store, self._options
+        store, options, in_flight = self._store, self._options, self._steps.in_flight
+        if len(in_flight) >= options.max_in_flight:
+            return None
+        if not all(step.decodes_all(store.services[step.plan.service].running) for step in in_flight):
+            return None
         max_iterations = options.max_iterations
         states = [state for state in store.services.values() if len(state.running) or state.waiting]
         if len(states) != 1 or store.swap_out_copies or store.moved:
@@ -129,7 +144,7 @@ class DecodeRuns:
         if state.limit.suspects() or np.count_nonzero(batch.is_ending) or np.count_nonzero(batch.postponed):
             return None
         limit = -(-max_steps // max_iterations) * max_iterations
-        limit = min(limit, self._steps_before_admission(state, step))
+        limit = min(limit, self._steps_before_admission(state))
         limit = limit and min(limit, _steps_left(batch))
         if limit <= 0:
             return None
@@ -144,7 +159,7 @@ class DecodeRuns:
             return None
         return DecodeRun(state.service, len(batch), steps, context, until_ns, max_iterations)
 
-    def _steps_before_admission(self, state: ServiceState, step: int) -> int:
+    def _steps_before_admission(self, state: ServiceState) -> int:
         """Steps without an admission, as long as the running requests only decode."""
         if not state.waiting:
             return sys.maxsize
@@ -155,7 +170,7 @@ class DecodeRuns:
             unchanged = published and removals == self._removals()
             if request is state.waiting[0] and unchanged:
                 return sys.maxsize
-        return -step % self._options.admission.admit_every
+        return -self._steps.planned % self._options.admission.admit_every
 
     def _steps_within_memory(self, state: ServiceState, steps: int) -> int:
         """Steps for which all blocks can be allocated: ``steps``, halved until they fit; not the maximum.
@@ -181,7 +196,18 @@ class DecodeRuns:
         missing: IntArray = -((spare - steps) // self._pool.block_size)
         return np.maximum(missing, 0, out=missing)
 
-    def grow(self, state: ServiceState, steps: int) -> Growth:
+    def commit(self, run: DecodeRun, steps: int) -> tuple[StepPlan, Growth]:
+        """The plan of the first ``steps`` of a run, as iterations, with the blocks allocated for it.
+
+        It allocates the same blocks as the single plans of the run would. No request may have been admitted,
+        ended or preempted since ``next_run``. The rest of the run may be committed later.
+        """
+        state = self._store.services[run.service]
+        self._steps.report(steps)
+        growth = self._grow(state, steps)
+        return self._builder.commit_run(state, steps, growth.grown), growth
+
+    def _grow(self, state: ServiceState, steps: int) -> Growth:
         """Extend the block tables as ``steps`` single steps would, each in the order of its rows."""
         batch, size = state.running, self._pool.block_size
         live = self._pool.live_blocks(state.service)

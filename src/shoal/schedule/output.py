@@ -17,11 +17,11 @@ from shoal.core import (
     TokenLogprobs,
 )
 from shoal.kvcache import BlockPool
-from shoal.schedule.plan_builder import InFlightStep, PlannedRows
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import RequestStore
 from shoal.schedule.results import split_result
 from shoal.schedule.running_batch import ALL, IntArray, Rows, RunningBatch
+from shoal.schedule.step_tracker import InFlightStep, PlannedRows
 
 _NOT_FINITE = Failure(
     "no token could be sampled: the model's logits were not finite; in float16 a model may overflow, try "

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
@@ -12,68 +11,33 @@ from shoal.kvcache import BlockPool
 from shoal.schedule.admitter import Admitted
 from shoal.schedule.batching import ScheduledBatch
 from shoal.schedule.co_batching import CoBatched, CoBatcher
-from shoal.schedule.decode_runs import Growth
 from shoal.schedule.options import SchedulerOptions
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import RequestStore
 from shoal.schedule.running_batch import Rows, RunningBatch
 from shoal.schedule.service_state import ServiceState
+from shoal.schedule.step_tracker import InFlightStep, PlannedRows, StepTracker
 
 _Columns = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
-class PlannedRows(NamedTuple):
-    """The rows of one service in a plan in flight, with their requests."""
-
-    plan: StepPlan
-    """A plan of these rows alone; without co-batching, the plan itself."""
-    requests: Sequence[RequestState]
-    """By row of the plan."""
-    rows: Rows
-    """Rows in the running batch, valid until a request is removed from it."""
-    num_removals: int
-    """Of the batch, when the plan was made."""
-
-
-class InFlightStep(NamedTuple):
-    """A plan in flight."""
-
-    plan: StepPlan
-    parts: Sequence[PlannedRows]
-    """The rows of its service, then those of each co-batched service."""
-    pinned_blocks: list[int]
-    """Blocks of its service that stay referenced until the update, as sources of copies."""
-    swapped_blocks: list[int]
-    """Host blocks of its service that stay referenced until the update."""
-
-    def decodes_all(self, batch: RunningBatch) -> bool:
-        """Whether it decodes exactly the requests of ``batch``, and its update frees no block."""
-        plan, rows = self.plan, len(batch)
-        if len(self.parts) > 1 or self.pinned_blocks or self.swapped_blocks:
-            return False
-        each_one = len(plan.sampled) == len(plan.seq_ids) == rows == plan.new_tokens.count(1)
-        return each_one and plan.seq_ids == tuple(batch.seq_id.tolist())
-
-
 class PlanBuilder:
-    """Builds plans, and updates the scheduler's state as if they were running."""
+    """Builds plans, which are then in flight, and updates the scheduler's state as if they were running."""
 
-    def __init__(self, pool: BlockPool, store: RequestStore, options: SchedulerOptions) -> None:
+    def __init__(
+        self, pool: BlockPool, store: RequestStore, steps: StepTracker, options: SchedulerOptions
+    ) -> None:
         self._pool = pool
         self._store = store
+        self._steps = steps
         self._co_batcher = CoBatcher(pool, store.services, options)
         self._columns: dict[str, _Columns] = {}
         self._joint_columns: dict[str, _Columns] = {}
 
     def commit(
-        self,
-        number: int,
-        state: ServiceState,
-        scheduled: ScheduledBatch,
-        admitted: Sequence[Admitted],
-        now_ns: int,
-    ) -> InFlightStep:
-        """Plan ``number``: the running requests of ``scheduled``, the admitted ones, and co-batched decodes.
+        self, state: ServiceState, scheduled: ScheduledBatch, admitted: Sequence[Admitted], now_ns: int
+    ) -> StepPlan:
+        """The next plan: the running requests of ``scheduled``, the admitted ones, and co-batched decodes.
 
         The pool has free blocks for the growth of ``scheduled``.
         """
@@ -109,20 +73,20 @@ class PlanBuilder:
                 requests = [requests[row] for row in numbers]
         seq_ids = tuple(batch.seq_id[rows].tolist())
         plan = self._make_plan(
-            number,
             service,
             (seq_ids, ones + tuple([count for _, count in chunks]), sampled),
             grown=grown,
             joined=tuple([_new_sequence(new.request) for new in admitted]),
             copies=tuple([copy for new in admitted for copy in new.copies]),
         )
-        self._count_steps(number, 1, state, prefill=bool(chunks))
+        self._count_steps(plan, state, prefill=bool(chunks))
         pinned = [copy.source for copy in plan.copies if not copy.source_host]
-        part = PlannedRows(plan, requests, rows, batch.num_removals)
-        if not others:
-            return InFlightStep(plan, (part,), pinned, swapped)
-        parts = (part, *[_begin_decodes(number, other) for other in others])
-        return InFlightStep(self._join(parts), parts, pinned, swapped)
+        parts = [PlannedRows(plan, requests, rows, batch.num_removals)]
+        if others:
+            parts += [_begin_decodes(plan.number, other) for other in others]
+            plan = self._join(parts)
+        self._steps.report(1)
+        return self._steps.begin(InFlightStep(plan, parts, pinned, swapped))
 
     def _join(self, parts: Sequence[PlannedRows]) -> StepPlan:
         """Merge the plans of several services; all but the first have decodes only."""
@@ -141,26 +105,25 @@ class PlanBuilder:
             co_batched=tuple([(plan.service, len(plan.seq_ids)) for plan in plans[1:]]),
         )
 
-    def commit_run(self, number: int, state: ServiceState, steps: int, growth: Growth) -> InFlightStep:
-        """A plan with ``steps`` iterations, in which all running requests decode with allocated blocks."""
+    def commit_run(
+        self, state: ServiceState, steps: int, grown: Sequence[tuple[int, tuple[int, ...]]]
+    ) -> StepPlan:
+        """The next plan, with ``steps`` iterations, in which all running requests decode.
+
+        grown: (sequence, blocks) already appended to the block tables.
+        """
         batch = state.running
         rows = slice(len(batch))
         batch.begin(rows, steps)
         ones, sampled = _decode_columns(len(batch))
-        plan = self._make_plan(
-            number,
-            state.service,
-            (tuple(batch.seq_id.tolist()), ones, sampled),
-            grown=tuple(growth.grown),
-            iterations=steps,
-        )
-        self._count_steps(number, steps, state, prefill=False)
+        columns = (tuple(batch.seq_id.tolist()), ones, sampled)
+        plan = self._make_plan(state.service, columns, grown=tuple(grown), iterations=steps)
+        self._count_steps(plan, state, prefill=False)
         part = PlannedRows(plan, batch.requests.copy(), rows, batch.num_removals)
-        return InFlightStep(plan, (part,), [], [])
+        return self._steps.begin(InFlightStep(plan, (part,), [], []))
 
     def _make_plan(
         self,
-        number: int,
         service: str,
         columns: _Columns,
         *,
@@ -173,7 +136,7 @@ class PlanBuilder:
         store = self._store
         seq_ids, new_tokens, sampled = _reuse_equal(self._columns, service, columns)
         plan = StepPlan(
-            number=number,
+            number=self._steps.planned,
             service=service,
             seq_ids=seq_ids,
             new_tokens=new_tokens,
@@ -192,30 +155,24 @@ class PlanBuilder:
         store.moved.clear()
         return plan
 
-    def pending(self, number: int, joins: RequestState | None = None) -> StepPlan:
-        """A plan without rows, with all pending changes for the executor.
+    def pending(self, joins: RequestState | None = None) -> StepPlan:
+        """A plan without rows, with all pending changes for the executor. It has no update.
 
         joins: a request that starts to run with its KV in place.
         """
         if joins is None:
-            return self._make_plan(number, "", ((), (), ()), grown=())
-        return self._make_plan(number, joins.service, ((), (), ()), grown=(), joined=(_new_sequence(joins),))
+            return self._make_plan("", ((), (), ()), grown=())
+        return self._make_plan(joins.service, ((), (), ()), grown=(), joined=(_new_sequence(joins),))
 
-    def rollback_step_counts(self, state: ServiceState, steps: int) -> None:
-        """``steps`` steps of the last plan were not made."""
-        state.last_step -= steps
-        state.last_turn -= steps
-        state.consecutive_steps -= steps
-
-    def _count_steps(self, number: int, steps: int, state: ServiceState, *, prefill: bool) -> None:
-        """Update the step counters that orders read, for ``steps`` steps from ``number`` on."""
+    def _count_steps(self, plan: StepPlan, state: ServiceState, *, prefill: bool) -> None:
+        """Update the step counters that orders read."""
         for other in self._store.services.values():
             if other is not state:
                 other.consecutive_steps = 0
-        state.consecutive_steps = 0 if prefill else state.consecutive_steps + steps
-        state.last_step = state.last_turn = number + steps - 1
+        state.consecutive_steps = 0 if prefill else state.consecutive_steps + plan.iterations
+        state.last_step = state.last_turn = plan.number + plan.iterations - 1
         if prefill:
-            state.last_prefill = number
+            state.last_prefill = plan.number
 
 
 def _new_sequence(request: RequestState) -> NewSequence:

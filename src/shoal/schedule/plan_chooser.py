@@ -1,17 +1,16 @@
 """Main loop of the scheduler: starved requests, then turns of the order; admission, preemption, next plan."""
 
 import sys
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from shoal.core import Idle, StepPlan
 from shoal.kvcache import BlockPool
 from shoal.schedule.admitter import Admitter
-from shoal.schedule.batching import Batcher, ScheduledBatch
-from shoal.schedule.decode_runs import DecodeRun, DecodeRuns, Growth
+from shoal.schedule.batching import Batcher
+from shoal.schedule.decode_runs import DecodeRuns
 from shoal.schedule.inter_token_latency import InterTokenLatencyGuard
 from shoal.schedule.options import SchedulerOptions
-from shoal.schedule.plan_builder import InFlightStep, PlanBuilder
+from shoal.schedule.plan_builder import PlanBuilder
 from shoal.schedule.policies.orders import Turn
 from shoal.schedule.policies.view import SchedulerView
 from shoal.schedule.preemption import Preemptor, WaitForInFlight
@@ -20,48 +19,11 @@ from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import RequestStore
 from shoal.schedule.service_registry import ServiceRegistry
 from shoal.schedule.starvation import StarvationGuard
-
-
-class StepTracker:
-    """Plans in flight, the number of planned steps, and the epoch of the scheduler's state."""
-
-    def __init__(self) -> None:
-        self.planned = 0
-        """Steps planned so far, counting each iteration of a plan."""
-        self.in_flight: deque[InFlightStep] = deque()
-        """Plans without an update yet, oldest first."""
-        self.epoch = 0
-        """Increases with every change of state; within an epoch, scheduling again gives the same result."""
-        self.on_steps: Callable[[int, int], None] | None = None
-        """Called with the first step number and the maximum number of steps of each plan."""
-
-    def mark_changed(self, changed: bool) -> bool:
-        """Start a new epoch if ``changed``; returns ``changed``."""
-        self.epoch += changed
-        return changed
-
-    def report(self, steps: int) -> None:
-        """Report the next plan, of at most ``steps`` steps, to the listener."""
-        if self.on_steps is not None:
-            self.on_steps(self.planned, steps)
-
-    def begin(self, step: InFlightStep) -> StepPlan:
-        self.in_flight.append(step)
-        self.planned += step.plan.iterations
-        self.epoch += 1
-        return step.plan
-
-    def finish_oldest(self, iterations: int) -> tuple[InFlightStep, int]:
-        """Remove the oldest plan in flight; also returns how many of its iterations were not done."""
-        step = self.in_flight.popleft()
-        self.epoch += 1
-        missing = step.plan.iterations - iterations
-        self.planned -= missing
-        return step, missing
+from shoal.schedule.step_tracker import StepTracker
 
 
 class PlanChooser:
-    """Makes a scheduler's plans, one at a time; they are recorded in ``steps``."""
+    """Chooses the next plan, and commits it."""
 
     def __init__(
         self,
@@ -72,32 +34,24 @@ class PlanChooser:
         steps: StepTracker,
         builder: PlanBuilder,
         guard: StarvationGuard,
+        decode_runs: DecodeRuns,
     ) -> None:
         self._pool = pool
         self._store = store
         self._registry = registry
-        self._options = options
         self._steps = steps
         self._builder = builder
         self._guard = guard
+        self._decode_runs = decode_runs
         self._itl_guard = InterTokenLatencyGuard(round(options.max_token_gap_s * 1e9))
         self._services = store.services
         self._order, self._admission = options.order, options.admission
         self._batcher = Batcher(pool, self._admission.slice_tokens)
         self._preemptor = Preemptor(pool, store, options, steps.in_flight)
-        self._runs = DecodeRuns(pool, store, guard, options)
 
     def choose(self, now_ns: int) -> StepPlan | Idle:
-        """As ``Scheduler.schedule``."""
-        steps, options = self._steps, self._options
-        if len(steps.in_flight) >= options.max_in_flight:
-            return Idle()
-        refuse = options.on_hopeless == "refuse"
-        steps.mark_changed(self._store.demote_or_reject_expired(now_ns, refuse=refuse))
-        if options.max_iterations > 1:
-            run = self.decode_run(now_ns, options.max_iterations)
-            if run is not None and run.steps > 1:
-                return self.commit_run(run, run.steps)[0]
+        """Commit the next plan; Idle if there is nothing to do before an event (or its ``until_ns``)."""
+        steps = self._steps
         try:
             plan = self._serve_starved(now_ns)
             while plan is None:
@@ -173,13 +127,7 @@ class PlanChooser:
             return None
         if scheduled.empty and not admitter.admitted:
             return None
-        return self._commit(turn.service, scheduled, admitter, now_ns)
-
-    def _commit(self, service: str, scheduled: ScheduledBatch, admitter: Admitter, now_ns: int) -> StepPlan:
-        state, admitted = self._services[service], admitter.admitted
-        step = self._builder.commit(self._steps.planned, state, scheduled, admitted, now_ns)
-        self._steps.report(1)
-        return self._steps.begin(step)
+        return self._builder.commit(state, scheduled, admitter.admitted, now_ns)
 
     def _admit(
         self, admitter: Admitter, waiting: Iterable[RequestState], starved: RequestState | None
@@ -192,21 +140,4 @@ class PlanChooser:
         running += len(self._store.leases)
         admitter.admit_all(waiting, running, self._registry.max_running, steps.epoch, starved)
         if admitter.rejected is not None:
-            self._runs.note_rejection(*admitter.rejected, steps.planned)
-
-    def decode_run(self, now_ns: int, max_steps: int) -> DecodeRun | None:
-        """As ``Scheduler.decode_run``."""
-        in_flight = self._steps.in_flight
-        if len(in_flight) >= self._options.max_in_flight:
-            return None
-        if not all(step.decodes_all(self._services[step.plan.service].running) for step in in_flight):
-            return None
-        return self._runs.next_run(now_ns, max_steps, self._steps.planned)
-
-    def commit_run(self, run: DecodeRun, steps: int) -> tuple[StepPlan, Growth]:
-        """As ``Scheduler.commit_run``."""
-        state = self._services[run.service]
-        self._steps.report(steps)
-        growth = self._runs.grow(state, steps)
-        step = self._builder.commit_run(self._steps.planned, state, steps, growth)
-        return self._steps.begin(step), growth
+            self._decode_runs.note_rejection(*admitter.rejected)

@@ -9,13 +9,13 @@ from shoal.kvcache import BlockPool
 from shoal.schedule.admitter import Rejection
 from shoal.schedule.batching import next_slice_blocks, slice_blocks
 from shoal.schedule.options import SchedulerOptions
-from shoal.schedule.plan_builder import InFlightStep
 from shoal.schedule.policies.memory_forecast import MemoryForecast
 from shoal.schedule.policies.victims import VICTIMS, MemoryPressure
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import RequestStore
 from shoal.schedule.running_batch import FloatArray, IntArray, RequestTable
 from shoal.schedule.service_state import ServiceState
+from shoal.schedule.step_tracker import InFlightStep
 
 
 def execution_s(state: ServiceState) -> float:

@@ -6,11 +6,11 @@ import numpy as np
 
 from shoal.core import FinishReason, TokenEvent
 from shoal.schedule.output import OutputProcessor
-from shoal.schedule.plan_builder import InFlightStep
 from shoal.schedule.policies.orders import Turn
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import RequestStore
 from shoal.schedule.service_state import ServiceState
+from shoal.schedule.step_tracker import InFlightStep
 
 _ALONE = "the model failed to compute this request, also by itself: {}"
 

@@ -7,13 +7,13 @@ import numpy as np
 
 from shoal.core import FinishReason, Idle, Request, StepPlan, StepResult, TokenEvent
 from shoal.kvcache import BlockPool
-from shoal.schedule.decode_runs import DecodeRun, Growth
+from shoal.schedule.decode_runs import DecodeRuns
 from shoal.schedule.leases import Leases
 from shoal.schedule.migration import HeldRequest, KVTable, Migrator
 from shoal.schedule.options import SchedulerOptions
 from shoal.schedule.output import OutputProcessor
-from shoal.schedule.plan_builder import InFlightStep, PlanBuilder
-from shoal.schedule.plan_chooser import PlanChooser, StepTracker
+from shoal.schedule.plan_builder import PlanBuilder
+from shoal.schedule.plan_chooser import PlanChooser
 from shoal.schedule.policies.view import ServiceView
 from shoal.schedule.recovery import Recovery
 from shoal.schedule.request_store import OnEnd, RequestStore
@@ -22,6 +22,7 @@ from shoal.schedule.running_batch import IntArray
 from shoal.schedule.service_registry import ServiceRegistry
 from shoal.schedule.starvation import StarvationGuard
 from shoal.schedule.stats import Observed, SchedulerStats
+from shoal.schedule.step_tracker import InFlightStep, StepTracker
 from shoal.schedule.submission import Submitter, resumable_request
 from shoal.schedule.validation import ServiceLimits, max_total_tokens
 
@@ -66,9 +67,12 @@ class Scheduler:
 
     def _reset_planning(self) -> None:
         """Replace the objects that cache anything about services and layouts."""
-        self._builder = PlanBuilder(self._pool, self._store, self.options)
+        pool, store, options, steps, guard = self._pool, self._store, self.options, self._steps, self._guard
+        self._builder = PlanBuilder(pool, store, steps, options)
+        self.decode_runs = DecodeRuns(pool, store, options, steps, self._builder, guard)
+        """Runs of decode steps that need no decision; replaced when a service is added or removed."""
         self._chooser = PlanChooser(
-            self._pool, self._store, self._registry, self.options, self._steps, self._builder, self._guard
+            pool, store, self._registry, options, steps, self._builder, guard, self.decode_runs
         )
 
     @property
@@ -171,23 +175,16 @@ class Scheduler:
 
     def schedule(self, now_ns: int) -> StepPlan | Idle:
         """Commit the next plan; Idle if there is nothing to do before an event (or its ``until_ns``)."""
+        options = self.options
+        if self.in_flight >= options.max_in_flight:
+            return Idle()
+        refuse = options.on_hopeless == "refuse"
+        self._steps.mark_changed(self._store.demote_or_reject_expired(now_ns, refuse=refuse))
+        if options.max_iterations > 1:
+            run = self.decode_runs.next_run(now_ns, options.max_iterations)
+            if run is not None and run.steps > 1:
+                return self.decode_runs.commit(run, run.steps)[0]
         return self._chooser.choose(now_ns)
-
-    def decode_run(self, now_ns: int, max_steps: int) -> DecodeRun | None:
-        """The decode steps, at most ``max_steps``, that need no decision from ``now_ns`` on.
-
-        None if the next step may be another one, or if plans in flight are not decodes of the same requests;
-        ``max_steps`` is rounded up to whole plans. Changes nothing.
-        """
-        return self._chooser.decode_run(now_ns, max_steps)
-
-    def commit_run(self, run: DecodeRun, steps: int) -> tuple[StepPlan, Growth]:
-        """The plan of the first ``steps`` of a run, as iterations, with the blocks allocated for it.
-
-        It allocates the same blocks as the single plans of the run would. No request may have been admitted,
-        ended or preempted since ``decode_run``. The rest of the run may be committed later.
-        """
-        return self._chooser.commit_run(run, steps)
 
     def update(self, plan: StepPlan, result: StepResult, now_ns: int) -> list[TokenEvent]:
         """Process the result of the oldest plan in flight; returns one event for each changed request.
@@ -235,7 +232,7 @@ class Scheduler:
         """Remove the oldest plan in flight, which has ended after ``iterations`` iterations."""
         step, missing = self._steps.finish_oldest(iterations)
         if missing:
-            self._builder.rollback_step_counts(self._services[step.plan.service], missing)
+            self._services[step.plan.service].uncount_steps(missing)
         return step
 
     def add_service(self, service: str, limits: ServiceLimits) -> None:
@@ -284,7 +281,7 @@ class Scheduler:
 
     def pending_plan(self) -> StepPlan:
         """A plan without rows, with all pending changes for the executor. It has no update."""
-        return self._builder.pending(self._steps.planned)
+        return self._builder.pending()
 
     def num_tokens(self, request_id: str) -> int | None:
         """Length of an unfinished request, prompt and output so far; None: the id is unknown.
@@ -340,13 +337,13 @@ class Scheduler:
         """
         state = self._migrator.join(key, request, computed, now_ns)
         self._steps.mark_changed(True)
-        return self._builder.pending(self._steps.planned, state)
+        return self._builder.pending(state)
 
     def resume(self, key: str, now_ns: int, request_id: str | None = None) -> StepPlan:
         """Run a held request again, with another id if one is given; returns a plan as ``join`` does."""
         state = self._migrator.resume(key, request_id, now_ns)
         self._steps.mark_changed(True)
-        return self._builder.pending(self._steps.planned, state)
+        return self._builder.pending(state)
 
     def release(self, key: str) -> None:
         """End a lease, and with it a held request. Unknown keys are ignored."""

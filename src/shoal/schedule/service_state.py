@@ -130,6 +130,12 @@ class ServiceState:
         if tokens - decodes >= _MEASURED_TOKENS:
             self._prompt_token_ns[scored].append(durations_ns[0] // tokens)
 
+    def uncount_steps(self, steps: int) -> None:
+        """``steps`` iterations of its last plan were not done."""
+        self.last_step -= steps
+        self.last_turn -= steps
+        self.consecutive_steps -= steps
+
     def prompt_token_ns(self, *, scored: bool = False) -> int:
         """Time per token of steps with prompts, the median of its latest steps; 0: unknown.
 

@@ -227,7 +227,7 @@ class Replica:
         free_ns = leading_ns[-1] if leading_ns else start_ns
         if len(leading_ns) != depth - 1 or self._executor.free_ns > free_ns:
             return False
-        run = self.scheduler.decode_run(start_ns, self._look_ahead_steps)
+        run = self.scheduler.decode_runs.next_run(start_ns, self._look_ahead_steps)
         if run is None:
             return False
         times = self.spec.services[run.service].times
@@ -254,7 +254,7 @@ class Replica:
         planned = ended if at_an_end else min(ended + run.max_iterations, run.steps)
         self._waiting = ahead.waiting
         for first in range(over, planned, run.max_iterations):
-            plan, _ = self.scheduler.commit_run(run, min(run.max_iterations, planned - first))
+            plan, _ = self.scheduler.decode_runs.commit(run, min(run.max_iterations, planned - first))
             self._clock.now_ns = ahead.planned_ns(first)
             self._engine.begin_with(plan)
         self._clock.now_ns, self._waiting = now_ns, None
@@ -280,7 +280,7 @@ class Replica:
         self._look_ahead_steps = min(max(2 * steps, SHORTEST_RUN), LONGEST_RUN)
         start_ns = ahead.ends_ns[leading - 1] if leading else ahead.start_ns
         ends_ns = ahead.ends_ns[leading : leading + steps]
-        plan, growth = self.scheduler.commit_run(run, run.planned(steps))
+        plan, growth = self.scheduler.decode_runs.commit(run, run.planned(steps))
         self._executor.skip(plan, steps, ends_ns[-1])
         durations_ns = [end - start for start, end in pairwise([start_ns, *ends_ns])]
         tokens = [[ANONYMOUS_TOKEN] * run.rows] * steps
