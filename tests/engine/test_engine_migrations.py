@@ -552,7 +552,7 @@ def test_a_request_that_does_not_fit_the_destination_resumes_at_the_source():
         client.submit(source, request)
         client.run()
         check(client, request)
-        assert "room for 64 tokens" in migration.why or "room for 100 tokens" in migration.why
+        assert "takes 64 tokens" in migration.why or "takes 100 tokens" in migration.why
 
 
 def test_reserved_blocks_delay_the_removal_of_their_service():

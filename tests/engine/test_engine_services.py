@@ -94,7 +94,7 @@ def test_a_service_is_removed_when_its_requests_have_ended(drain):
     engine.submit(*[make_request(f"{name}{i}", service=name) for name in "ab" for i in range(3)])
     engine.step()
     future = engine.remove_service("a", drain=drain)
-    with pytest.raises(InvalidRequest, match="not served here; possible are b"):
+    with pytest.raises(InvalidRequest, match="not served here; available: b"):
         engine.submit(make_request("late"))
     assert engine.remove_service("a", drain=True) is future
     events = settle(engine, future)

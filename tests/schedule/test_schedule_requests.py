@@ -32,7 +32,7 @@ def step(scheduler, *tokens):
         (make_request(40), "prompt", "context_length_exceeded", "at most 39"),
         (make_request(10, max_tokens=31), "max_tokens", "context_length_exceeded", "at most 30"),
         (make_request(10, min_tokens=31), "min_tokens", "context_length_exceeded", "at most 30"),
-        (make_request(service="b"), "model", "model_not_found", "possible are a"),
+        (make_request(service="b"), "model", "model_not_found", "available: a"),
     ],
 )
 def test_what_can_never_fit_is_refused(request_, param, code, message):

@@ -1,5 +1,7 @@
 """Exceptions for users and clients; each message says what was wrong and what is possible."""
 
+from collections.abc import Iterable
+
 
 class ShoalError(Exception):
     """Base of every error that Shoal raises on purpose."""
@@ -18,6 +20,14 @@ class InvalidRequest(ShoalError):
         """The invalid field, as the client wrote it."""
         self.code = code
         """Machine-readable, such as ``context_length_exceeded`` or ``model_not_found``."""
+
+
+def model_not_found(name: str, served: Iterable[str]) -> InvalidRequest:
+    """The error for a model that is not among those served."""
+    names = ", ".join(sorted(served)) or "none"
+    return InvalidRequest(
+        f"model {name!r} is not served here; available: {names}", param="model", code="model_not_found"
+    )
 
 
 class QueueFull(ShoalError):

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from shoal.core.length_limits import LengthLimits
 from shoal.models import ModelDescription
 
 
@@ -30,6 +31,10 @@ class ServiceInfo:
     """Size of the weights in memory, which services of one model may share."""
     described: ModelDescription | None = None
     """Description of the model for users; None: not known."""
+
+    def lengths(self, service: str) -> LengthLimits:
+        """The limits on the length of requests; service: its name."""
+        return LengthLimits(service, self.context_tokens, self.max_total_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,10 @@
-"""First check of a request, on the client's side: lengths, token ids, SLOs, priority, over all engines."""
+"""Check of a request on the client's side, before it is sent: lengths, token ids, SLOs, priority."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from shoal.core import SLO, InvalidRequest, SamplingParams, slo_problem
+from shoal.core.errors import model_not_found
 from shoal.core.service import NO_GOALS
 from shoal.engine.info import ServiceInfo
 
@@ -32,8 +33,6 @@ def check_request(
     output: its earlier output.
     """
     limits = find_service(info, service)
-    if not prompt:
-        raise InvalidRequest("the prompt is empty; it must have at least one token", param="prompt")
     _check_tokens(limits, service, prompt, "prompt")
     _check_tokens(limits, service, output, "output_tokens")
     for name, tokens in _sampled_tokens(sampling).items():
@@ -41,14 +40,7 @@ def check_request(
     if found := slo_problem(slo, limits.execution_s):
         goal, why = found
         raise InvalidRequest(f"slo.{goal} {why}", param=f"slo.{goal}")
-    _check_length(limits, service, len(prompt), sampling)
-    room = limits.max_total_tokens - len(prompt)
-    most = room if sampling.max_tokens is None else sampling.max_tokens
-    if len(output) > most:
-        raise InvalidRequest(
-            f"output_tokens has {len(output)} tokens, but the request can have at most {most}",
-            param="output_tokens",
-        )
+    limits.lengths(service).check(len(prompt), sampling, len(output))
 
 
 def check_priority(info: Limits, priority: int) -> None:
@@ -75,26 +67,8 @@ def find_service(info: Limits, service: str) -> ServiceInfo:
     """The limits of ``service``; raises InvalidRequest if it is unknown."""
     limits = info.services.get(service)
     if limits is None:
-        names = ", ".join(sorted(info.services))
-        raise InvalidRequest(
-            f"model {service!r} is not served here; available: {names}", param="model", code="model_not_found"
-        )
+        raise model_not_found(service, info.services)
     return limits
-
-
-def check_prompt_length(limits: ServiceInfo, service: str, tokens: int, at_least: bool = False) -> None:
-    """Raise InvalidRequest for a prompt that leaves no room for output.
-
-    at_least: ``tokens`` is only a lower bound of the prompt's length.
-    """
-    most = limits.max_total_tokens - 1
-    if tokens > most:
-        raise InvalidRequest(
-            f"the prompt has {'at least ' if at_least else ''}{tokens} tokens, "
-            f"but {_limit(limits, service)}; shorten the prompt to at most {most} tokens",
-            param="prompt",
-            code="context_length_exceeded",
-        )
 
 
 def most_prompt_tokens(
@@ -122,30 +96,3 @@ def _check_tokens(limits: ServiceInfo, service: str, tokens: Sequence[int], name
             f"token ids go from 0 to {limits.vocab_size - 1}",
             param=name,
         )
-
-
-def _check_length(limits: ServiceInfo, service: str, prompt: int, sampling: SamplingParams) -> None:
-    check_prompt_length(limits, service, prompt)
-    room = limits.max_total_tokens - prompt
-    requested = sampling.max_tokens if sampling.max_tokens is not None else max(1, sampling.min_tokens)
-    if requested <= room:
-        return
-    name = "max_tokens" if sampling.max_tokens is not None else "min_tokens"
-    raise InvalidRequest(
-        f"the prompt has {prompt} tokens and {name} asks for {requested}, {prompt + requested} together, "
-        f"but {_limit(limits, service)}; ask for at most {room} tokens or shorten the prompt",
-        param=name,
-        code="context_length_exceeded",
-    )
-
-
-def _limit(limits: ServiceInfo, service: str) -> str:
-    return (
-        f"{service} takes {limits.max_total_tokens} tokens of prompt and output together ({_reason(limits)})"
-    )
-
-
-def _reason(limits: ServiceInfo) -> str:
-    if limits.max_total_tokens < limits.context_tokens:
-        return "all that the KV memory can hold; give kv_cache.memory more for longer requests"
-    return "its context length"

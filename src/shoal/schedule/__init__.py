@@ -44,9 +44,9 @@ from shoal.schedule.policies.victims import VICTIMS, MemoryPressure, Victim
 from shoal.schedule.policies.view import SchedulerView, ServiceTraits, ServiceView
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.scheduler import Scheduler
+from shoal.schedule.service_limits import ServiceLimits
 from shoal.schedule.stats import Observed, SchedulerStats, ServiceStats
 from shoal.schedule.submission import resumable_request
-from shoal.schedule.validation import ServiceLimits
 
 __all__ = [
     "ADMISSIONS",

@@ -9,8 +9,8 @@ from shoal.kvcache import BlockPool
 from shoal.schedule.leases import Lease
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import RequestStore
+from shoal.schedule.service_limits import ServiceLimits
 from shoal.schedule.submission import Submitter, resumable_request
-from shoal.schedule.validation import ServiceLimits
 
 
 class KVTable(NamedTuple):

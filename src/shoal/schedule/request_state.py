@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shoal.core import NO_GOALS, SLO, FinishReason, Prompt, Request, SyntheticPrompt, derive_seed
+from shoal.core.length_limits import resolve_max_new_tokens
 from shoal.kvcache import hash_blocks, hash_next, hash_salt, hash_synthetic
 
 
@@ -224,7 +225,7 @@ def new_request_state(
     """
     prompt, output = request.prompt, request.output_tokens
     length = len(prompt)
-    limit = resolve_max_new_tokens(request, max_output_tokens)
+    limit = resolve_max_new_tokens(request.sampling, request.resume_state, max_output_tokens)
     longest = limit if request.true_output_tokens is None else min(limit, request.true_output_tokens)
     stops = request.sampling.stop_token_ids + (() if request.sampling.ignore_eos else eos)
     seed = derive_seed(0, number)
@@ -246,10 +247,3 @@ def new_request_state(
 def _token_ids(output: Sequence[int] | int) -> Sequence[int]:
     """Empty if only the number of output tokens is known."""
     return () if isinstance(output, int) else output
-
-
-def resolve_max_new_tokens(request: Request, max_output_tokens: int) -> int:
-    """Limit on the output tokens of a request; max_output_tokens: those for which there is room."""
-    if request.resume_state is not None:
-        return request.resume_state.max_new_tokens
-    return max_output_tokens if request.sampling.max_tokens is None else request.sampling.max_tokens

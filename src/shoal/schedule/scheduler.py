@@ -19,12 +19,12 @@ from shoal.schedule.recovery import Recovery
 from shoal.schedule.request_store import OnEnd, RequestStore
 from shoal.schedule.results import check_result
 from shoal.schedule.running_batch import IntArray
+from shoal.schedule.service_limits import ServiceLimits, max_total_tokens
 from shoal.schedule.service_registry import ServiceRegistry
 from shoal.schedule.starvation import StarvationGuard
 from shoal.schedule.stats import Observed, SchedulerStats
 from shoal.schedule.step_tracker import InFlightStep, StepTracker
 from shoal.schedule.submission import Submitter, resumable_request
-from shoal.schedule.validation import ServiceLimits, max_total_tokens
 
 
 class Scheduler:

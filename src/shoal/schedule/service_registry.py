@@ -7,8 +7,8 @@ from shoal.core import ConfigError
 from shoal.kvcache import BlockPool
 from shoal.schedule.options import SchedulerOptions
 from shoal.schedule.request_state import RequestState
+from shoal.schedule.service_limits import ServiceLimits
 from shoal.schedule.service_state import ServiceState, new_service_state
-from shoal.schedule.validation import ServiceLimits
 
 
 class ServiceRegistry:

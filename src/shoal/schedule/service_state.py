@@ -22,11 +22,11 @@ from shoal.schedule.policies.memory_forecast import MemoryForecast
 from shoal.schedule.policies.view import ServiceTraits
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.running_batch import IntArray, RunningBatch
+from shoal.schedule.service_limits import ServiceLimits, max_total_tokens
 from shoal.schedule.shared_prefixes import SharedPrefixes
 from shoal.schedule.slo_expired import slo_expired_ns
 from shoal.schedule.stats import Observed
 from shoal.schedule.step_limit import StepLimit
-from shoal.schedule.validation import ServiceLimits, max_total_tokens
 from shoal.schedule.waiting_queue import WaitingQueue
 
 _RECENT_STEPS = 16

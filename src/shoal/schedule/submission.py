@@ -12,11 +12,13 @@ from shoal.core import (
     SyntheticPrompt,
     TokenEvent,
 )
+from shoal.core.errors import model_not_found
+from shoal.core.length_limits import LengthLimits
 from shoal.core.slo import resolve_slo
 from shoal.kvcache import BlockPool
 from shoal.schedule.request_state import RequestState, hash_prompt, new_request_state
 from shoal.schedule.request_store import RequestStore
-from shoal.schedule.validation import ServiceLimits, check_request
+from shoal.schedule.service_limits import ServiceLimits, max_total_tokens
 
 
 def resumable_request(state: RequestState, now_ns: int) -> Request:
@@ -110,10 +112,24 @@ class Submitter:
         return self._make_state(request.on_clock(now_ns), max_output_tokens, hashes)
 
     def _check(self, request: Request) -> int:
-        """As ``check_request``; also raises InvalidRequest if the id is in use."""
+        """The number of output tokens for which there is room; raises as ``Scheduler.submit_all`` does."""
         if request.id in self._store.requests:
             raise InvalidRequest(f"request id {request.id!r} is in use by an unfinished request", param="id")
-        return check_request(request, self._limits, self._pool)
+        service, output = request.service, request.output_tokens
+        limits = self._limits.get(service)
+        if limits is None:
+            raise model_not_found(service, self._limits)
+        if isinstance(request.prompt, SyntheticPrompt) != isinstance(output, int) and output != ():
+            raise InvalidRequest(
+                "output_tokens must be token ids where the prompt is, and a number where the prompt is"
+                " synthetic",
+                param="output_tokens",
+            )
+        max_tokens = max_total_tokens(self._pool, service, limits)
+        lengths = LengthLimits(service, limits.context_tokens, max_tokens)
+        return lengths.check(
+            len(request.prompt), request.sampling, request.num_output_tokens, request.resume_state
+        )
 
     def _make_state(self, request: Request, max_output_tokens: int, hashes: Sequence[bytes]) -> RequestState:
         eos = self._limits[request.service].eos_token_ids

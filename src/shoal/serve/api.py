@@ -13,7 +13,7 @@ from starlette.responses import Response
 import shoal
 from shoal.core import InvalidRequest, Service
 from shoal.engine.info import ServiceInfo
-from shoal.frontend.validation import Limits, check_prompt_length, most_prompt_tokens
+from shoal.frontend.validation import Limits, most_prompt_tokens
 from shoal.serve.backend import Backend, TextCodec
 from shoal.serve.body_parsing import Body, parse_body, parse_bytes
 from shoal.serve.cpu_workers import Workers
@@ -199,7 +199,7 @@ class Api:
             return (await tokenizer.encode_texts(texts, add_special_tokens)).tokens
         encoded = await tokenizer.encode_texts(texts, add_special_tokens, limits.max_total_tokens - 1)
         if encoded.at_least is not None:
-            check_prompt_length(limits, service, encoded.at_least, at_least=True)
+            limits.lengths(service).check_prompt(encoded.at_least, at_least=True)
         return encoded.tokens
 
 

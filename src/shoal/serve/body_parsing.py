@@ -8,7 +8,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 from starlette.requests import Request
 
-from shoal.frontend.validation import Limits, check_prompt_length
+from shoal.frontend.validation import Limits
 from shoal.serve.body_errors import OUTPUT_FIELDS, explain_validation_error, object_types
 from shoal.serve.cpu_workers import Workers
 from shoal.serve.errors import BodyTooLarge, UnsupportedContentType
@@ -90,7 +90,7 @@ def read_body(raw: bytes, body_type: type[Body], info: Limits, refuses: bool) ->
     limits = info.services.get(body.model)
     if limits is not None:
         for tokens in body.token_prompts():
-            check_prompt_length(limits, body.model, len(tokens))
+            limits.lengths(body.model).check_prompt(len(tokens))
     prefixes = _name_prefixes(body_type)
     return body, sorted(prefixes[kind] + name for kind, name in context.ignored)
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import partial
 
-from shoal.core import Grammar, InvalidRequest, QueueFull
+from shoal.core import Grammar, QueueFull
+from shoal.core.errors import model_not_found
 from shoal.execute.grammar.fork_server import ForkServers, GrammarModel
 from shoal.execute.grammar.worker import CompileGates, GrammarWorker
 
@@ -60,7 +61,7 @@ class GrammarPool:
         """
         model = self._models.get(service)
         if model is None:
-            raise InvalidRequest(f"model {service!r} is not served here", "model", "model_not_found")
+            raise model_not_found(service, self._models)
         lease = GrammarLease(self, (model, grammar))
         with self._lock:
             if self._assign_worker(lease, behind_queue=not accepted):
