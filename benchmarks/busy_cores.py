@@ -20,7 +20,7 @@ from benchmarks.interrupts import print_at_end
 from shoal.core import Request, SamplingParams, Service
 from shoal.engine import Engine, EngineOptions
 from shoal.engine.build import assemble_engine, default_threads
-from shoal.execute.model.loading import load_models
+from shoal.execute.model.model_set import load_models
 from shoal.kvcache import KVCacheOptions
 from shoal.models import resolve_model
 

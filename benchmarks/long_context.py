@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from shoal.core import Request, SamplingParams, Service
 from shoal.engine import Engine, EngineOptions
 from shoal.engine.build import assemble_engine, default_threads
-from shoal.execute.model.loading import load_models
+from shoal.execute.model.model_set import load_models
 from shoal.execute.protocol import Executor
 from shoal.execute.torch_executor import TorchExecutor
 from shoal.kvcache import KVCacheOptions

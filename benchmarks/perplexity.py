@@ -24,7 +24,7 @@ from shoal import SamplingParams, Service
 from shoal.core import Request
 from shoal.engine import EngineOptions, assemble_engine
 from shoal.execute.attention.transformers_hook import AttentionStep
-from shoal.execute.model.loading import load_models
+from shoal.execute.model.model_set import load_models
 from shoal.execute.model.transformers_forward import Forward
 from shoal.kvcache import KVCacheOptions
 from shoal.models import Tokenizer, resolve_model

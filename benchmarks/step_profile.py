@@ -51,7 +51,7 @@ from shoal.execute.attention.kv_views import MergedCache
 from shoal.execute.attention.selector import ATTENTION_BACKENDS
 from shoal.execute.executors import make_executor
 from shoal.execute.linear.native_product import NativeProduct
-from shoal.execute.model.loading import ModelSet, load_models
+from shoal.execute.model.model_set import ModelSet, load_models
 from shoal.execute.torch_executor import TorchExecutor
 from shoal.kvcache import BlockPool, plan_layout
 from shoal.models import resolve_model

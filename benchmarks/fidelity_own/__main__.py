@@ -60,7 +60,7 @@ from shoal.config.presets import PRESETS
 from shoal.core import RequestRecord, ShoalError
 from shoal.core.units import parse_size
 from shoal.engine.build import default_threads
-from shoal.execute.model.loading import ModelSet
+from shoal.execute.model.model_set import ModelSet
 from shoal.forecast import CurveTimes, StepTimes, load_profile
 from shoal.kvcache import plan_layout
 from shoal.profile.fit import fit_serving

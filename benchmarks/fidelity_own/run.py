@@ -13,7 +13,7 @@ from shoal import Service
 from shoal.config.presets import PRESETS
 from shoal.core import Request, RequestRecord, SyntheticPrompt, TokenEvent
 from shoal.engine import Engine, EngineOptions, assemble_engine
-from shoal.execute.model.loading import ModelSet, load_models
+from shoal.execute.model.model_set import ModelSet, load_models
 from shoal.execute.protocol import Executor
 from shoal.forecast import ModelSpec, RooflineTimes, StepRows, StepTimes, device_spec
 from shoal.kvcache import KVCacheOptions, plan_layout

@@ -9,7 +9,7 @@ from benchmarks.gpu_check.timing import free_bytes
 from shoal.core import Service
 from shoal.engine import Engine, EngineOptions
 from shoal.engine.build import assemble_engine, default_threads
-from shoal.execute.model.loading import ModelSet, load_models
+from shoal.execute.model.model_set import ModelSet, load_models
 from shoal.kvcache import KVCacheOptions
 from shoal.schedule import SchedulerOptions
 

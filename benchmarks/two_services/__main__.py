@@ -47,7 +47,7 @@ from shoal.core import ShoalError
 from shoal.core.units import parse_size
 from shoal.engine import Engine
 from shoal.engine.build import default_threads
-from shoal.execute.model.loading import ModelSet
+from shoal.execute.model.model_set import ModelSet
 
 TABLE = Path("../shared/traces/sharegpt_lengths/sharegpt_first_pair_qwen.csv")
 DEFAULT_POLICIES = (

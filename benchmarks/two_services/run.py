@@ -16,7 +16,7 @@ from benchmarks.two_services.workload import SERVICES, Arrival
 from shoal import SamplingParams, Service
 from shoal.core import SLO, ConfigError, Request, ShoalError
 from shoal.engine import Engine, EngineOptions, assemble_engine
-from shoal.execute.model.loading import ModelSet, load_models
+from shoal.execute.model.model_set import ModelSet, load_models
 from shoal.kvcache import KVCacheOptions
 from shoal.measure import InterTokenLatencies
 from shoal.models import resolve_model

@@ -23,7 +23,8 @@ from shoal.core import (
     TokenLogprobs,
 )
 from shoal.engine import Engine, EngineOptions, assemble_engine
-from shoal.execute.model.loading import LoadedModel, ModelLoader, ModelSet
+from shoal.execute.model.loading import LoadedModel, ModelLoader
+from shoal.execute.model.model_set import ModelSet
 from shoal.execute.protocol import Executor, Interrupted, never
 from shoal.frontend.offline_batch import OfflineBatch, RequestOutput
 from shoal.kvcache import BlockPool, KVCacheOptions

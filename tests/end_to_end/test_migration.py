@@ -18,7 +18,7 @@ from shoal.core import Request, Service
 from shoal.engine import Engine, EngineOptions
 from shoal.engine.build import assemble_engine
 from shoal.engine.migration.kv_format import kv_format
-from shoal.execute.model.loading import load_models
+from shoal.execute.model.model_set import load_models
 from shoal.kvcache import KVCacheOptions, KVShape, LayerShape, plan_layout
 from shoal.schedule import SchedulerOptions, Slice
 

@@ -26,7 +26,7 @@ from shoal.cluster.router.router import Router
 from shoal.core import Request, SamplingParams, Service, TokenLogprobs
 from shoal.engine import Engine, EngineOptions
 from shoal.engine.build import assemble_engine
-from shoal.execute.model.loading import load_models
+from shoal.execute.model.model_set import load_models
 from shoal.frontend.offline_batch import OfflineBatch
 from shoal.kvcache import KVCacheOptions
 from shoal.models import Tokenizer

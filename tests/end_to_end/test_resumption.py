@@ -17,7 +17,7 @@ from shoal.config import PRESETS
 from shoal.core import FinishReason, Request, SamplingParams, Service, TokenLogprobs, derive_seed
 from shoal.engine import Engine, EngineOptions
 from shoal.engine.build import assemble_engine
-from shoal.execute.model.loading import load_models
+from shoal.execute.model.model_set import load_models
 from shoal.frontend.offline_batch import Completion, OfflineBatch
 from shoal.kvcache import KVCacheOptions
 from shoal.schedule import SchedulerOptions, Slice

@@ -28,6 +28,7 @@ from shoal.core import (
     Service,
 )
 from shoal.execute.model import loading
+from shoal.execute.model.model_set import load_models
 from shoal.execute.torch_executor import TorchExecutor
 from shoal.schedule import Slice
 
@@ -299,7 +300,7 @@ def test_loading_leaves_the_default_dtype_of_other_threads_alone(
     for kind in KINDS:
         folder = make_model(tmp_path / kind, tiny_config(kind), dtype=torch.bfloat16)
         services = [Service(name="s", model=kind)]
-        model = loading.load_models(services, {"s": folder}).services["s"].model
+        model = load_models(services, {"s": folder}).services["s"].model
         assert model.dtype == torch.bfloat16
         assert {p.dtype for p in model.module.parameters()} == {torch.bfloat16}
 

@@ -140,11 +140,11 @@ def test_default_host_memory_for_swapped_kv(monkeypatch, device, pool_gib, free_
 
 @pytest.mark.parametrize("free", [MEMORY, 100 * MEMORY])
 def test_engines_on_one_device_share_the_default_pool_memory(tiny_llama, monkeypatch, free):
-    from shoal.execute.model import loading
+    from shoal.execute.model import model_set
 
     folder, _ = tiny_llama
-    monkeypatch.setattr(loading, "DEFAULT_CPU_KV_BYTES", MEMORY)
-    monkeypatch.setattr(loading, "free_memory_bytes", lambda: free)
+    monkeypatch.setattr(model_set, "DEFAULT_CPU_KV_BYTES", MEMORY)
+    monkeypatch.setattr(model_set, "free_memory_bytes", lambda: free)
 
     def pool_bytes(share):
         shared = options(kv_cache=KVCacheOptions(), memory_share=share)
@@ -188,7 +188,7 @@ def test_invalid_options_are_rejected(wrong):
 def test_an_engine_process_imports_all_that_it_computes_with_before_it_has_its_configuration():
     program = (
         "import sys; import shoal.engine.process.torch_engine;"
-        "wanted = {'torch', 'transformers', 'shoal.execute.torch_executor', 'shoal.execute.model.loading'};"
+        "wanted = {'torch', 'transformers', 'shoal.execute.torch_executor', 'shoal.execute.model.model_set'};"
         "sys.exit(str(wanted - sys.modules.keys()) if wanted - sys.modules.keys() else 0)"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -27,7 +27,7 @@ from transformers import (
 from at_hand import DEVICE, on_cpu, on_gpu
 from shoal.core import NewSequence, SamplingParams, Service, StepPlan
 from shoal.execute.executors import make_executor
-from shoal.execute.model.loading import ModelSet, ServedModel, load_models
+from shoal.execute.model.model_set import ModelSet, ServedModel, load_models
 from shoal.kvcache import BlockPool, plan_layout
 from shoal.native import load_native
 

@@ -99,7 +99,7 @@ class GpuOnCpu:
             for module in (slot_steps, graphs):
                 patch.setattr(module, "DeviceStep", attention)
         backend = attention or step.TritonAttention
-        patch.setattr("shoal.execute.model.loading.choose_backend", lambda *arguments: backend)
+        patch.setattr("shoal.execute.model.model_set.choose_backend", lambda *arguments: backend)
         patch.setattr("shoal.execute.executors.make_executor", self._make)
 
     def _make(self, models: Any, layout: Any, *, depth: int = 1, **others: Any) -> GpuExecutor:

@@ -11,7 +11,7 @@ from execute_builders import make_model, tiny_config
 from safetensors.torch import load_file, save_file
 
 from shoal.core import ModelUnavailable, ModelUnsupported, Service
-from shoal.execute.model.loading import load_models
+from shoal.execute.model.model_set import load_models
 from shoal.static.serving.torch_executor import load_static_model
 
 Weights = dict[str, torch.Tensor]

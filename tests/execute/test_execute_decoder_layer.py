@@ -37,7 +37,8 @@ from shoal.execute.model.choose_products import choose_products
 from shoal.execute.model.decoder_layer import DecoderLayer
 from shoal.execute.model.fuse_decoder_layers import fuse_layers, recognise_layers
 from shoal.execute.model.fused_forward import FusedForward
-from shoal.execute.model.loading import LoadedModel, load_models
+from shoal.execute.model.loading import LoadedModel
+from shoal.execute.model.model_set import load_models
 from shoal.execute.model.probe import PROMPT_LENGTHS, ProbeResult, probe
 from shoal.execute.model.record_attention import RecordingStep, packed_logits
 from shoal.execute.model.replacements import Replacements

@@ -16,7 +16,7 @@ from shoal.execute.linear.prepack import PackedGatedMLP, PackedLinear, can_prepa
 from shoal.execute.model import loading
 from shoal.execute.model.fuse_norms_mlps import FusedRMSNorm, NativeGatedMLP, fuse
 from shoal.execute.model.int8_model import use_int8
-from shoal.execute.model.loading import load_models
+from shoal.execute.model.model_set import load_models
 
 needs_onednn = pytest.mark.skipif(
     not can_prepack(torch.bfloat16), reason="this CPU has no bf16 kernels for prepacked weights"

@@ -29,7 +29,7 @@ from shoal.execute.model.apply_fusions import apply_fusions
 from shoal.execute.model.decoder_layer import DecoderLayer
 from shoal.execute.model.fuse_decoder_layers import fuse_layers, recognise_layers
 from shoal.execute.model.fused_forward import FusedForward
-from shoal.execute.model.loading import load_models
+from shoal.execute.model.model_set import load_models
 from shoal.execute.model.probe import ProbeResult, probe
 from shoal.execute.model.transformers_forward import TransformersForward
 

@@ -21,7 +21,8 @@ from shoal.execute.linear.int8_weights import unpack
 from shoal.execute.model import choose_dtype, int8_model
 from shoal.execute.model.choose_dtype import FAST_INT8
 from shoal.execute.model.int8_model import use_int8
-from shoal.execute.model.loading import LoadedModel, load_models
+from shoal.execute.model.loading import LoadedModel
+from shoal.execute.model.model_set import load_models
 from shoal.models.conversion import convert
 from shoal.models.folder.weights import COMPLETE, GROUPS_FILE
 from shoal.native import VARIANTS

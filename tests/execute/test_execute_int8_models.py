@@ -15,7 +15,8 @@ from shoal.core import ConfigError, ModelUnavailable, ModelUnsupported, Service
 from shoal.execute.linear import int8_linear
 from shoal.execute.linear.int8_linear import Int8Linear
 from shoal.execute.model import int8_model
-from shoal.execute.model.loading import LoadedModel, load_models
+from shoal.execute.model.loading import LoadedModel
+from shoal.execute.model.model_set import load_models
 from shoal.native import load_native
 
 LENGTHS = (1, 5, 23)
@@ -171,7 +172,7 @@ def test_a_model_that_reads_its_layers_weights_is_refused(
 def test_devices_other_than_cpus_are_refused(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.execute.model.loading.resolve_device", lambda device: torch.device("cuda:0"))
+    monkeypatch.setattr("shoal.execute.model.model_set.resolve_device", lambda device: torch.device("cuda:0"))
     with pytest.raises(ConfigError, match="int8 is computed on CPUs only"):
         load_models([Service(name="s", model="m", dtype="int8")], {"s": folders["llama"]}, device="cuda:0")
 

@@ -10,8 +10,9 @@ import torch
 from shoal.core import ConfigError
 from shoal.execute.attention.torch_backends import BatchedAttention, PagedAttention
 from shoal.execute.kv_pool_size import EngineMemory, graph_bytes, pool_bytes
-from shoal.execute.model import loading
-from shoal.execute.model.loading import ModelLoader, ModelSet, ServedModel
+from shoal.execute.model import model_set
+from shoal.execute.model.loading import ModelLoader
+from shoal.execute.model.model_set import ModelSet, ServedModel
 from shoal.kvcache import KVShape, LayerShape
 
 GIB = 1 << 30
@@ -69,7 +70,7 @@ class RecordingBackend(BatchedAttention):
 def models_on_a_gpu(monkeypatch: pytest.MonkeyPatch, **backends: type[PagedAttention]) -> ModelSet:
     """Services with models of 1 GiB, 8 layers and a vocabulary of 100,000 tokens; a step takes 1 GiB."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (TOTAL - len(backends) * GIB, TOTAL))
-    monkeypatch.setattr(loading, "_activation_peak", lambda model, device, tokens: tokens << 20)
+    monkeypatch.setattr(model_set, "_activation_peak", lambda model, device, tokens: tokens << 20)
     models = ModelSet(ModelLoader(torch.device("cuda:0")), "auto")
     for name, backend in backends.items():
         shape = KVShape("bfloat16", (LayerShape(2, 16, 16),) * 8)

@@ -20,7 +20,8 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from at_hand import DEVICE, on_cpu
 from shoal.core import ConfigError, ModelUnavailable, ModelUnsupported, Service
 from shoal.execute.model import loading, random_weights
-from shoal.execute.model.loading import LoadedModel, ModelLoader, ModelSet, load_models
+from shoal.execute.model.loading import LoadedModel, ModelLoader
+from shoal.execute.model.model_set import ModelSet, load_models
 from shoal.execute.model.random_weights import build_empty, fill
 
 

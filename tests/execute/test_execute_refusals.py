@@ -16,12 +16,11 @@ from transformers import (
 )
 
 from shoal.core import ConfigError, ModelUnsupported, Service
-from shoal.execute.model import loading
-from shoal.execute.model.loading import load_models
+from shoal.execute.model.model_set import ModelSet, load_models
 from shoal.execute.model.probe import probe
 
 
-def load(folder: Path, **service: object) -> loading.ModelSet:
+def load(folder: Path, **service: object) -> ModelSet:
     return load_models([Service(name="s", model=folder.name, **service)], {"s": folder})
 
 

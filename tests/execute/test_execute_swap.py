@@ -12,7 +12,7 @@ from at_hand import DEVICE
 from shoal.core import BlockCopy, NewSequence, Service, StepPlan
 from shoal.execute.attention.kv_buffers import KVStore
 from shoal.execute.executors import make_executor
-from shoal.execute.model.loading import ModelSet, load_models
+from shoal.execute.model.model_set import ModelSet, load_models
 from shoal.kvcache import BlockMove, BlockPool, KVShape, LayerShape, PoolLayout, plan_layout
 
 BLOCK = 4

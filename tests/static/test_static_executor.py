@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from shoal.core import ConfigError, ModelUnsupported, Service
-from shoal.execute.model.loading import load_models
+from shoal.execute.model.model_set import load_models
 from shoal.models import is_quantised
 from shoal.models.folder.weights import COMPLETE, GROUPS_FILE
 from shoal.static.serving import torch_executor

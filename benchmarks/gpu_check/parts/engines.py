@@ -18,7 +18,7 @@ from benchmarks.gpu_check.timing import copy_gb_per_s, traced
 from benchmarks.iterations import SERVICE, make_requests, measure
 from shoal.core import Request, Service
 from shoal.engine import Engine
-from shoal.execute.model.loading import ModelSet
+from shoal.execute.model.model_set import ModelSet
 
 PROMPT, OUTPUT = 32, 65
 ROWS = (1, 16, 64, 256)

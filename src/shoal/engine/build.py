@@ -21,7 +21,7 @@ from shoal.native import native_status
 from shoal.schedule import Scheduler, ServiceLimits
 
 if TYPE_CHECKING:
-    from shoal.execute.model.loading import ModelSet
+    from shoal.execute.model.model_set import ModelSet
 
 _SWAP_POOLS = 4
 """Default swap space in host memory, as a multiple of the KV pool; untouched pages take no memory."""
@@ -42,7 +42,7 @@ def build_engine(
     folders: each service's model folder. wrap: wraps the executor, for instance to record its plans.
     Raises ConfigError, ModelUnavailable or ModelUnsupported.
     """
-    from shoal.execute.model.loading import load_models
+    from shoal.execute.model.model_set import load_models
 
     missing = [service.name for service in options.services if service.name not in folders]
     if missing:

@@ -2,7 +2,7 @@
 
 This room has the executor protocol, the torch executor (model loading, paged attention, sampling, grammars)
 and the simulated one. The scheduler decides which plan to run. Importing this package does not import torch;
-`shoal.execute.model.loading` and `shoal.execute.torch_executor` do.
+`shoal.execute.model.model_set` and `shoal.execute.torch_executor` do.
 """
 
 import os

@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 
 from shoal.execute.attention.kv_views import UnitIds
-from shoal.execute.model.loading import ModelSet
+from shoal.execute.model.model_set import ModelSet
 from shoal.execute.torch_executor import TorchExecutor
 from shoal.kvcache import PoolLayout
 

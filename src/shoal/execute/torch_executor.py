@@ -23,7 +23,8 @@ from shoal.execute.current_device import on_device
 from shoal.execute.grammar.fork_server import GrammarModel
 from shoal.execute.grammar.masks import GrammarMasks, RowMasks
 from shoal.execute.grammar.pool import GrammarPool
-from shoal.execute.model.loading import LoadedModel, ModelSet
+from shoal.execute.model.loading import LoadedModel
+from shoal.execute.model.model_set import ModelSet
 from shoal.execute.protocol import Interrupted, StepFailed, never
 from shoal.execute.sampling.native_sampler import NativeSampler
 from shoal.execute.sampling.prompt_outputs import PromptOutputRequest, PromptOutputs

@@ -6,7 +6,8 @@ from weakref import ref
 from shoal.core import Service
 from shoal.execute.cuda_graphs import empty_cuda_cache
 from shoal.execute.malloc import collect_frozen, return_freed_memory
-from shoal.execute.model.loading import LoadedModel, ModelSet, service_context_tokens
+from shoal.execute.model.loading import LoadedModel
+from shoal.execute.model.model_set import ModelSet, service_context_tokens
 from shoal.execute.torch_executor import TorchExecutor
 from shoal.kvcache import PoolLayout
 

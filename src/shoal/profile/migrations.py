@@ -218,7 +218,7 @@ def build_engine_pair(
     progress: Callable[[str], None] | None = None,
 ) -> tuple[tuple[Engine, Engine], EngineInfo]:
     """Two engines as of ``build_engine``, which share the models, and have half of the memory each."""
-    from shoal.execute.model.loading import load_models
+    from shoal.execute.model.model_set import load_models
 
     threads = options.threads or default_threads()
     models = load_models(

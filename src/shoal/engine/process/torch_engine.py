@@ -5,9 +5,9 @@ So the imports end at a known time, after which the process can exclude their ob
 
 from shoal.engine.build import build_engine
 from shoal.execute import torch_executor, torch_services
-from shoal.execute.model import loading
+from shoal.execute.model import model_set
 
-PRELOADED = (loading, torch_executor, torch_services)
+PRELOADED = (model_set, torch_executor, torch_services)
 """Modules that ``build_engine`` imports only when it runs."""
 
 __all__ = ["PRELOADED", "build_engine"]

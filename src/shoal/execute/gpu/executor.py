@@ -24,7 +24,7 @@ from shoal.execute.attention.kv_views import UnitIds
 from shoal.execute.cuda_graphs import CudaGraphCapturer, GraphCapturer
 from shoal.execute.current_device import on_device
 from shoal.execute.gpu.slot_steps import SlotStep, SlotSteps
-from shoal.execute.model.loading import ModelSet
+from shoal.execute.model.model_set import ModelSet
 from shoal.execute.protocol import Interrupted, StepFailed, never
 from shoal.execute.sampling.adjust_logits import needs_adjustment
 from shoal.execute.sampling.choose import INCOMPLETE, choose, choose_incomplete, may_be_incomplete

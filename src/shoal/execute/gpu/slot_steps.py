@@ -13,7 +13,7 @@ from shoal.execute.cuda_graphs import GraphCapturer
 from shoal.execute.gpu.batch import SlotState, StepNumbers, table_words, to_words
 from shoal.execute.gpu.graphs import DecodeGraphs, GraphBuffers, graph_size
 from shoal.execute.gpu.step import DeviceStep, PromptRows, StepInputs
-from shoal.execute.model.loading import ServedModel
+from shoal.execute.model.model_set import ServedModel
 from shoal.execute.sequences import RunningSequence, SequenceTable
 from shoal.execute.torch_executor import PreparedStep, StepArguments
 from shoal.execute.transfers import to_device

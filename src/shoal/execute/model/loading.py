@@ -1,7 +1,7 @@
-"""Loading and probing the models of services (ModelLoader), and the set of loaded models (ModelSet)."""
+"""ModelLoader: loads, probes, quantises and optimises the models of services."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -10,17 +10,11 @@ from weakref import WeakValueDictionary
 
 import torch
 from transformers import AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
 
 from shoal.core import ConfigError, ModelUnsupported, Service
-from shoal.execute.attention.selector import check_backend, choose_backend
-from shoal.execute.attention.torch_backends import PagedAttention
 from shoal.execute.attention.transformers_hook import ATTENTION_NAME
-from shoal.execute.cuda_graphs import empty_cuda_cache
-from shoal.execute.current_device import on_device, on_own_stream
+from shoal.execute.current_device import on_own_stream
 from shoal.execute.free_memory import free_memory_bytes
-from shoal.execute.kv_pool_size import GATHER_COPIES, EngineMemory, graph_bytes, pool_bytes
-from shoal.execute.malloc import keep_freed_memory
 from shoal.execute.model.apply_fusions import apply_fusions
 from shoal.execute.model.checkpoint import load_module, read_model_config, unsupported_on_error
 from shoal.execute.model.choose_dtype import prefers_int8, resolve_dtype
@@ -29,7 +23,6 @@ from shoal.execute.model.fuse_decoder_layers import recognise_layers
 from shoal.execute.model.int8_model import int8_bytes, use_int8
 from shoal.execute.model.probe import INT8_TOLERANCE, ProbeResult, probe, refuse_by_config
 from shoal.execute.model.random_weights import build_empty, count_parameters, fill, weights_name
-from shoal.execute.model.record_attention import RecordingStep, packed_logits
 from shoal.execute.model.transformers_forward import Forward, TransformersForward
 from shoal.kvcache import KVShape
 from shoal.models import (
@@ -42,9 +35,6 @@ from shoal.models import (
     read_weight_headers,
     resolve_service,
 )
-from shoal.native import native_status
-
-DEFAULT_CPU_KV_BYTES = 2 << 30
 
 _log = logging.getLogger(__name__)
 
@@ -73,139 +63,6 @@ class LoadedModel:
     """Description for users."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """A service's model, and how it is served."""
-
-    model: LoadedModel
-    """Shared by services with the same folder, dtype and weights."""
-    backend: type[PagedAttention]
-    context_tokens: int
-    """Context limit of the service, at most that of its model."""
-
-    @property
-    def weights(self) -> str:
-        """Identifier of the weights, equal for services with the same weights."""
-        return f"{self.model.dtype} {self.model.weights} {self.model.folder}"
-
-
-class ModelSet:
-    """The models of all services of an engine; services may be added and removed."""
-
-    def __init__(self, loader: "ModelLoader", attention: str) -> None:
-        self.loader = loader
-        self.device = loader.device
-        self.services: dict[str, ServedModel] = {}
-        """By service name."""
-        self._attention = attention
-
-    def add(self, service: Service, model: LoadedModel) -> None:
-        """Add a service; raises ConfigError if its context limit is beyond the model's."""
-        context_tokens = service_context_tokens(service, model)
-        backend = choose_backend(self._attention, self.device, model.kv_shape)
-        self.services[service.name] = ServedModel(model, backend, context_tokens)
-
-    def remove(self, service: str) -> None:
-        """Remove a service; the weights are freed with the last service on the model."""
-        del self.services[service]
-
-    @property
-    def models(self) -> list[LoadedModel]:
-        """The models of all services, each once."""
-        return list({id(served.model): served.model for served in self.services.values()}.values())
-
-    @property
-    def kv_shapes(self) -> dict[str, KVShape]:
-        """By service name."""
-        return {name: served.model.kv_shape for name, served in self.services.items()}
-
-    @property
-    def weight_bytes(self) -> int:
-        """Size of all weights; shared weights count once."""
-        return sum(model.weight_bytes for model in self.models)
-
-    def check_kv_bytes(self, kv_bytes: int) -> None:
-        """Raise ConfigError if the device has no memory for a KV pool of that size."""
-        free = free_bytes(self.device)
-        if kv_bytes > free:
-            raise ConfigError(
-                f"kv_cache.memory: {kv_bytes / 2**30:.1f} GiB are asked for, but {free / 2**30:.1f} GiB are"
-                f" free on {self.device} beside the weights"
-            )
-
-    def default_kv_bytes(self, max_batched_tokens: int = 2048, share: float = 1.0) -> int:
-        """Size of the KV pool if the user gives none; share: the engine's share of the device.
-
-        On a CPU 2 GiB, or 40% of the available memory if that is less. On CUDA the engine's share of 90% of
-        the device, minus its weights, the measured peak of a step of ``max_batched_tokens``, CUDA graphs,
-        and the copies of one layer's KV that a decode gathers; at most what is free.
-        """
-        if self.device.type != "cuda":
-            return int(min(DEFAULT_CPU_KV_BYTES, free_memory_bytes() * 0.4) * share)
-        engine = self._engine_memory(max_batched_tokens)
-        free, total = torch.cuda.mem_get_info(self.device)
-        size = pool_bytes(engine, share=share, total=total, free=free)
-        if size <= 0:
-            weights, step = engine.weight_bytes / 2**30, engine.step_bytes / 2**30
-            raise ConfigError(
-                f"{self.device}: nothing is left for KV in {share:.0%} of {total / 2**30:.1f} GiB, of which "
-                f"{free / 2**30:.1f} are free, beside {weights:.1f} GiB of weights and a step's {step:.1f}; "
-                "lower scheduler.max_batched_tokens or serve fewer models"
-            )
-        return size
-
-    def _engine_memory(self, max_batched_tokens: int) -> EngineMemory:
-        peak = max(_activation_peak(model, self.device, max_batched_tokens) for model in self.models)
-        logits, layers = [], []
-        for served in self.services.values():
-            # Backends that capture decodes read KV in place; all others gather it.
-            if served.backend.captures_decodes:
-                logits.append(served.model.vocab_size * served.model.dtype.itemsize)
-            else:
-                layers.append(len(served.model.kv_shape.layers))
-        return EngineMemory(
-            weight_bytes=self.weight_bytes,
-            step_bytes=peak,
-            graph_bytes=graph_bytes(max(logits)) if logits else 0,
-            gather_share=GATHER_COPIES / min(layers) if layers else 0.0,
-        )
-
-
-def load_models(
-    services: Sequence[Service],
-    folders: Mapping[str, Path],
-    *,
-    device: str = "cpu",
-    threads: int | None = None,
-    attention: str = "auto",
-    progress: Callable[[str], None] | None = None,
-) -> ModelSet:
-    """Load, probe and optimise the model of each service.
-
-    folders: the model's Hugging Face folder by service name. threads: CPU threads of this process.
-    progress: called with a line about the native library (on a CPU), and one for each model.
-
-    Raises:
-        ModelUnsupported: a model would not be computed correctly here, or lacks weights.
-        ModelUnavailable: a model's files are damaged.
-        ConfigError: the device, the attention backend, a dtype or an instruction set does not exist here.
-    """
-    target = resolve_device(device)
-    check_backend(attention, target)
-    if threads is not None:
-        torch.set_num_threads(threads)
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    if progress is not None and target.type == "cpu":
-        progress(native_status())
-    models = ModelSet(ModelLoader(target), attention)
-    for service in services:
-        models.add(service, models.loader.load(service, folders[service.name], progress))
-    if target.type == "cpu":
-        keep_freed_memory()  # not before loading, so that its temporary memory is returned
-    return models
-
-
 class ModelLoader:
     """Loads models, one at a time; a model that is still in use is not loaded again."""
 
@@ -218,7 +75,7 @@ class ModelLoader:
     def load(
         self, service: Service, folder: Path, progress: Callable[[str], None] | None = None
     ) -> LoadedModel:
-        """The service's model in its dtype; raises as ``load_models`` and ``resolve_service`` do.
+        """The service's model in its dtype; raises as ``model_set.load_models`` and ``resolve_service`` do.
 
         progress: called with a line if the model has to be loaded. If the folder does not exist here (a
         manager on another host chose it), the service's model is resolved on this host.
@@ -252,24 +109,6 @@ class ModelLoader:
                 model = _load(service.model, folder, dtype, self.device, seed)
             self._loaded[folder, dtype, seed] = model
         return model
-
-
-def resolve_device(device: str) -> torch.device:
-    """The device called ``device``; raises ConfigError if it does not exist here or is not supported."""
-    try:
-        target = torch.device(device)
-    except RuntimeError:
-        target = torch.device(
-            "meta"
-        )  # rejected below; torch's own error lists devices that we do not support
-    if target.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device {device!r} is not supported; possible are cpu and cuda:N")
-    if target.type == "cuda":
-        present = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (target.index or 0) >= present:
-            possible = ", ".join(["cpu", *(f"cuda:{number}" for number in range(present))])
-            raise ConfigError(f"device {device!r}: this torch sees no such CUDA device; possible: {possible}")
-    return target
 
 
 def _load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, seed: int | None) -> LoadedModel:
@@ -369,30 +208,3 @@ def _context_tokens(config: Any, stated: int) -> int:
         return min(stated, context_tokens(config.to_dict()))
     except KeyError:
         return stated
-
-
-def service_context_tokens(service: Service, model: LoadedModel) -> int:
-    """The service's context limit; raises ConfigError if it is beyond the model's."""
-    if service.max_model_len is None:
-        return model.context_tokens
-    if service.max_model_len > model.context_tokens:
-        raise ConfigError(
-            f"service {service.name!r}: max_model_len {service.max_model_len} is beyond the model's context "
-            f"of {model.context_tokens} tokens"
-        )
-    return service.max_model_len
-
-
-def _activation_peak(model: LoadedModel, device: torch.device, tokens: int) -> int:
-    """Peak memory of one step of ``tokens`` prompt tokens beyond the weights, in bytes."""
-    empty_cuda_cache()
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    length = min(tokens, model.context_tokens)
-    step = RecordingStep((length,))
-    with on_device(device), torch.inference_mode():
-        ids = torch.zeros((1, length), dtype=torch.int64, device=device)
-        packed_logits(model.forward, [ids], step)
-    peak = torch.cuda.max_memory_allocated(device) - before
-    empty_cuda_cache()
-    return int(peak)

@@ -21,7 +21,7 @@ from shoal.execute.kv_pool_size import CUDA_MEMORY_SHARE
 from shoal.execute.malloc import keep_freed_memory
 from shoal.execute.model.checkpoint import load_module, read_model_config, unsupported_on_error
 from shoal.execute.model.choose_dtype import resolve_dtype
-from shoal.execute.model.loading import DEFAULT_CPU_KV_BYTES, resolve_device
+from shoal.execute.model.model_set import DEFAULT_CPU_KV_BYTES, resolve_device
 from shoal.execute.model.probe import TOLERANCE
 from shoal.execute.model.random_weights import build_empty, fill
 from shoal.models import read_facts
