@@ -203,7 +203,7 @@ def test_steps_without_prompts() -> None:
 @pytest.mark.parametrize(
     ("dim", "dtype", "kilobytes", "expected"),
     [
-        (128, torch.bfloat16, 227, (128, 64)),
+        (128, torch.bfloat16, 227, (128, 128)),
         (256, torch.bfloat16, 227, (128, 64)),
         (128, torch.bfloat16, 99, (128, 64)),
         (256, torch.bfloat16, 163, (128, 32)),
