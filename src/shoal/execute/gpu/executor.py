@@ -280,7 +280,7 @@ class GpuExecutor(TorchExecutor):
 
     def _prepare(self, plan: StepPlan, rows: Sequence[RunningSequence]) -> PreparedStep:
         if self.slot_steps.take(plan.service):
-            return self.slot_steps.prepare(plan, rows, plan.new_tokens)
+            return self.slot_steps.prepare(plan, rows)
         self.slot_steps.put_changes()
         return super()._prepare(plan, rows)
 

@@ -75,10 +75,10 @@ class SlotSteps:
         at = to_device(np.array(slots, dtype=np.int64), self._device)
         self._state.next_ids[at] = tokens.clamp(min=0)
 
-    def prepare(self, plan: StepPlan, rows: Sequence[RunningSequence], new_tokens: Sequence[int]) -> SlotStep:
+    def prepare(self, plan: StepPlan, rows: Sequence[RunningSequence]) -> SlotStep:
         """A step before its forward pass; all its numbers are on the device."""
         self.fit()
-        numbers = StepNumbers.of(self._sequences, rows, new_tokens)
+        numbers = StepNumbers.of(self._sequences, rows, plan.new_tokens)
         size = graph_size(len(rows)) if numbers.decodes == len(rows) else None
         if size is not None and not self._graphs_of(plan.service).takes(size):
             size = None
@@ -144,7 +144,12 @@ class SlotSteps:
         return graphs
 
     def fit(self, rows: int = 0) -> None:
-        """Make room for all slots, at least ``rows``, and for the longest sequence of any service."""
+        """Make room for all slots, at least ``rows``, and then for the longest sequence of any service, too.
+
+        Without ``rows`` nothing is done where the tables are large enough for those of the host.
+        """
+        if not rows and self._state.fits(*self._sequences.tables.shape):
+            return  # as in nearly every step
         blocks = 1
         for service, served in self._services.items():
             cache = self._store.services[service]
