@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from shoal.core import StepPlan, StepResult
+from shoal.core import Arrival, StepPlan, StepResult
 from shoal.engine import Engine, EngineInfo, EngineOptions, build_engine
 from shoal.execute.protocol import Executor, Interrupted, never
 
@@ -35,6 +35,9 @@ class FailingExecutor:
 
     def ready(self, seq_ids: Sequence[int]) -> Sequence[int]:
         return self._inner.ready(seq_ids)
+
+    def arrivals(self) -> Sequence[Arrival]:
+        return self._inner.arrivals()
 
     def read_blocks(self, service: str, blocks: Sequence[int]) -> memoryview:
         return self._inner.read_blocks(service, blocks)

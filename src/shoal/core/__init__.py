@@ -36,6 +36,7 @@ from shoal.core.slo import attainment, has_goal, met, resolve_slo, slo_problem
 from shoal.core.step import (
     ANONYMOUS_TOKEN,
     NO_TOKEN,
+    Arrival,
     BlockCopy,
     Failure,
     Idle,
@@ -51,6 +52,7 @@ __all__ = [
     "NO_GOALS",
     "NO_TOKEN",
     "SLO",
+    "Arrival",
     "BlockCopy",
     "ResumeState",
     "ConfigError",

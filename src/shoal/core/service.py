@@ -59,6 +59,9 @@ class Service:
     idle_after_s: float | None = None
     """Time without a request after which it is unloaded; the next request loads it again. None: never. Used
     only by servers."""
+    pin: bool = False
+    """Whether its weights always stay in the device's memory; else they may leave for those of other
+    services where ``weights.memory`` holds not all."""
 
     @property
     def random_seed(self) -> int | None:

@@ -53,11 +53,11 @@ class BlockCopy:
 class StepPlan:
     """One or more iterations of one model.
 
-    Executed in this order: ``swap_out_copies``, ``zero``, ``copies``, then the changes of the batch
-    (``left``, ``moved``, ``joined``, ``grown``), then the forward pass over ``new_tokens`` of ``seq_ids``,
-    then one token is sampled for each row in ``sampled``. ``left``, ``moved`` and the copies may name any
-    service; everything else belongs to ``service``, except decodes of other services on the same weights
-    (``co_batched``). A plan without rows only carries copies or changes of the batch.
+    Executed in this order: ``evict``, ``fetch``, ``swap_out_copies``, ``zero``, ``copies``, then the changes
+    of the batch (``left``, ``moved``, ``joined``, ``grown``), then the forward pass over ``new_tokens`` of
+    ``seq_ids``, then one token is sampled for each row in ``sampled``. ``left``, ``moved`` and the copies may
+    name any service; everything else belongs to ``service``, except decodes of other services on the same
+    weights (``co_batched``). A plan without rows only carries weights, copies or changes of the batch.
     """
 
     number: int
@@ -92,6 +92,11 @@ class StepPlan:
     """(service, number of rows) of other services on the same weights, whose rows follow in this order. They
     decode and sample; their blocks have the same shape and stride, so that one view of the memory serves
     all."""
+    evict: tuple[str, ...] = ()
+    """Weights that leave the device's memory; no plan in flight has rows of their services."""
+    fetch: tuple[str, ...] = ()
+    """Weights that begin to come, behind those that are coming; steps of other weights go on meanwhile, and
+    the executor reports an ``Arrival`` for each."""
 
     def rows_by_service(self) -> list[tuple[str, slice]]:
         """(service, its rows), starting with ``service``."""
@@ -101,6 +106,16 @@ class StepPlan:
             rows.append((service, slice(first, first + count)))
             first += count
         return rows
+
+
+class Arrival(NamedTuple):
+    """Weights that a plan fetched are in place, or could not be fetched."""
+
+    weights: str
+    seconds: float
+    """From the begin of the copy."""
+    error: str | None = None
+    """Why they are not in place."""
 
 
 @dataclass(frozen=True, slots=True)

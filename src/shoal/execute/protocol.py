@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from shoal.core import StepPlan, StepResult
+from shoal.core import Arrival, StepPlan, StepResult
 
 Interrupted = Callable[[], bool]
 """Whether an arrival or a cancellation is waiting for the scheduler; returns at once."""
@@ -48,6 +48,12 @@ class Executor(Protocol):
         """Which of these sequences, whose rows were postponed, can be sampled now; returns at once.
 
         May be called while plans are in flight. A sequence that has left is ready.
+        """
+
+    def arrivals(self) -> Sequence[Arrival]:
+        """Weights of ``StepPlan.fetch`` that have come, or failed to, since the last call; returns at once.
+
+        May be called while plans are in flight. An arrival ends a plan's iterations early.
         """
 
     def read_blocks(self, service: str, blocks: Sequence[int]) -> memoryview:

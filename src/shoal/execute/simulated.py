@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from shoal.core import ANONYMOUS_TOKEN, StepPlan, StepResult
+from shoal.core import ANONYMOUS_TOKEN, Arrival, StepPlan, StepResult
 from shoal.execute.protocol import Interrupted, never
 from shoal.forecast import StepRows, StepTimes
 
@@ -147,6 +147,10 @@ class SimulatedExecutor:
     def ready(self, seq_ids: Sequence[int]) -> Sequence[int]:
         """All of them, since no row is postponed."""
         return seq_ids
+
+    def arrivals(self) -> Sequence[Arrival]:
+        """None: all weights stay."""
+        return ()
 
     def read_blocks(self, service: str, blocks: Sequence[int]) -> memoryview:
         """Empty: simulated KV has no bytes."""

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from shoal.core import NO_TOKEN, Service, StepPlan, StepResult, StepTimings, TokenLogprobs
+from shoal.core import NO_TOKEN, Arrival, Service, StepPlan, StepResult, StepTimings, TokenLogprobs
 from shoal.execute.attention.kv_buffers import BlockTransfer, KVStore
 from shoal.execute.attention.kv_views import UnitIds
 from shoal.execute.attention.transformers_hook import AttentionStep
@@ -105,6 +105,10 @@ class TorchExecutor:
 
     def ready(self, seq_ids: Sequence[int]) -> Sequence[int]:
         return self._masks.ready(seq_ids)
+
+    def arrivals(self) -> Sequence[Arrival]:
+        """None: all weights stay."""
+        return ()
 
     def read_blocks(self, service: str, blocks: Sequence[int]) -> memoryview:
         return self.store.services[service].read_blocks(blocks)

@@ -13,7 +13,7 @@ from itertools import groupby, pairwise
 from operator import attrgetter
 from statistics import fmean, median_low
 
-from shoal.core import ConfigError, Request, SamplingParams, StepPlan, StepResult, derive_seed
+from shoal.core import Arrival, ConfigError, Request, SamplingParams, StepPlan, StepResult, derive_seed
 from shoal.engine.core import Engine
 from shoal.engine.info import ServiceInfo
 from shoal.engine.options import EngineOptions
@@ -107,6 +107,10 @@ class RowsRecorder:
     def ready(self, seq_ids: Sequence[int]) -> Sequence[int]:
         """See Executor."""
         return self._executor.ready(seq_ids)
+
+    def arrivals(self) -> Sequence[Arrival]:
+        """See Executor."""
+        return self._executor.arrivals()
 
     def read_blocks(self, service: str, blocks: Sequence[int]) -> memoryview:
         """See Executor."""

@@ -11,7 +11,8 @@ class ServiceLimits:
     """Limits of a service's model, and options of the service.
 
     context_tokens: context length of the model. slo, execution_s, quota: as in ``Service``. weights: equal
-    for services that share weights; None: it has its own.
+    for services that share weights; None: it has its own. weight_bytes: size of its weights. pinned: they
+    never leave the device.
     """
 
     context_tokens: int
@@ -20,6 +21,8 @@ class ServiceLimits:
     execution_s: float | None = None
     quota: int = 8
     weights: str | None = None
+    weight_bytes: int = 0
+    pinned: bool = False
 
 
 def max_total_tokens(pool: BlockPool, service: str, limits: ServiceLimits) -> int:
