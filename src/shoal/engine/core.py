@@ -277,8 +277,10 @@ class Engine:
 
     @property
     def needs_polling(self) -> bool:
-        """While the engine is idle: whether to step again soon without a message, because a KV transfer is
-        blocked, or a grammar's next token mask is not ready."""
+        """While the engine is idle: whether to step again soon without a message, because weights are coming,
+        a KV transfer is blocked, or a grammar's next token mask is not ready."""
+        if self._scheduler.fetching:
+            return True
         if self._migrations is not None and self._migrations.blocked:
             return True
         return bool(self._scheduler.postponed)
@@ -318,6 +320,9 @@ class Engine:
 
     def _fill_pipeline(self) -> None:
         self._idle = None
+        if self._scheduler.fetching:
+            for arrival in self._executor.arrivals():
+                self._scheduler.arrived(arrival, self._clock())
         if postponed := self._scheduler.postponed:
             self._scheduler.ready(self._executor.ready(postponed))
         if self.needs_pause:

@@ -1,6 +1,6 @@
 """Admission of waiting requests to a step: prefix cache hits, swap-in, free memory, admission policy."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, auto
 from itertools import islice
 from typing import NamedTuple
@@ -16,6 +16,7 @@ from shoal.schedule.policies.memory_forecast import MemoryForecast
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import RequestStore
 from shoal.schedule.running_batch import RequestTable, RunningBatch
+from shoal.schedule.service_state import ServiceState
 
 
 def choice_with_prompt(request: RequestState, batch: RunningBatch) -> RequestState | None:
@@ -63,8 +64,8 @@ class Admitted(NamedTuple):
 class Admitter:
     """Admits requests of one service to one plan, one after another.
 
-    scheduled: the running requests' part of the plan. Admission takes none of the blocks that it needs, and
-    preempts nothing.
+    steppable: services that can step; running requests of others give way. scheduled: the running requests'
+    part of the plan. Admission takes none of the blocks that it needs, and preempts nothing.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Admitter:
         admission: Admission,
         service: str,
         store: RequestStore,
+        steppable: Mapping[str, ServiceState],
         scheduled: ScheduledBatch,
     ) -> None:
         self.admitted: list[Admitted] = []
@@ -83,7 +85,7 @@ class Admitter:
         self._pool = pool
         self._admission = admission
         self._state = store.services[service]
-        self._services = store.services
+        self._services = steppable
         self._capacity = store.capacity
         self._scheduled = scheduled
         self._new_blocks = scheduled.new_blocks
@@ -100,9 +102,9 @@ class Admitter:
     ) -> None:
         """Admit until a request is rejected or the plan's budget is used up.
 
-        num_running: running requests of all services, at most ``max_running``. epoch: state of the scheduler;
-        a request rejected in this epoch is not examined again. starved: a starved request, which is admitted
-        without asking the admission policy.
+        num_running: running requests of all services that can step, at most ``max_running``. epoch: state of
+        the scheduler; a request rejected in this epoch is not examined again. starved: a starved request,
+        which is admitted without asking the admission policy.
         """
         budget = min(self._scheduled.budget, self._scheduled.prompt_budget)
         queue = islice(waiting, self._scheduled.budget_rows)

@@ -6,7 +6,7 @@ one another until something ends; only counts change. Such steps become one plan
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, groupby
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from shoal.schedule.options import SchedulerOptions
 from shoal.schedule.plan_builder import PlanBuilder
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import RequestStore
+from shoal.schedule.residency import Residency
 from shoal.schedule.running_batch import IntArray, RunningBatch
 from shoal.schedule.service_state import ServiceState
 from shoal.schedule.starvation import StarvationGuard
@@ -95,9 +96,13 @@ class DecodeRuns:
         steps: StepTracker,
         builder: PlanBuilder,
         guard: StarvationGuard,
+        steppable: Mapping[str, ServiceState],
+        residency: Residency,
     ) -> None:
         self._pool = pool
         self._store = store
+        self._steppable = steppable
+        self._residency = residency
         self._options = options
         self._steps = steps
         self._builder = builder
@@ -129,10 +134,12 @@ class DecodeRuns:
         store, options, in_flight = self._store, self._options, self._steps.in_flight
         if len(in_flight) >= options.max_in_flight:
             return None
-        if not all(step.decodes_all(store.services[step.plan.service].running) for step in in_flight):
+        if not all(
+            step.parts and step.decodes_all(store.services[step.plan.service].running) for step in in_flight
+        ):
             return None
         max_iterations = options.max_iterations
-        states = [state for state in store.services.values() if len(state.running) or state.waiting]
+        states = [state for state in self._steppable.values() if len(state.running) or state.waiting]
         if len(states) != 1 or store.swap_out_copies or store.moved:
             return None
         [state] = states
@@ -148,7 +155,7 @@ class DecodeRuns:
         limit = limit and min(limit, _steps_left(batch))
         if limit <= 0:
             return None
-        until_ns = self._guard.earliest_starvation_ns(state)
+        until_ns = min(self._guard.earliest_starvation_ns(state), self._residency.settled_until(now_ns))
         if (slo_expired_ns := state.waiting.next_slo_expired_ns) is not None:
             until_ns = min(until_ns, slo_expired_ns)  # the order of the queue changes then
         if until_ns <= now_ns:

@@ -17,6 +17,7 @@ from shoal.schedule.request_store import RequestStore
 from shoal.schedule.running_batch import Rows, RunningBatch
 from shoal.schedule.service_state import ServiceState
 from shoal.schedule.step_tracker import InFlightStep, PlannedRows, StepTracker
+from shoal.schedule.weights import Weights
 
 _Columns = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
@@ -25,10 +26,16 @@ class PlanBuilder:
     """Builds plans, which are then in flight, and updates the scheduler's state as if they were running."""
 
     def __init__(
-        self, pool: BlockPool, store: RequestStore, steps: StepTracker, options: SchedulerOptions
+        self,
+        pool: BlockPool,
+        store: RequestStore,
+        weights: Weights,
+        steps: StepTracker,
+        options: SchedulerOptions,
     ) -> None:
         self._pool = pool
         self._store = store
+        self._weights = weights
         self._steps = steps
         self._co_batcher = CoBatcher(pool, store.services, options)
         self._columns: dict[str, _Columns] = {}
@@ -134,6 +141,7 @@ class PlanBuilder:
     ) -> StepPlan:
         """The plan of some rows, with all pending changes for the executor."""
         store = self._store
+        evict, fetch = self._weights.take_changes()
         seq_ids, new_tokens, sampled = _reuse_equal(self._columns, service, columns)
         plan = StepPlan(
             number=self._steps.planned,
@@ -149,11 +157,17 @@ class PlanBuilder:
             zero=self._pool.take_dirty(),
             copies=copies,
             moved=tuple(store.moved.items()),
+            evict=evict,
+            fetch=fetch,
         )
         store.left.clear()
         store.swap_out_copies.clear()
         store.moved.clear()
         return plan
+
+    def commit_changes(self) -> StepPlan:
+        """The next plan, without rows, with all pending changes for the executor."""
+        return self._steps.begin(InFlightStep(self.pending(), (), [], []))
 
     def pending(self, joins: RequestState | None = None) -> StepPlan:
         """A plan without rows, with all pending changes for the executor. It has no update.

@@ -17,6 +17,7 @@ from shoal.schedule.preemption import Preemptor, WaitForInFlight
 from shoal.schedule.recovery import prepend_suspect_turns
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import RequestStore
+from shoal.schedule.residency import Residency
 from shoal.schedule.service_registry import ServiceRegistry
 from shoal.schedule.starvation import StarvationGuard
 from shoal.schedule.step_tracker import StepTracker
@@ -35,6 +36,7 @@ class PlanChooser:
         builder: PlanBuilder,
         guard: StarvationGuard,
         decode_runs: DecodeRuns,
+        residency: Residency,
     ) -> None:
         self._pool = pool
         self._store = store
@@ -43,11 +45,12 @@ class PlanChooser:
         self._builder = builder
         self._guard = guard
         self._decode_runs = decode_runs
+        self._residency = residency
         self._itl_guard = InterTokenLatencyGuard(round(options.max_token_gap_s * 1e9))
-        self._services = store.services
+        self._services = registry.steppable
         self._order, self._admission = options.order, options.admission
         self._batcher = Batcher(pool, self._admission.slice_tokens)
-        self._preemptor = Preemptor(pool, store, options, steps.in_flight)
+        self._preemptor = Preemptor(pool, store, registry.weights, options, steps.in_flight)
 
     def choose(self, now_ns: int) -> StepPlan | Idle:
         """Commit the next plan; Idle if there is nothing to do before an event (or its ``until_ns``)."""
@@ -80,6 +83,9 @@ class PlanChooser:
 
     def _idle(self, until_ns: int | None, now_ns: int) -> Idle:
         store = self._store
+        decides_ns = self._residency.settled_until(now_ns)
+        if decides_ns < sys.maxsize:
+            until_ns = min(decides_ns, sys.maxsize if until_ns is None else until_ns)
         if self._steps.in_flight or not store.requests:
             return Idle(until_ns)
         starves_ns = self._guard.next_starvation_ns(self._services.values())
@@ -112,7 +118,9 @@ class PlanChooser:
                 if starved is None:
                     waiting = ()  # the room is for running requests, not for admission
                 continue
-            admitter = Admitter(self._pool, self._admission, turn.service, self._store, scheduled)
+            admitter = Admitter(
+                self._pool, self._admission, turn.service, self._store, self._services, scheduled
+            )
             self._admit(admitter, waiting, starved)
             if admitter.admitted or admitter.rejected is None:
                 break
@@ -134,7 +142,7 @@ class PlanChooser:
     ) -> None:
         """Admit from a turn's queue until a request is rejected, unless ``admit_every`` skips this step."""
         steps = self._steps
-        running = self._registry.running
+        running = sum([len(state.running) for state in self._services.values()])
         if starved is None and running and steps.planned % self._admission.admit_every:
             return
         running += len(self._store.leases)

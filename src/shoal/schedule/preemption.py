@@ -16,6 +16,7 @@ from shoal.schedule.request_store import RequestStore
 from shoal.schedule.running_batch import FloatArray, IntArray, RequestTable
 from shoal.schedule.service_state import ServiceState
 from shoal.schedule.step_tracker import InFlightStep
+from shoal.schedule.weights import Weights
 
 
 def execution_s(state: ServiceState) -> float:
@@ -67,6 +68,15 @@ class WaitForInFlight(Exception):
     """Memory is short, and plans in flight may free some; they must end before a preemption."""
 
 
+def _joined(states: Iterable[ServiceState]) -> RequestTable:
+    """Running requests of these services, longest admitted first."""
+    table = RequestTable(())
+    for state in states:
+        if len(state.running):
+            table = table.joined(state.running)
+    return table.take(table.seq_id.argsort())
+
+
 class Preemptor:
     """Makes room by compaction and preemption; raises WaitForInFlight if plans in flight must end first.
 
@@ -74,7 +84,8 @@ class Preemptor:
     until they fit; the requests that need blocks are candidates, too. A waiting request can preempt only if
     it has starved, or if ``preempt_for_waiting`` allows it (never if its latency goals can no longer be met).
     With slices, no request is preempted inside a slice; if all running requests wait for a slice and none can
-    get it, one of them is preempted.
+    get it, one of them is preempted. Requests whose weights are absent give way first: to running and to
+    waiting requests, the one admitted longest ago, too.
 
     Plans in flight may end requests, so they are waited for. Therefore a preempted request is never part of a
     plan in flight, and its blocks are freed at once.
@@ -86,12 +97,14 @@ class Preemptor:
         self,
         pool: BlockPool,
         store: RequestStore,
+        weights: Weights,
         options: SchedulerOptions,
         in_flight: Collection[InFlightStep],
     ) -> None:
         self._pool = pool
         self._store = store
         self._services = store.services
+        self._weights = weights
         self._order = options.order
         self._victim = VICTIMS[options.victim]()
         self._admission = options.admission
@@ -114,6 +127,8 @@ class Preemptor:
         blocks: needed in total, of its service. starved: it may preempt any request.
         """
         try:
+            if rejection is Rejection.MEMORY and self._preempt_absent_for(request, blocks):
+                return True
             if rejection is Rejection.FRAGMENTED:
                 self._require_drained()
                 return self._compact(request.service, blocks)
@@ -153,6 +168,21 @@ class Preemptor:
                     return True
         self._preempt_one()
         return True
+
+    def _preempt_absent_for(self, request: RequestState, blocks: int) -> bool:
+        """Preempt one request whose weights are absent, if that helps; returns whether it did."""
+        if self._pool.can_allocate(request.service, blocks):
+            return False  # the admission policy has refused it
+        absent = self._absent_requests()
+        if not len(absent) or not self._would_fit(request, absent.requests, force=True):
+            return False
+        self._require_drained()
+        self._preempt_among(absent)
+        return True
+
+    def _absent_requests(self) -> RequestTable:
+        """Running requests whose weights are absent, longest admitted first."""
+        return _joined(self._weights.absent)
 
     def _require_drained(self) -> None:
         if self._in_flight:
@@ -208,18 +238,22 @@ class Preemptor:
         return True
 
     def _preempt_one(self) -> None:
-        """Preempt one running request by the victim policy, except the one admitted longest ago.
+        """Preempt one running request: one whose weights are absent, else not the one admitted longest ago.
 
-        If only one is running, a lease is revoked instead.
+        If only one can step, a lease is revoked instead.
         """
-        table = RequestTable(())
-        for state in self._services.values():
-            table = table.joined(state.running)
-        candidates = table.take(table.seq_id.argsort()[1:])
+        candidates = self._absent_requests()
+        if not len(candidates):
+            table = _joined(self._weights.steppable.values())
+            candidates = table.take(np.arange(1, len(table)))
         if not len(candidates):
             revoked = self._store.leases.revoke_newest()
             assert revoked, "one request alone lacks memory"
             return
+        self._preempt_among(candidates)
+
+    def _preempt_among(self, candidates: RequestTable) -> None:
+        """Preempt one of these running requests, by the victim policy."""
         pressure = MemoryPressure(
             candidates, _Forecasts(self._services), self._store.capacity, lambda: self._keys(candidates)
         )
@@ -248,7 +282,7 @@ class Preemptor:
         own_key = 0.0
         if not starved:  # a starved request may be running
             own_key = float(self._order.keys(self._services[request.service], RequestTable([request]))[0])
-        batches = [state.running for state in self._services.values() if len(state.running)]
+        batches = [state.running for state in self._weights.steppable.values() if len(state.running)]
         oldest = min((int(batch.seq_id[0]) for batch in batches), default=0)
         found: list[tuple[tuple[bool, float, int], RequestState]] = []
         for state in self._services.values():

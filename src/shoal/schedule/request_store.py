@@ -2,7 +2,7 @@
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from shoal.core import BlockCopy, FinishReason, TokenEvent, TokenLogprobs
 from shoal.kvcache import BlockMove, BlockPool
@@ -49,6 +49,8 @@ class RequestStore:
         """Also the next sequence id."""
         self.num_ended = 0
         """Number of ended requests."""
+        self.num_queued = 0
+        """How often a request has begun to wait."""
         self.num_releases = 0
         """How often a request has freed its blocks."""
         self._pool = pool
@@ -80,6 +82,7 @@ class RequestStore:
     def wait(self, request: RequestState) -> None:
         """Queue a request without blocks, ranked by the order."""
         state = self.services[request.service]
+        self.num_queued += 1
         self.requests[request.request.id] = request
         request.rank = self._order.rank(request, state)
         state.waiting.add(request)
@@ -101,8 +104,13 @@ class RequestStore:
                 self._refused.append(self.end(request, FinishReason.REFUSED, now_ns, error=message))
         return bool(found)
 
+    def fail(self, services: Collection[str], error: str, now_ns: int) -> None:
+        """End all requests of these services, which are in no plan in flight, with an error."""
+        for request in [each for each in self.requests.values() if each.service in services]:
+            self._refused.append(self.end(request, FinishReason.ERROR, now_ns, error=error))
+
     def take_refused(self) -> list[TokenEvent]:
-        """The last events of requests refused since the last call."""
+        """The last events of requests refused, or ended by ``fail``, since the last call."""
         refused, self._refused = self._refused, []
         return refused
 

@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from shoal.core import FinishReason, Idle, Request, StepPlan, StepResult, TokenEvent
+from shoal.core import Arrival, FinishReason, Idle, Request, StepPlan, StepResult, TokenEvent
 from shoal.kvcache import BlockPool
 from shoal.schedule.decode_runs import DecodeRuns
 from shoal.schedule.leases import Leases
@@ -15,8 +15,10 @@ from shoal.schedule.output import OutputProcessor
 from shoal.schedule.plan_builder import PlanBuilder
 from shoal.schedule.plan_chooser import PlanChooser
 from shoal.schedule.policies.view import ServiceView
+from shoal.schedule.preemption import WaitForInFlight
 from shoal.schedule.recovery import Recovery
 from shoal.schedule.request_store import OnEnd, RequestStore
+from shoal.schedule.residency import Residency
 from shoal.schedule.results import check_result
 from shoal.schedule.running_batch import IntArray
 from shoal.schedule.service_limits import ServiceLimits, max_total_tokens
@@ -25,6 +27,7 @@ from shoal.schedule.starvation import StarvationGuard
 from shoal.schedule.stats import Observed, SchedulerStats
 from shoal.schedule.step_tracker import InFlightStep, StepTracker
 from shoal.schedule.submission import Submitter, resumable_request
+from shoal.schedule.weights_options import WeightsOptions
 
 
 class Scheduler:
@@ -34,7 +37,8 @@ class Scheduler:
     requests; plus decodes of services on the same weights. The order proposes turns, the admission policy
     decides what fits, the victim policy makes room.
     host: the host's pool for swapped KV; None: preempted requests are computed again.
-    on_end: called with every request that ends.
+    on_end: called with every request that ends. weights: memory for weights, if it holds not those of all
+    services; running requests of absent weights keep their KV, but give way to others.
 
     Progress: the request admitted longest ago is never preempted, except for a starved one. It alone fits
     into the pool, so it runs to its end, and two requests cannot preempt each other for ever (see
@@ -50,11 +54,15 @@ class Scheduler:
         options: SchedulerOptions,
         host: BlockPool | None = None,
         on_end: OnEnd | None = None,
+        *,
+        weights: WeightsOptions | None = None,
     ) -> None:
         self.options = options
         self._pool = pool
         self._guard = StarvationGuard(round(options.starvation_s * 1e9))
-        self._registry = ServiceRegistry(pool, options, self._guard.due_ns, services)
+        self._registry = ServiceRegistry(
+            pool, options, self._guard.due_ns, services, weights or WeightsOptions()
+        )
         self._services, self._limits = self._registry.states, self._registry.limits
         longest_gap_ns = round(options.max_token_gap_s * 1e9)
         self._store = RequestStore(pool, self._services, options.order, host, on_end, longest_gap_ns)
@@ -63,16 +71,20 @@ class Scheduler:
         self._outputs = OutputProcessor(pool, self._store)
         self._recovery = Recovery(self._store, self._outputs)
         self._steps = StepTracker()
+        self._residency = Residency(self._registry.weights, self._store, self._steps, self._guard)
         self._reset_planning()
 
     def _reset_planning(self) -> None:
         """Replace the objects that cache anything about services and layouts."""
         pool, store, options, steps, guard = self._pool, self._store, self.options, self._steps, self._guard
-        self._builder = PlanBuilder(pool, store, steps, options)
-        self.decode_runs = DecodeRuns(pool, store, options, steps, self._builder, guard)
+        registry, residency = self._registry, self._residency
+        self._builder = PlanBuilder(pool, store, registry.weights, steps, options)
+        self.decode_runs = DecodeRuns(
+            pool, store, options, steps, self._builder, guard, registry.steppable, residency
+        )
         """Runs of decode steps that need no decision; replaced when a service is added or removed."""
         self._chooser = PlanChooser(
-            pool, store, self._registry, options, steps, self._builder, guard, self.decode_runs
+            pool, store, registry, options, steps, self._builder, guard, self.decode_runs, residency
         )
 
     @property
@@ -118,6 +130,18 @@ class Scheduler:
     def running(self) -> int:
         """Number of running requests."""
         return self._registry.running
+
+    @property
+    def fetching(self) -> bool:
+        """Whether weights are coming, so that the executor will report an arrival."""
+        return self._registry.weights.coming is not None
+
+    def arrived(self, arrival: Arrival, now_ns: int) -> None:
+        """Weights of ``StepPlan.fetch`` have come, or cannot be fetched.
+
+        After several failures the requests for them end; ``take_refused`` returns their last events.
+        """
+        self._residency.arrived(arrival, now_ns)
 
     @property
     def in_flight(self) -> int:
@@ -180,11 +204,18 @@ class Scheduler:
             return Idle()
         refuse = options.on_hopeless == "refuse"
         self._steps.mark_changed(self._store.demote_or_reject_expired(now_ns, refuse=refuse))
+        try:
+            self._residency.decide(now_ns)
+        except WaitForInFlight:
+            return Idle()
         if options.max_iterations > 1:
             run = self.decode_runs.next_run(now_ns, options.max_iterations)
             if run is not None and run.steps > 1:
                 return self.decode_runs.commit(run, run.steps)[0]
-        return self._chooser.choose(now_ns)
+        plan = self._chooser.choose(now_ns)
+        if isinstance(plan, Idle) and self._registry.weights.changed:
+            return self._builder.commit_changes()
+        return plan
 
     def update(self, plan: StepPlan, result: StepResult, now_ns: int) -> list[TokenEvent]:
         """Process the result of the oldest plan in flight; returns one event for each changed request.
@@ -202,6 +233,7 @@ class Scheduler:
             state = self._services[part.plan.service]
             state.record_step(part.plan, result.durations_ns, scored=bool(result.prompt_logprobs))
             state.limit.succeeded(plan, part.requests)
+            self._registry.weights.stepped(part.plan.service, now_ns)
         return self._outputs.process(step, result, now_ns)
 
     @property

@@ -9,6 +9,8 @@ from shoal.schedule.options import SchedulerOptions
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.service_limits import ServiceLimits
 from shoal.schedule.service_state import ServiceState, new_service_state
+from shoal.schedule.weights import Weights
+from shoal.schedule.weights_options import WeightsOptions
 
 
 class ServiceRegistry:
@@ -23,12 +25,14 @@ class ServiceRegistry:
         options: SchedulerOptions,
         due_ns: Callable[[RequestState], int],
         services: Mapping[str, ServiceLimits],
+        weights: WeightsOptions,
     ) -> None:
         self.states: dict[str, ServiceState] = {}
         self.limits: dict[str, ServiceLimits] = {}
         """Of services that accept new requests."""
         self.max_running = 1
-        """Limit on requests that hold KV at once."""
+        """Limit on requests that hold KV at once, of services that can step."""
+        self.weights = Weights(weights)
         self._pool = pool
         self._options = options
         self._due_ns = due_ns
@@ -41,13 +45,20 @@ class ServiceRegistry:
         """Number of running requests."""
         return sum([len(state.running) for state in self.states.values()])
 
+    @property
+    def steppable(self) -> Mapping[str, ServiceState]:
+        """Services whose weights are on the device."""
+        return self.weights.steppable
+
     def add(self, service: str, limits: ServiceLimits) -> None:
         """Add a service that the pool's layout already has."""
         self._add(service, limits)
         self.refresh()
 
     def _add(self, service: str, limits: ServiceLimits) -> None:
-        self.states[service] = new_service_state(self._pool, service, limits, self._options, self._due_ns)
+        state = new_service_state(self._pool, service, limits, self._options, self._due_ns)
+        self.weights.add(state, limits)
+        self.states[service] = state
         self.limits[service] = limits
 
     def close(self, service: str) -> None:
@@ -57,6 +68,7 @@ class ServiceRegistry:
     def remove(self, service: str) -> None:
         """Remove a service without requests that the pool's layout no longer has."""
         self.close(service)
+        self.weights.remove(service)
         del self.states[service]
         self.refresh()
 

@@ -28,24 +28,24 @@ class StarvationGuard:
     """
 
     def __init__(self, threshold_ns: int) -> None:
-        self._threshold_ns = min(threshold_ns, _LONGEST_NS)
-        self._max_doublings = min(_MAX_DOUBLINGS, _LONGEST_NS.bit_length() - self._threshold_ns.bit_length())
+        self.threshold_ns = min(threshold_ns, _LONGEST_NS)
+        self._max_doublings = min(_MAX_DOUBLINGS, _LONGEST_NS.bit_length() - self.threshold_ns.bit_length())
 
     def due_ns(self, request: RequestState) -> int:
         """Time at which a waiting request starves."""
         doublings = min(request.num_preempted_by_starvation, self._max_doublings)
-        return request.last_scheduled_ns + (self._threshold_ns << doublings)
+        return request.last_scheduled_ns + (self.threshold_ns << doublings)
 
     def _running_due_ns(self, batch: RunningBatch) -> IntArray:
         """Times at which running requests starve; postponed requests do not."""
         doublings = np.minimum(batch.num_preempted_by_starvation, self._max_doublings)
-        due_ns = batch.last_scheduled_ns + (self._threshold_ns << doublings)
+        due_ns = batch.last_scheduled_ns + (self.threshold_ns << doublings)
         return np.where(batch.postponed, sys.maxsize, due_ns)
 
     def _earliest_due_ns(self, batch: RunningBatch) -> int:
         """A lower bound on ``_running_due_ns``."""
         last_ns = batch.last_scheduled_ns
-        return int(last_ns[last_ns.argmin()]) + self._threshold_ns
+        return int(last_ns[last_ns.argmin()]) + self.threshold_ns
 
     def starving(self, services: Iterable[ServiceState], now_ns: int) -> list[RequestState]:
         """At most one starved request of each service, the longest starved first."""
@@ -91,7 +91,7 @@ class StarvationGuard:
         return max(due_ns, self._not_before_ns(state))
 
     def _not_before_ns(self, state: ServiceState) -> int:
-        return 0 if state.starved_served_ns is None else state.starved_served_ns + self._threshold_ns
+        return 0 if state.starved_served_ns is None else state.starved_served_ns + self.threshold_ns
 
     def _starved(self, state: ServiceState, now_ns: int) -> list[tuple[int, RequestState]]:
         """(time of starvation, request) of the longest starved waiting and running request, if any."""

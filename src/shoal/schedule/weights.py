@@ -1,0 +1,217 @@
+"""Weights: where the weights of each service are, the budget of the device's memory for them, and fetches.
+
+Weights are memory that a step needs, as KV is. Services with the same weights share one entry. With no limit
+on their memory all weights are resident for ever.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shoal.core import Arrival, ConfigError
+from shoal.schedule.policies.residency import Place
+from shoal.schedule.service_limits import ServiceLimits
+from shoal.schedule.service_state import ServiceState
+from shoal.schedule.weights_options import WeightsOptions
+
+MAX_FAILURES = 3
+"""Failed fetches in a row from which on requests for the weights end with an error."""
+_RETRY_NS = 500_000_000
+"""Delay after the first failed fetch; it doubles with each further one, up to 8 seconds."""
+_MAX_DOUBLINGS = 4
+_SMOOTHING = 0.3
+"""Share of the newest fetch in the estimate of the bandwidth."""
+
+
+@dataclass(slots=True)
+class WeightsEntry:
+    """Some weights, and their services."""
+
+    name: str
+    num_bytes: int
+    place: Place = Place.ABSENT
+    since_ns: int = 0
+    """When they came to this place."""
+    last_step_ns: int = 0
+    """Time of the newest result of a step."""
+    states: dict[str, ServiceState] = field(default_factory=dict)
+    """Their services, by name."""
+    pinned_by: set[str] = field(default_factory=set)
+    """Services that pin them."""
+    num_failures: int = 0
+    """Failed fetches since the last one that worked."""
+    retry_ns: int = 0
+    """They are not fetched before this time."""
+    num_fetches: int = 0
+    num_evictions: int = 0
+    fetching_s: float = 0.0
+    """Total duration of the fetches."""
+
+    @property
+    def pinned(self) -> bool:
+        """Whether they never leave."""
+        return bool(self.pinned_by)
+
+
+class Weights:
+    """Owner of the place of all weights of one engine.
+
+    The scheduler calls ``evict`` and ``fetch``, and the next plan takes these changes to the executor.
+    """
+
+    def __init__(self, options: WeightsOptions) -> None:
+        self.options = options
+        self.entries: dict[str, WeightsEntry] = {}
+        """By name of the weights, in the order of their declaration."""
+        self.steppable: dict[str, ServiceState] = {}
+        """Services whose weights are resident, in the order of their declaration; others only read it."""
+        self.changes = 0
+        """Number of changes of any place."""
+        self.bandwidth = options.assumed_bandwidth
+        """Bytes per second of a fetch, learned."""
+        self._entry_of: dict[str, WeightsEntry] = {}
+        self._leaving: list[str] = []
+        self._coming: list[str] = []
+
+    @property
+    def limited(self) -> bool:
+        """Whether weights come and go."""
+        return self.options.memory_bytes is not None
+
+    def add(self, state: ServiceState, limits: ServiceLimits) -> None:
+        """Add a service; raises ConfigError, without effect, where its weights cannot fit into the budget."""
+        name = limits.weights or state.service
+        entry = self.entries.get(name) or WeightsEntry(name, limits.weight_bytes)
+        sizes = {each.name: each.num_bytes for each in (*self.entries.values(), entry)}
+        pinned = {each.name for each in self.entries.values() if each.pinned}
+        check_budget(self.options.memory_bytes, sizes, pinned | {name} if limits.pinned else pinned)
+        self.entries[name] = self._entry_of[state.service] = entry
+        entry.states[state.service] = state
+        if limits.pinned:
+            entry.pinned_by.add(state.service)
+        if not self.limited:
+            entry.place = Place.RESIDENT
+        self._refresh()
+
+    def remove(self, service: str) -> None:
+        """Remove a service; its weights leave with their last service."""
+        entry = self._entry_of.pop(service)
+        del entry.states[service]
+        entry.pinned_by.discard(service)
+        if not entry.states:
+            del self.entries[entry.name]
+        self._refresh()
+
+    @property
+    def free_bytes(self) -> int:
+        """Of the budget."""
+        assert self.options.memory_bytes is not None
+        used = [entry.num_bytes for entry in self.entries.values() if entry.place is not Place.ABSENT]
+        return self.options.memory_bytes - sum(used)
+
+    @property
+    def coming(self) -> WeightsEntry | None:
+        """The weights that are being fetched."""
+        return next((each for each in self.entries.values() if each.place is Place.COMING), None)
+
+    @property
+    def absent(self) -> list[ServiceState]:
+        """Services that cannot step."""
+        if len(self.steppable) == len(self._entry_of):
+            return []
+        return [entry.states[name] for name, entry in self._entry_of.items() if name not in self.steppable]
+
+    def fetch_s(self, entry: WeightsEntry) -> float:
+        """Expected duration of a fetch."""
+        return entry.num_bytes / self.bandwidth
+
+    def evict(self, entry: WeightsEntry, now_ns: int) -> None:
+        """Let weights leave with the next plan; no plan in flight may have rows of their services."""
+        assert entry.place is Place.RESIDENT, entry
+        assert not entry.pinned, entry
+        entry.num_evictions += 1
+        self._leaving.append(entry.name)
+        self._move(entry, Place.ABSENT, now_ns)
+
+    def fetch(self, entry: WeightsEntry, now_ns: int) -> None:
+        """Fetch weights with the next plan, into memory that is free."""
+        assert entry.place is Place.ABSENT, entry
+        assert self.coming is None, self.coming
+        assert entry.num_bytes <= self.free_bytes, entry
+        entry.num_fetches += 1
+        self._coming.append(entry.name)
+        self._move(entry, Place.COMING, now_ns)
+
+    def arrived(self, arrival: Arrival, now_ns: int) -> WeightsEntry | None:
+        """A fetch has ended; None: the weights were removed meanwhile.
+
+        Streams of the weights had no step meanwhile; their times for starvation begin now.
+        """
+        entry = self.entries.get(arrival.weights)
+        if entry is None or entry.place is not Place.COMING:
+            return None
+        entry.fetching_s += arrival.seconds
+        if arrival.error is not None:
+            entry.retry_ns = now_ns + (_RETRY_NS << min(entry.num_failures, _MAX_DOUBLINGS))
+            entry.num_failures += 1
+            self._move(entry, Place.ABSENT, now_ns)
+            return entry
+        entry.num_failures = 0
+        if arrival.seconds > 0:
+            measured = entry.num_bytes / arrival.seconds
+            first = sum(each.num_fetches for each in self.entries.values()) == 1
+            self.bandwidth += (1.0 if first else _SMOOTHING) * (measured - self.bandwidth)
+        for state in entry.states.values():
+            state.starved_served_ns = now_ns
+        self._move(entry, Place.RESIDENT, now_ns)
+        return entry
+
+    def stepped(self, service: str, now_ns: int) -> None:
+        """A step of a service has ended."""
+        self._entry_of[service].last_step_ns = now_ns
+
+    @property
+    def changed(self) -> bool:
+        """Whether there are changes for the next plan."""
+        return bool(self._leaving or self._coming)
+
+    def take_changes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """``evict`` and ``fetch`` of the next plan."""
+        leaving, coming = tuple(self._leaving), tuple(self._coming)
+        self._leaving.clear()
+        self._coming.clear()
+        return leaving, coming
+
+    def _move(self, entry: WeightsEntry, place: Place, now_ns: int) -> None:
+        entry.place, entry.since_ns = place, now_ns
+        self._refresh()
+
+    def _refresh(self) -> None:
+        self.changes += 1
+        self.steppable.clear()
+        for name, entry in self._entry_of.items():
+            if entry.place is Place.RESIDENT:
+                self.steppable[name] = entry.states[name]
+
+
+def check_budget(memory_bytes: int | None, sizes: Mapping[str, int], pinned: set[str]) -> None:
+    """Raise ConfigError if the pinned weights leave no room for the largest of the others.
+
+    sizes: bytes by name of the weights.
+    """
+    if memory_bytes is None:
+        return
+    pinned_bytes = sum(size for name, size in sizes.items() if name in pinned)
+    others = {name: size for name, size in sizes.items() if name not in pinned}
+    largest = max(others, key=lambda name: others[name], default=None)
+    needed = pinned_bytes + (0 if largest is None else others[largest])
+    if needed > memory_bytes:
+        parts = [f"{_mib(pinned_bytes)} for pinned services"] if pinned else []
+        parts += [] if largest is None else [f"{_mib(others[largest])} for the largest other ({largest})"]
+        raise ConfigError(
+            f"weights.memory: {_mib(memory_bytes)} are too few for {' and '.join(parts)}; at least"
+            f" {_mib(needed)} are needed"
+        )
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.1f} MiB"
