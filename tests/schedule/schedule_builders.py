@@ -1,7 +1,7 @@
 """Small builders: pools, requests and their states, schedulers, and runs of them."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -30,6 +30,7 @@ from shoal.schedule import (
     Scheduler,
     SchedulerOptions,
     ServiceLimits,
+    WeightsOptions,
     describe,
 )
 from shoal.schedule.request_state import new_request_state
@@ -126,12 +127,16 @@ def make_scheduler(
     host_blocks: int | None = None,
     execution_s: float | Mapping[str, float] | None = None,
     weights: Mapping[str, str] | None = None,
+    memory: WeightsOptions | None = None,
+    weight_bytes: int | Mapping[str, int] = 1,
+    pinned: Collection[str] = (),
     **options: object,
 ) -> Scheduler:
     """A scheduler of ``pool``'s services.
 
     host_blocks: merged blocks in host memory, for swapping. execution_s: of all services, or by service.
-    weights: by service; the other services have their own.
+    weights: by service; the other services have their own. memory: for weights; weight_bytes: of each
+    service, or by service. pinned: services whose weights never leave.
     """
     pool = pool or make_pool()
     limits = {
@@ -140,6 +145,8 @@ def make_scheduler(
             eos,
             execution_s=execution_s[name] if isinstance(execution_s, Mapping) else execution_s,
             weights=(weights or {}).get(name),
+            weight_bytes=weight_bytes[name] if isinstance(weight_bytes, Mapping) else weight_bytes,
+            pinned=name in pinned,
         )
         for name in pool.layout.services
     }
@@ -157,7 +164,13 @@ def make_scheduler(
     if options.get("preemption_mode") == "swap":
         layout = replace(pool.layout, merged_blocks=pool.capacity if host_blocks is None else host_blocks)
         host = BlockPool(layout, prefix_caching=False)
-    scheduler = Scheduler(pool, limits, SchedulerOptions(**options), host)  # type: ignore[arg-type]
+    scheduler = Scheduler(
+        pool,
+        limits,
+        SchedulerOptions(**options),  # type: ignore[arg-type]
+        host,
+        weights=memory,
+    )
     scheduler.pool = pool  # type: ignore[attr-defined]
     scheduler.host = host  # type: ignore[attr-defined]
     return scheduler

@@ -9,7 +9,8 @@ def describe(plan: StepPlan, scheduled_ns: int | None = None, steps_ns: Sequence
     """One line: number, service, each sequence with its tokens (``*``: one is sampled), then the changes.
 
     ``3 chat: 0+1* 4+7; code: 5+1* | joined 4(16 of 23 cached: 2,5) | left 1 | grown 0(9) | copy 5>8 |
-    zero 3``; also ``swap-out code:7>h0 | moved 2(4,5)``, where h is a block in host memory.
+    zero 3``; also ``swap-out code:7>h0 | moved 2(4,5) | evict A | fetch B``, where h is a block in host
+    memory, and A and B are weights.
 
     scheduled_ns, steps_ns: when the plan was made and the duration of each iteration, if they are to be
     included: ``at 5000000 | took 800000 810000``, nanoseconds. They determine the times of all tokens and the
@@ -42,6 +43,8 @@ def describe(plan: StepPlan, scheduled_ns: int | None = None, steps_ns: Sequence
         parts.append("swap-out " + _copies(plan.swap_out_copies, plan.service))
     if plan.moved:
         parts.append("moved " + " ".join(f"{seq_id}({_ids(blocks)})" for seq_id, blocks in plan.moved))
+    parts += [f"evict {name}" for name in plan.evict]
+    parts += [f"fetch {name}" for name in plan.fetch]
     if scheduled_ns is not None:
         parts.append(f"at {scheduled_ns}")
     if steps_ns:

@@ -79,6 +79,8 @@ class OutputProcessor:
         self._unpin(step)
         if len(step.parts) == 1:
             return self._process(step.parts[0], result, now_ns)
+        if not step.parts:
+            return []
         events = []
         for rows, part_result in zip(step.parts, split_result(step.plan, result), strict=True):
             events += self._process(rows, part_result, now_ns)

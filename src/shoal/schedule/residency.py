@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from shoal.core import Arrival
 from shoal.schedule.policies.residency import Place, ResidencyView, Swap, WeightsView
+from shoal.schedule.policies.residency.fcfs import by_last_step
 from shoal.schedule.preemption import WaitForInFlight, execution_s
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import RequestStore
@@ -217,7 +218,5 @@ def _all_requests(states: Iterable[ServiceState]) -> RequestTable:
 
 
 def _least_recently_used(view: ResidencyView) -> list[str]:
-    """Evictable weights: first those without requests, then those without a step for the longest time."""
-    found = [each for each in view.weights.values() if each.evictable]
-    found.sort(key=lambda each: (each.num_requests > 0, each.last_step_ns))
-    return [each.name for each in found]
+    """Evictable weights."""
+    return by_last_step(each for each in view.weights.values() if each.evictable)

@@ -27,6 +27,7 @@ from shoal.schedule.starvation import StarvationGuard
 from shoal.schedule.stats import Observed, SchedulerStats
 from shoal.schedule.step_tracker import InFlightStep, StepTracker
 from shoal.schedule.submission import Submitter, resumable_request
+from shoal.schedule.weights import WeightsEntry
 from shoal.schedule.weights_options import WeightsOptions
 
 
@@ -130,6 +131,15 @@ class Scheduler:
     def running(self) -> int:
         """Number of running requests."""
         return self._registry.running
+
+    @property
+    def weights(self) -> Mapping[str, WeightsEntry]:
+        """Where weights are, by name; read-only."""
+        return self._registry.weights.entries
+
+    @property
+    def weights_options(self) -> WeightsOptions:
+        return self._registry.weights.options
 
     @property
     def fetching(self) -> bool:

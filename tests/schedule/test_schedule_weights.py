@@ -1,0 +1,135 @@
+"""Weights that come and go: which are fetched and evicted, and what happens to requests meanwhile."""
+
+import pytest
+from replay_executor import STEP_NS
+from schedule_builders import make_pool, make_request, make_scheduler
+from weights_builders import FETCH_NS, Eager, Never, WeightsMachine, finished, memory_for
+
+from shoal.core import ConfigError, FinishReason
+
+
+def make(services="abc", *, count=1, blocks=64, policy=None, memory=None, **options):
+    pool = make_pool(blocks, per_merged=dict.fromkeys(services, 1), alike=True)
+    return make_scheduler(pool, memory=memory or memory_for(count, policy), **options)
+
+
+def test_weights_are_fetched_before_a_step_in_plans_without_rows():
+    machine = WeightsMachine(make("ab"))
+    run = machine.go([(0, make_request(10, 2, service="b"))])
+    assert run.fetched == ["b"]
+    assert not run.plans[0].seq_ids
+    assert finished(run) == set(run.ends)
+    assert min(run.first_tokens_ns.values()) == FETCH_NS + STEP_NS
+
+
+def test_free_memory_is_filled_in_the_order_of_declaration_and_pinned_weights_come_first():
+    machine = WeightsMachine(make("abcd", count=3, pinned=("d",)))
+    machine.go()
+    assert machine.run.fetched == ["d", "a", "b"]
+    assert machine.resident == {"a", "b", "d"}
+
+
+def test_all_requests_of_resident_weights_are_served_before_they_leave():
+    scheduler = make("abc")
+    machine = WeightsMachine(scheduler)
+    machine.go([(0, make_request(4, 1, service="a"))])
+    machine.run.fetched.clear()
+    requests = [make_request(4, 3, service=service) for service in "abcabc"]
+    run = machine.go([(machine.now_ns + at, request) for at, request in enumerate(requests)])
+    assert run.fetched == ["b", "c"]
+    assert finished(run) >= {request.id for request in requests}
+
+
+def test_streams_keep_their_kv_while_their_weights_are_absent():
+    scheduler = make("ab", memory=memory_for(1, Eager(), quantum_steps=3), preemption_mode="swap")
+    machine = WeightsMachine(scheduler)
+    long = make_request(8, 200, service="a")
+    others = [make_request(8, 2, service="b") for _ in range(4)]
+    run = machine.go([(0, long), *[(40 * STEP_NS * n, request) for n, request in enumerate(others)]])
+    assert finished(run) == {long.id, *[request.id for request in others]}
+    assert len(run.fetched) > 3
+    stats = scheduler.stats().services
+    assert stats["a"].preemptions == 0
+    assert stats["a"].recomputed_tokens == 0
+    assert sum(stats[name].swapped_tokens for name in "ab") == 0
+
+
+def test_kv_of_absent_weights_gives_way_to_waiting_requests_and_is_swapped():
+    scheduler = make("ab", memory=memory_for(1, Eager(), quantum_steps=3), blocks=12, preemption_mode="swap")
+    machine = WeightsMachine(scheduler)
+    first = make_request(32, 12, service="a")  # 11 blocks of 12 at its end: also the oldest gives way
+    second = make_request(24, 6, service="b")
+    run = machine.go([(0, first), (FETCH_NS + 2 * STEP_NS, second)])
+    assert finished(run) == {first.id, second.id}
+    assert scheduler.stats().services["a"].preemptions >= 1
+    assert scheduler.stats().services["a"].recomputed_tokens == 0
+    assert run.ends_ns[second.id] < run.ends_ns[first.id]
+
+
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+@pytest.mark.parametrize("preempt", ["never", "gain", "less-urgent"])
+def test_kv_of_absent_weights_gives_way_in_every_mode(mode, preempt):
+    scheduler = make(
+        "ab",
+        memory=memory_for(1, Eager(), quantum_steps=8),
+        blocks=12,
+        preemption_mode=mode,
+        preempt_for_waiting=preempt,
+    )
+    requests = [(n * 3 * STEP_NS, make_request(30, 10, service="ab"[n % 2])) for n in range(8)]
+    run = WeightsMachine(scheduler).go(requests)
+    assert finished(run) == {request.id for _, request in requests}
+
+
+def test_a_failed_fetch_is_tried_again():
+    machine = WeightsMachine(make("ab"), fails=lambda number: number in (0, 1))
+    request = make_request(4, 2, service="b")
+    run = machine.go([(0, request)])
+    assert run.failed_fetches.total() == 2
+    assert finished(run) == {request.id}
+
+
+def test_after_three_failed_fetches_in_a_row_requests_end_with_an_error():
+    machine = WeightsMachine(make("ab"), fails=lambda number: True)
+    request = make_request(4, 2, service="b")
+    run = machine.go([(0, request)], until_ns=20_000_000_000)
+    assert run.ends == {request.id: FinishReason.ERROR}
+    assert run.failed_fetches["b"] >= 3
+
+
+def test_weights_beyond_the_budget_are_refused_with_numbers():
+    with pytest.raises(ConfigError, match=r"weights\.memory: .* too few for .* for pinned services and"):
+        make("abc", count=2, pinned=("a", "b"))
+    with pytest.raises(ConfigError, match="for the largest other"):
+        make("ab", count=2, weight_bytes={"a": 1, "b": 3})
+
+
+def test_a_starved_request_comes_before_the_policy():
+    starvation_s = 100 * STEP_NS / 1e9
+    scheduler = make("ab", policy=Never(), starvation_s=starvation_s)
+    long, other = make_request(8, 1000, service="a"), make_request(8, 3, service="b")
+    run = WeightsMachine(scheduler).go([(0, long), (STEP_NS, other)])
+    assert finished(run) == {long.id, other.id}
+    bound_ns = STEP_NS + 100 * STEP_NS + FETCH_NS + 3 * STEP_NS + FETCH_NS
+    assert run.first_tokens_ns[other.id] <= bound_ns
+
+
+def test_services_on_the_same_weights_come_together():
+    scheduler = make("abc", weights={"a": "w", "b": "w"})
+    requests = [(0, make_request(6, 3, service=service)) for service in "ab"]
+    run = WeightsMachine(scheduler).go(requests)
+    assert run.fetched.count("w") == 1
+    assert finished(run) == {request.id for _, request in requests}
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("iterations", [1, 8])
+def test_every_depth_and_number_of_iterations(depth, iterations):
+    if depth > 1 and iterations > 1:
+        pytest.skip("not possible together")
+    scheduler = make(
+        "abcd", count=2, policy=Eager(), depth=depth, max_iterations=iterations, preemption_mode="swap"
+    )
+    requests = [(n * 2 * STEP_NS, make_request(6, 9, service="abcd"[n * 3 % 4])) for n in range(20)]
+    run = WeightsMachine(scheduler).go(requests)
+    assert finished(run) == {request.id for _, request in requests}
