@@ -6,6 +6,7 @@ from schedule_builders import make_pool, make_request, make_scheduler
 from weights_builders import FETCH_NS, Eager, Never, WeightsMachine, finished, memory_for
 
 from shoal.core import ConfigError, FinishReason
+from shoal.schedule.policies.residency import Place
 
 
 def make(services="abc", *, count=1, blocks=64, policy=None, memory=None, **options):
@@ -79,6 +80,21 @@ def test_kv_of_absent_weights_gives_way_in_every_mode(mode, preempt):
     requests = [(n * 3 * STEP_NS, make_request(30, 10, service="ab"[n % 2])) for n in range(8)]
     run = WeightsMachine(scheduler).go(requests)
     assert finished(run) == {request.id for _, request in requests}
+
+
+def test_stats_tell_where_weights_are_and_what_waiting_for_them_cost():
+    scheduler = make("ab")
+    machine = WeightsMachine(scheduler)
+    machine.go([(0, make_request(4, 1, service="a"))])
+    begin_ns = machine.now_ns
+    machine.go([(begin_ns, make_request(4, 1, service="b"))])
+    stats = {name: counted.weights for name, counted in scheduler.stats().services.items()}
+    assert stats["a"].place is Place.ABSENT
+    assert stats["b"].place is Place.RESIDENT
+    assert (stats["a"].fetches, stats["a"].evictions, stats["b"].fetches) == (1, 1, 1)
+    assert stats["b"].waits == 1
+    assert stats["b"].waiting_s == stats["b"].longest_wait_s == FETCH_NS / 1e9
+    assert make_scheduler().stats().services["a"].weights is None
 
 
 def test_a_failed_fetch_is_tried_again():

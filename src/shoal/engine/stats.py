@@ -1,7 +1,7 @@
 """EngineStats: counters, queue lengths, KV pool usage and step times, for the wire and for metrics."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Self
 
 from shoal.core import StepResult
@@ -90,7 +90,7 @@ class EngineStats:
         """A snapshot of scheduler counters, pool usage and step times."""
         services = {
             name: ServiceStats(
-                **asdict(counted),
+                **{field.name: getattr(counted, field.name) for field in fields(counted)},
                 live_blocks=usage.services[name].live_blocks,
                 cached_blocks=usage.services[name].cached_blocks,
                 free_blocks=usage.services[name].free_blocks,

@@ -12,7 +12,7 @@ from shoal.schedule.request_state import RequestState
 from shoal.schedule.running_batch import RunningBatch
 from shoal.schedule.service_state import ServiceState
 from shoal.schedule.slo_expired import may_be_refused, refusal_message
-from shoal.schedule.stats import Counters, SchedulerStats, ServiceStats
+from shoal.schedule.stats import Counters, SchedulerStats, ServiceStats, WeightsStats
 
 OnEnd = Callable[[RequestState, FinishReason, int], None]
 """Called with every request that ends, the reason and the time; other requests may be in the middle of an
@@ -326,7 +326,8 @@ class RequestStore:
         self._pool.free(request.service, request.block_ids)
         request.block_ids = []
 
-    def stats(self, steps: int) -> SchedulerStats:
+    def stats(self, steps: int, weights: Mapping[str, WeightsStats]) -> SchedulerStats:
+        """weights: by service."""
         services = {
             name: ServiceStats(
                 waiting=len(state.waiting),
@@ -337,6 +338,7 @@ class RequestStore:
                 swapped=sum(bool(request.swapped_blocks) for request in state.waiting)
                 if self._host is not None
                 else 0,
+                weights=weights.get(name),
                 **self._counters[name].totals(),
             )
             for name, state in self.services.items()

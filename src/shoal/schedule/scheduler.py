@@ -396,7 +396,7 @@ class Scheduler:
         self._steps.mark_changed(True)
 
     def stats(self) -> SchedulerStats:
-        return self._store.stats(self._steps.planned)
+        return self._store.stats(self._steps.planned, self._registry.weights.stats())
 
     def observed(self, now_ns: int) -> dict[str, Observed]:
         """Traffic statistics of each service; slower than ``stats``, as it reads all recent requests."""

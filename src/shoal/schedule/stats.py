@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from shoal.forecast import Accuracy, Traffic
+from shoal.schedule.policies.residency import Place
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,6 +35,26 @@ class Counters:
         return {field.name: getattr(self, field.name) for field in fields(Counters)}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsStats:
+    """Where the weights of a service are, and totals; equal for services that share weights."""
+
+    name: str
+    place: Place
+    num_bytes: int
+    pinned: bool
+    fetches: int
+    """Fetches begun; failed ones count."""
+    evictions: int
+    fetching_s: float
+    """Total duration of the fetches."""
+    waits: int
+    """How often a request waited for the weights, until they came."""
+    waiting_s: float
+    """Total duration of these waits."""
+    longest_wait_s: float
+
+
 @dataclass(slots=True, kw_only=True)
 class ServiceStats(Counters):
     """Counters and current state of one service."""
@@ -44,6 +65,8 @@ class ServiceStats(Counters):
     """Waiting requests whose KV is saved on the host."""
     unfilled_tokens: int = 0
     """Empty token slots in the blocks of running requests."""
+    weights: WeightsStats | None = None
+    """None: all weights stay in the device's memory."""
 
 
 @dataclass(frozen=True, slots=True)

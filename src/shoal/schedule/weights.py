@@ -11,6 +11,7 @@ from shoal.core import Arrival, ConfigError
 from shoal.schedule.policies.residency import Place
 from shoal.schedule.service_limits import ServiceLimits
 from shoal.schedule.service_state import ServiceState
+from shoal.schedule.stats import WeightsStats
 from shoal.schedule.weights_options import WeightsOptions
 
 MAX_FAILURES = 3
@@ -45,6 +46,13 @@ class WeightsEntry:
     num_evictions: int = 0
     fetching_s: float = 0.0
     """Total duration of the fetches."""
+    left_ns: int = 0
+    """When they were last evicted."""
+    num_waits: int = 0
+    """How often a request waited for them, until they came."""
+    waiting_ns: int = 0
+    """Total duration of these waits."""
+    longest_wait_ns: int = 0
 
     @property
     def pinned(self) -> bool:
@@ -129,6 +137,7 @@ class Weights:
         assert entry.place is Place.RESIDENT, entry
         assert not entry.pinned, entry
         entry.num_evictions += 1
+        entry.left_ns = now_ns
         self._leaving.append(entry.name)
         self._move(entry, Place.ABSENT, now_ns)
 
@@ -162,8 +171,38 @@ class Weights:
             self.bandwidth += (1.0 if first else _SMOOTHING) * (measured - self.bandwidth)
         for state in entry.states.values():
             state.starved_served_ns = now_ns
+            self._count_waits(entry, state, now_ns)
         self._move(entry, Place.RESIDENT, now_ns)
         return entry
+
+    def _count_waits(self, entry: WeightsEntry, state: ServiceState, now_ns: int) -> None:
+        """Count the waits of the requests of a service, whose weights have come."""
+        since = [request.last_scheduled_ns for request in state.waiting]
+        since += state.running.last_scheduled_ns.tolist()
+        waits_ns = [now_ns - max(time_ns, entry.left_ns) for time_ns in since]
+        entry.num_waits += len(waits_ns)
+        entry.waiting_ns += sum(waits_ns)
+        entry.longest_wait_ns = max(entry.longest_wait_ns, max(waits_ns, default=0))
+
+    def stats(self) -> dict[str, WeightsStats]:
+        """By service; empty if all weights stay."""
+        if not self.limited:
+            return {}
+        return {
+            service: WeightsStats(
+                name=entry.name,
+                place=entry.place,
+                num_bytes=entry.num_bytes,
+                pinned=entry.pinned,
+                fetches=entry.num_fetches,
+                evictions=entry.num_evictions,
+                fetching_s=entry.fetching_s,
+                waits=entry.num_waits,
+                waiting_s=entry.waiting_ns / 1e9,
+                longest_wait_s=entry.longest_wait_ns / 1e9,
+            )
+            for service, entry in self._entry_of.items()
+        }
 
     def stepped(self, service: str, now_ns: int) -> None:
         """A step of a service has ended."""
