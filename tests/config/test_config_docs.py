@@ -39,7 +39,7 @@ def test_the_page_lists_exactly_the_existing_policies():
         (row[0], row[1]): row[2:4] for row in rows() if len(row) == 5 and row[0] not in ("policy", "---")
     }
     policies = [key.kind for _, key in config_section(ServerOptions).walk() if isinstance(key.kind, Policy)]
-    assert len(policies) == 2, "orders and admissions"
+    assert len(policies) == 3, "orders, admissions and weights"
     expected = {
         (name, key.name): [key.kind.label, shown(key)]
         for policy in policies

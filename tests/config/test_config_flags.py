@@ -19,6 +19,7 @@ VALUES = {
     "kv-cache-dtype": ["auto", "int8"],
     "layout": ["merged", "split"],
     "swap": ["4096", "1GiB"],
+    "weights-memory": ["2GiB", "300MB"],
     "preset": ["shoal", "muxserve", "fastserve", "seallm-join"],
     "order": ["fcfs", "round-robin", "mlfq:levels=4,quantum=50ms", "doubling-budget:variant=c-mu"],
     "admission": ["conservative", "aggressive", "past-future", "past-future:reserved=5%,admit_every=10"],

@@ -16,6 +16,7 @@ from shoal import SLO, SamplingParams, Service, Shoal
 from shoal.core import ConfigError, FinishReason, InvalidRequest, QueueFull, SamplingDefaults, derive_seed
 from shoal.frontend.choice_requests import expand_choices
 from shoal.kvcache.options import KVCacheOptions
+from shoal.schedule.weights_options import WeightsOptions
 
 SMALL = KVCacheOptions(memory_bytes=1 << 14, block_size=4)
 
@@ -284,6 +285,12 @@ def test_kv_memory_may_have_a_unit(kv_memory, size):
     options = KVCacheOptions(block_size=8)
     with Shoal("fake", kv_memory=kv_memory, kv_cache=options) as shoal:
         assert shoal.options.kv_cache == replace(options, memory_bytes=size)
+
+
+def test_the_memory_for_weights_may_be_limited():
+    weights = WeightsOptions(memory_bytes=1 << 30, quantum_s=2)
+    with Shoal("fake", kv_cache=SMALL, weights=weights) as shoal:
+        assert shoal.options.weights == weights
 
 
 @pytest.mark.parametrize(

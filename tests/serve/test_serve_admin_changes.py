@@ -308,11 +308,13 @@ def test_engines_are_added_drained_and_removed(tmp_path):
         for asked in (client.delete("/admin/engines/0"), client.post("/admin/engines/0/drain")):
             assert "last one" in error_of(await asked, 409, "conflict")["message"]
         body = {"device": "cpu", "threads": 2, "kv_memory": "64MiB", "services": ["base"]}
+        body["weights_memory"] = "32MiB"
         operation = await operator.done(await client.post("/admin/engines", json=body))
         assert (operation["kind"], operation["target"]) == ("add_engine", "1")
         [plan] = cluster.administration.plans
         assert [service.name for service in plan.options.services] == ["base"]
         assert (plan.options.threads, plan.options.kv_cache.memory_bytes) == (2, 64 << 20)
+        assert plan.options.weights.memory_bytes == 32 << 20
         assert plan.options.memory_share == 0.5
         await operator.done(await client.post("/admin/engines", json={"device": "cuda", "name": "b"}))
         other = cluster.administration.plans[1].options

@@ -22,6 +22,7 @@ ConfigFile = Annotated[
 _ENGINES = "Services and engines"
 _PANELS = {
     "kv_cache": "KV memory",
+    "weights": "Weights",
     "scheduler": "Scheduler",
     "cluster": "Cluster",
     "server": "Server",

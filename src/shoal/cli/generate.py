@@ -97,6 +97,7 @@ def generate(
         options.services,
         kv_cache=options.kv_cache,
         scheduler=options.scheduler,
+        weights=options.weights,
         device=options.device,
         threads=options.threads,
         attention=options.attention,

@@ -28,6 +28,8 @@ class EngineDevice:
     """CPU threads; None: as configured for all engines."""
     kv_memory_bytes: int | None = None
     """Size of the KV pool; None: as configured for all engines."""
+    weights_memory_bytes: int | None = None
+    """Limit on the bytes of weights; None: as configured for all engines."""
 
     def __post_init__(self) -> None:
         if self.name and not _NAME.fullmatch(self.name):
@@ -65,6 +67,7 @@ def device_section() -> DeviceSection:
         (EngineDevice, "device"): DeviceName(),
         (EngineDevice, "threads"): Maybe(integer(1)),
         (EngineDevice, "kv_memory_bytes"): Maybe(size()),
+        (EngineDevice, "weights_memory_bytes"): Maybe(size()),
     }
     keys = section_of(EngineDevice, rules).keys
     shown = tuple(replace(key, default="its number") if key.name == "name" else key for key in keys)

@@ -73,6 +73,12 @@ ENGINE_FLAGS = (
     Flag("layout", "kv_cache.layout", "NAME", "KV pool layout: merged or split."),
     Flag("prefix-caching", "kv_cache.prefix_caching", "", "Reuse the KV of shared prefixes.", switch=True),
     Flag("swap", "kv_cache.swap", "SIZE", "Host memory for preempted KV, with --preemption-mode swap."),
+    Flag(
+        "weights-memory",
+        "weights.memory",
+        "SIZE",
+        "Memory for the weights of an engine; services beyond it wait until theirs are fetched, e.g. 2GiB.",
+    ),
     Flag("preset", "scheduler.preset", "NAME", "A whole scheduler by name, e.g. shoal, vllm or seallm."),
     Flag(
         "order",

@@ -22,7 +22,17 @@ from shoal.config.presets import PRESETS
 from shoal.config.sections import Key, Section, UnknownKey, section_of
 from shoal.config.services import check_services, service_section
 from shoal.config.setting_tree import Node, Table, parse_yaml, problem, read_text
-from shoal.config.value_kinds import Choice, Maybe, OrNever, Several, as_table, integer, seconds
+from shoal.config.value_kinds import (
+    Choice,
+    Maybe,
+    OrNever,
+    Several,
+    as_table,
+    byte_rate,
+    integer,
+    seconds,
+    size,
+)
 from shoal.core import ConfigError, Service
 from shoal.core.units import LONGEST_S
 from shoal.engine.build import default_threads
@@ -30,6 +40,8 @@ from shoal.engine.options import EngineOptions
 from shoal.forecast import PREDICTORS
 from shoal.kvcache import KV_DTYPES, KVCacheOptions
 from shoal.schedule import ADMISSIONS, ORDERS, PREEMPT_FOR_WAITING, VICTIMS, SchedulerOptions
+from shoal.schedule.policies.residency import RESIDENCY_POLICIES
+from shoal.schedule.weights_options import WeightsOptions
 
 S = TypeVar("S")
 
@@ -53,6 +65,7 @@ class Config(Generic[S]):
     cluster: ClusterOptions = field(default_factory=ClusterOptions)
     kv_cache: KVCacheOptions = field(default_factory=KVCacheOptions)
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    weights: WeightsOptions = field(default_factory=WeightsOptions)
     threads: int | None = None
     """CPU threads of each engine; None: see ``engine_plans``."""
     attention: str = "auto"
@@ -82,12 +95,14 @@ class Config(Generic[S]):
     def _options_on(self, device: EngineDevice) -> EngineOptions:
         everywhere = (device.name,)
         kv_bytes = device.kv_memory_bytes or self.kv_cache.memory_bytes
+        weight_bytes = device.weights_memory_bytes or self.weights.memory_bytes
         sharing = sum(other.device == device.device for other in self.devices) if self._is_local else 1
         return EngineOptions(
             services=tuple(s for s in self.services if device.name in self.placement.get(s.name, everywhere)),
             device=device.device,
             kv_cache=replace(self.kv_cache, memory_bytes=kv_bytes),
             scheduler=self.scheduler,
+            weights=replace(self.weights, memory_bytes=weight_bytes),
             threads=device.threads or self.threads or self._default_threads(device),
             attention=self.attention,
             max_queue=self.max_queue,
@@ -176,6 +191,20 @@ def scheduler_section(*, offline: bool = False) -> SchedulerSection:
     return SchedulerSection(SchedulerOptions, keys, renamed=_RENAMED)
 
 
+def weights_section() -> Section:
+    """The keys of the memory for weights."""
+    rules: dict[tuple[type, str], Any] = {
+        (WeightsOptions, "memory_bytes"): Maybe(size()),
+        (WeightsOptions, "policy"): Policy(
+            {name: section_of(cls, {}) for name, cls in RESIDENCY_POLICIES.items()}
+        ),
+        (WeightsOptions, "quantum_s"): seconds(above=0),
+        (WeightsOptions, "max_absence_s"): seconds(above=0),
+        (WeightsOptions, "bandwidth"): Maybe(byte_rate()),
+    }
+    return section_of(WeightsOptions, rules)
+
+
 def config_section(server: type[S], folder: Path = Path()) -> Section:
     """All keys of the configuration.
 
@@ -197,6 +226,7 @@ def config_section(server: type[S], folder: Path = Path()) -> Section:
     }
     rules[Config, "services"] = Several(service_section(folder))
     rules[Config, "scheduler"] = scheduler_section()
+    rules[Config, "weights"] = weights_section()
     plain = section_of(server, rules)
     queue = Key("max_queue", "max_queue", integer(1), _MAX_QUEUE)
     rules[Config, "server"] = ServerSection(server, (*plain.keys, queue))

@@ -6,6 +6,7 @@ from shoal.core import ConfigError, Service, slo_problem, weights_problem
 from shoal.core.slo import LONGEST_GOAL_S
 from shoal.kvcache.options import KV_DTYPES, KVCacheOptions
 from shoal.schedule.options import SchedulerOptions
+from shoal.schedule.weights_options import WeightsOptions, check_admission
 
 # More than any machine has; each takes memory.
 _MAX_THREADS = 1024
@@ -26,6 +27,7 @@ class EngineOptions:
     device: str = "cpu"
     kv_cache: KVCacheOptions = field(default_factory=KVCacheOptions)
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    weights: WeightsOptions = field(default_factory=WeightsOptions)
     threads: int | None = None
     attention: str = "auto"
     max_queue: int = 1024
@@ -41,6 +43,7 @@ class EngineOptions:
         for service in self.services:
             _check_service(service)
         self._check_kv_dtype()
+        check_admission(self.weights, self.scheduler.admission)
         if self.threads is not None and not 1 <= self.threads <= _MAX_THREADS:
             raise ConfigError(f"threads must be 1 to {_MAX_THREADS}, got {self.threads}")
         if self.max_queue < 1:

@@ -32,6 +32,7 @@ from shoal.frontend.sampling_defaults import with_sampling_defaults
 from shoal.kvcache.options import KVCacheOptions
 from shoal.models import NoTokenizer, Tokenizer, has_tokenizer, resolve_service
 from shoal.schedule.options import SchedulerOptions
+from shoal.schedule.weights_options import WeightsOptions
 
 
 class Shoal(AsyncCalls):
@@ -45,6 +46,7 @@ class Shoal(AsyncCalls):
 
     services: Service values, or models by name, path or hub id, which is then also the service's name.
     kv_memory: size of the KV pool, in bytes or as in ``64MiB``, instead of ``kv_cache.memory_bytes``.
+    weights: limit on the memory for weights; by default all stay there.
     threads: CPU threads; None: every core. progress: show loading on the terminal.
     Raises ConfigError, ModelUnavailable or ModelUnsupported.
     """
@@ -56,6 +58,7 @@ class Shoal(AsyncCalls):
         kv_memory: int | str | None = None,
         kv_cache: KVCacheOptions | None = None,
         scheduler: SchedulerOptions | None = None,
+        weights: WeightsOptions | None = None,
         device: str = "cpu",
         threads: int | None = None,
         attention: str = "auto",
@@ -66,6 +69,7 @@ class Shoal(AsyncCalls):
             services=tuple(Service(name=s, model=s) if isinstance(s, str) else s for s in named),
             kv_cache=_with_size(kv_cache or KVCacheOptions(), kv_memory),
             scheduler=scheduler or SchedulerOptions(),
+            weights=weights or WeightsOptions(),
             device=device,
             threads=threads,
             attention=attention,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from shoal.core import ConfigError
+from shoal.schedule.policies.admissions import Admission
 from shoal.schedule.policies.residency import FcfsResidency, ResidencyPolicy
 
 DEFAULT_BANDWIDTH = 2e9
@@ -41,3 +42,16 @@ class WeightsOptions:
     def assumed_bandwidth(self) -> float:
         """Bytes per second of a fetch before one was measured."""
         return self.bandwidth or DEFAULT_BANDWIDTH
+
+
+def check_admission(weights: WeightsOptions, admission: Admission) -> None:
+    """Raise ConfigError if requests own memory by slices while weights come and go.
+
+    A request whose weights left would keep the memory of its slice, and could not be preempted in between.
+    """
+    if weights.memory_bytes is not None and admission.slice_tokens is not None:
+        raise ConfigError(
+            "weights.memory: an admission by slices cannot be used where weights leave, since a request owns "
+            "the memory of its slice; write another scheduler.admission, such as aggressive, or leave out "
+            "weights.memory"
+        )

@@ -218,11 +218,13 @@ class ClusterAdmin:
         sharing = 1 + sum(engine.device == device.device for engine in self._backend.engines)
         template = self._template or EngineOptions(services=services)
         kv_bytes = device.kv_memory_bytes or template.kv_cache.memory_bytes
+        weight_bytes = device.weights_memory_bytes or template.weights.memory_bytes
         return replace(
             template,
             services=services,
             device=device.device,
             kv_cache=replace(template.kv_cache, memory_bytes=kv_bytes),
+            weights=replace(template.weights, memory_bytes=weight_bytes),
             threads=device.threads or template.threads,
             memory_share=1 / sharing,
         )
