@@ -6,6 +6,7 @@ Each policy has a file of its own; ``protocol`` has the values that policies exc
 from collections.abc import Mapping
 
 from shoal.core import lookup
+from shoal.schedule.policies.residency.collate import CollateResidency
 from shoal.schedule.policies.residency.fcfs import FcfsResidency
 from shoal.schedule.policies.residency.protocol import (
     Place,
@@ -15,8 +16,15 @@ from shoal.schedule.policies.residency.protocol import (
     Swap,
     WeightsView,
 )
+from shoal.schedule.policies.residency.token_deadlines import TokenDeadlines
+from shoal.schedule.policies.residency.turns import TurnsResidency
 
-RESIDENCY_POLICIES: Mapping[str, type[ResidencyPolicy]] = {"fcfs": FcfsResidency}
+RESIDENCY_POLICIES: Mapping[str, type[ResidencyPolicy]] = {
+    "fcfs": FcfsResidency,
+    "collate": CollateResidency,
+    "turns": TurnsResidency,
+    "token-deadlines": TokenDeadlines,
+}
 
 
 def residency_class(name: str) -> type[ResidencyPolicy]:
@@ -26,12 +34,15 @@ def residency_class(name: str) -> type[ResidencyPolicy]:
 
 __all__ = [
     "RESIDENCY_POLICIES",
+    "CollateResidency",
     "FcfsResidency",
     "Place",
     "ResidencyDecision",
     "ResidencyPolicy",
     "ResidencyView",
     "Swap",
+    "TokenDeadlines",
+    "TurnsResidency",
     "WeightsView",
     "residency_class",
 ]

@@ -1,0 +1,206 @@
+"""Residency policy ``turns`` (ours): weights come where that saves more wait than it costs, and in turns."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from shoal.schedule.policies.residency.fcfs import absent_with_work, by_last_step, oldest_ns
+from shoal.schedule.policies.residency.protocol import (
+    Place,
+    ResidencyDecision,
+    ResidencyView,
+    Swap,
+    WeightsView,
+)
+
+_NS = 1_000_000_000
+_SHORTEST_S = 1e-6
+"""Times below it count as so much, so that no quotient is infinite."""
+_MARGIN = 1.0
+"""A swap has to save this many times the wait that it causes."""
+
+
+class _Work(NamedTuple):
+    """The requests of some weights. Weights that are resident together share the device."""
+
+    value: float
+    """Their normalised wait per second in which they make no progress: 1 / execution time for each."""
+    drain_s: float
+    """Until the present ones have ended, if the weights are resident."""
+    turn_s: float
+    """How long the weights stay if others want the room; infinite: they stay."""
+    absence_s: float
+    """How long the weights stay away if others want the room."""
+    last_ns: int
+    """Last step of the request that has waited for one the longest; before its first, its arrival."""
+
+    @property
+    def visit_s(self) -> float:
+        """How long the weights keep the room once they came."""
+        return min(self.drain_s, self.turn_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnsResidency:
+    """Weights come that save more wait than the swap costs; under overload weights take turns.
+
+    Wait is normalised: a second counts 1 / (execution time) for each request that makes no progress, so the
+    sum over all requests is what the mean normalised latency (SeaLLM) adds to its least possible value.
+
+    *Gain and cost.* Weights j are resident and would keep their room for D_j, until their requests have
+    ended or their turn is over; absent weights i need F_i to come and D_i for their requests. Let w be the
+    sum of 1 / (execution time) over requests. If i come now, its requests wait D_j less, and those of j wait
+    F_i + D_i + F_j more, as j have to come again. So i come if w_i D_j > w_j (F_i + D_i + F_j). Weights
+    without requests cost nothing; they leave first, the least recently used before others.
+
+    *Turns.* Where all weights have requests at all times, nothing drains and comparing two of them does not
+    help. Let weights i have n requests of execution time L at a time, s the share of time in which they are
+    resident, P the period of their turns, so that a turn lasts s P. A request takes 1 / s times as long, the
+    first token waits (1 - s)^2 P / 2 on average, and F / P of the time is lost in fetches. Let m be what a
+    second of room is worth. The sum over all weights of n / s is least under the limit on memory if
+    n / s^2 = m, so s ~ sqrt(n / bytes), at most 1. Then (n / L) (1 - s)^2 P / 2 + m F / P is least if
+
+        P = sqrt(2 F L) / (s (1 - s)),    a turn lasts sqrt(2 F L) / (1 - s),
+                                          an absence sqrt(2 F L) / s.
+
+    So turns come at a rate in proportion to sqrt(w / F), the square-root rule of cyclic polling, and their
+    length grows with the root of fetch times work: fetches take a bounded share of the time. L is the time
+    while the resident weights share the device. Weights leave for others when their turn and the absence of
+    the others are over.
+
+    Room without use never waits: absent weights with requests come at once if nothing with requests has to
+    leave for them, also while the others still have work.
+    """
+
+    def decide(self, view: ResidencyView, now_ns: int) -> ResidencyDecision:
+        """A swap for each absent weights with requests, those with the most wait saved per second first."""
+        wanted = absent_with_work(view)
+        if not wanted:
+            return ResidencyDecision()
+        works = _works(view)
+        evictable = [each for each in view.weights.values() if each.evictable]
+        idle = by_last_step(each for each in evictable if not each.num_requests)
+        busy = [each for each in evictable if each.num_requests]
+        room = view.free_bytes + sum([view.weights[name].num_bytes for name in idle])
+        swaps = []
+        for each in sorted(wanted, key=lambda each: _rank(each, works[each.name])):
+            contest = _Contest(each, works, now_ns)
+            swaps.append(Swap(each.name, [*idle, *contest.leaving(busy, each.num_bytes - room)]))
+        return ResidencyDecision(swaps, _until_ns(view, wanted, works, now_ns))
+
+
+def _rank(absent: WeightsView, work: _Work) -> tuple[float, int, str]:
+    """The most wait saved per second first; equal ones by age."""
+    saved_s = work.value / (absent.fetch_s + work.drain_s)
+    return -saved_s, oldest_ns(absent), absent.name
+
+
+class _Contest(NamedTuple):
+    """Absent weights, against resident ones with requests."""
+
+    absent: WeightsView
+    works: Mapping[str, _Work]
+    now_ns: int
+
+    def leaving(self, busy: Iterable[WeightsView], num_bytes: int) -> list[str]:
+        """Those of ``busy`` that should leave to make room of ``num_bytes``; none if they are worth more."""
+        candidates = sorted(
+            busy, key=lambda each: (self.stay_s(each) > 0, self._loss(each) / each.num_bytes, each.name)
+        )
+        chosen: list[WeightsView] = []
+        found = 0
+        while found < num_bytes:
+            if len(chosen) == len(candidates):
+                return []
+            found += candidates[len(chosen)].num_bytes
+            chosen.append(candidates[len(chosen)])
+        names = [each.name for each in chosen]
+        staying = [each for each in chosen if self.stay_s(each) > 0]
+        if not staying:
+            return names
+        loss = sum([self._loss(each) for each in staying])
+        gain = self.works[self.absent.name].value * max([self.stay_s(each) for each in staying])
+        return names if gain > _MARGIN * loss else ()
+
+    def stay_s(self, resident: WeightsView) -> float:
+        """How long the resident weights keep their room if no swap pays."""
+        over_ns = turn_over_ns(resident, self.absent, self.works)
+        return min(self.works[resident.name].drain_s, (over_ns - self.now_ns) / _NS)
+
+    def _loss(self, resident: WeightsView) -> float:
+        """Normalised wait that the swap causes for requests of the resident weights."""
+        away_s = self.absent.fetch_s + self.works[self.absent.name].visit_s + resident.fetch_s
+        return self.works[resident.name].value * away_s
+
+
+def turn_over_ns(resident: WeightsView, absent: WeightsView, works: Mapping[str, _Work]) -> float:
+    """Time from which ``resident`` leave for ``absent`` even though both have requests; may be infinite."""
+    here, away = works[resident.name], works[absent.name]
+    return max(resident.since_ns + here.turn_s * _NS, away.last_ns + away.absence_s * _NS)
+
+
+def _until_ns(
+    view: ResidencyView, wanted: Sequence[WeightsView], works: Mapping[str, _Work], now_ns: int
+) -> int | None:
+    """The next time at which a turn is over, or at which weights may leave; None: no turn ends."""
+    resident = [each for each in view.weights.values() if each.evictable_ns is not None]
+    times = [each.evictable_ns for each in resident if each.evictable_ns is not None]
+    for each in resident:
+        if each.num_requests:
+            ends_ns = [turn_over_ns(each, absent, works) for absent in wanted]
+            times += [math.ceil(end_ns) for end_ns in ends_ns if math.isfinite(end_ns)]
+    return min([time for time in times if time > now_ns], default=None)
+
+
+def _works(view: ResidencyView) -> dict[str, _Work]:
+    """Work of all weights with requests, by name."""
+    weights = [each for each in view.weights.values() if each.num_requests]
+    sharing = max(1, sum([each.place is not Place.ABSENT for each in weights]))
+    shares = _shares(view, weights)
+    return {each.name: _work(each, shares[each.name], sharing) for each in weights}
+
+
+def _work(weights: WeightsView, share: float, sharing: int) -> _Work:
+    """share: of time in which they should be resident. sharing: number of weights that step in turn."""
+    execution_s = max(weights.execution_s, _SHORTEST_S)
+    table = weights.requests()
+    budgets = table.service_time_ns / (_NS * execution_s)
+    # The time of a request is unknown: twice as much again for one that has used up what was assumed.
+    left = np.exp2(np.floor(np.log2(budgets + 1)) + 1) - 1 - budgets
+    length_s = execution_s * sharing
+    visit_s = math.sqrt(2 * max(weights.fetch_s, _SHORTEST_S) * length_s)
+    return _Work(
+        value=weights.num_requests / execution_s,
+        drain_s=float(left.max()) * length_s,
+        turn_s=visit_s / (1 - share) if share < 1 else math.inf,
+        absence_s=visit_s / share,
+        last_ns=int(table.last_scheduled_ns.min()),
+    )
+
+
+def _shares(view: ResidencyView, weights: Iterable[WeightsView]) -> dict[str, float]:
+    """Share of time in which weights with requests should be resident, in proportion to the root of their
+    number, so that all fit on average; at most 1."""
+    pinned = {
+        each.name
+        for each in view.weights.values()
+        if each.place is Place.RESIDENT and each.evictable_ns is None
+    }
+    there = [each for each in view.weights.values() if each.place is not Place.ABSENT]
+    room = float(view.free_bytes + sum([each.num_bytes for each in there if each.name not in pinned]))
+    shares = dict.fromkeys(pinned, 1.0)
+    roots = {each.name: math.sqrt(each.num_requests / each.num_bytes) for each in weights}
+    left = sorted(
+        (each for each in weights if each.name not in pinned), key=lambda each: (-roots[each.name], each.name)
+    )
+    total = sum([each.num_bytes * roots[each.name] for each in left])
+    for each in left:
+        share = min(1.0, max(room, 1.0) * roots[each.name] / total)
+        shares[each.name] = share
+        # Those with the largest share are first, so that what they cannot use is left for the others.
+        room -= share * each.num_bytes
+        total -= each.num_bytes * roots[each.name]
+    return shares
