@@ -1,7 +1,5 @@
 """Residency policies: which weights come, and which leave for them."""
 
-import math
-
 import pytest
 from residency_builders import SECOND, absent, evicted_for, fetched, requests, resident, view_of
 
@@ -20,7 +18,7 @@ ALL = pytest.mark.parametrize("policy", [cls() for cls in RESIDENCY_POLICIES.val
 @ALL
 def test_nothing_moves_without_requests_for_absent_weights(policy):
     view = view_of(resident("a", requests(3)), resident("b"), absent("c"), free_bytes=5)
-    assert policy.decide(view, SECOND) == ((), None)
+    assert fetched(policy.decide(view, SECOND)) == []
 
 
 @ALL
@@ -77,9 +75,7 @@ def decide(view, at_s=10.0):
 
 def test_turns_serves_the_most_normalised_wait_per_second_first():
     """Five requests of 10 s count 0.5 per second, one of 1 s counts 1."""
-    view = view_of(
-        absent("long", requests(5), execution_s=10.0), absent("short", requests(1)), free_bytes=1
-    )
+    view = view_of(absent("long", requests(5), execution_s=10.0), absent("short", requests(1)), free_bytes=1)
     assert fetched(decide(view)) == ["short", "long"]
 
 
@@ -93,28 +89,180 @@ def test_turns_serves_equal_weights_by_age():
     assert fetched(decide(view)) == ["b", "a"]
 
 
-def swapped(here, there, *, at_s=10.0, **others):
+def swapped(here, there, *, at_s=10.0):
     """Whether ``there`` comes in the place of ``here``."""
-    return evicted_for(decide(view_of(here, there, **others), at_s), there.name) == [here.name]
+    return evicted_for(decide(view_of(here, there), at_s), there.name) == [here.name]
 
 
-def running(count=1, at_s=10.0, **others):
+def running(count=1, *, at_s=10.0, **others):
     """Requests that step now."""
     return requests(count, at_s=at_s, last_step_s=at_s, **others)
 
 
-@pytest.mark.parametrize(("count", "pays"), [(3, False), (4, True)])
+@pytest.mark.parametrize(("count", "pays"), [(10, False), (11, True)])
 def test_turns_swaps_where_that_saves_more_wait_than_it_costs(count, pays):
-    """Waiting for the stream takes 4 s, which each request saves; the swap costs the stream 11 s: 10 s for
-    the requests, 0.5 s for each fetch. All take 10 s in all, so a request saves 0.4 and the stream loses 1.1.
-    """
-    stream = resident(
-        "a", running(service_time_s=6.0), execution_s=10.0, fetch_s=0.5, since_s=9.9
+    """The stream ends in 0.5 s, which each request saves. The swap costs the stream 5 s: two fetches, and 1 s
+    in which the requests are served."""
+    stream = resident("a", running(service_time_s=0.5), fetch_s=2.0, since_s=9.5)
+    assert swapped(stream, absent("b", requests(count, at_s=9.9), fetch_s=2.0)) == pays
+
+
+def test_turns_adds_up_the_cost_of_all_that_have_to_leave():
+    """As above, but the weights that come need the room of two, each with a stream. These share the device,
+    so they would be done in 1 s; for each of them a swap costs two fetches, and 2 s of requests."""
+    here = [resident(name, running(service_time_s=0.5), fetch_s=2.0, since_s=9.5) for name in "ab"]
+    for count, leaving in ((12, []), (13, ["a", "b"])):
+        new = absent("c", requests(count, at_s=9.9), fetch_s=2.0, num_bytes=2)
+        assert evicted_for(decide(view_of(*here, new)), "c") == leaving
+
+
+def test_turns_lets_the_weights_with_the_least_work_leave():
+    here = [resident(name, running(count), since_s=9.9) for name, count in (("a", 3), ("b", 1), ("c", 2))]
+    assert evicted_for(decide(view_of(*here, absent("d", requests(99, at_s=9.9)))), "d") == ["b"]
+
+
+def test_turns_takes_room_without_work_before_room_with():
+    """Even for many requests: two fetches cost less than one and the wait of a stream."""
+    view = view_of(resident("a", running(), since_s=9.9), resident("b"), absent("c", requests(99, at_s=9.9)))
+    assert evicted_for(decide(view), "c") == ["b"]
+
+
+@pytest.mark.parametrize("execution_s", [2.0, 8.0])
+@pytest.mark.parametrize("fetch_s", [0.1, 0.4])
+def test_turns_end_after_a_time_that_grows_with_the_root_of_fetch_and_execution_time(execution_s, fetch_s):
+    """With as many requests on both sides, half of the time is for each: sqrt(2 F L) / (1 - 1/2)."""
+    turn_s = 2 * (2 * fetch_s * execution_s) ** 0.5
+    here = resident("a", running(5, at_s=100.0), execution_s=execution_s, fetch_s=fetch_s, since_s=100.0)
+    there = absent("b", requests(5, at_s=100.0), execution_s=execution_s, fetch_s=fetch_s)
+    early = decide(view_of(here, there), 100.0 + 0.99 * turn_s)
+    assert evicted_for(early, "b") == []
+    assert early.until_ns == pytest.approx((100.0 + turn_s) * SECOND)
+    assert swapped(here, there, at_s=100.0 + 1.01 * turn_s)
+
+
+def test_a_turn_is_longer_for_weights_with_more_requests():
+    """Nine streams against one have three quarters of the time, as roots of numbers say."""
+    here = resident("a", running(9), execution_s=50.0, fetch_s=1.0, since_s=10.0)
+    there = absent("b", requests(1, at_s=0.0), execution_s=50.0, fetch_s=1.0)
+    assert decide(view_of(here, there)).until_ns == pytest.approx((10.0 + 4 * 10.0) * SECOND)
+
+
+def test_a_turn_is_not_over_before_others_have_been_away_for_long_enough():
+    """Weights that are resident for an hour do not leave for a request that has just come."""
+    here = resident("a", running(at_s=3600.0), execution_s=2.0, fetch_s=0.25)
+    there = absent("b", requests(at_s=3600.0), execution_s=2.0, fetch_s=0.25)
+    assert not swapped(here, there, at_s=3601.9)
+    assert swapped(here, there, at_s=3602.1), "sqrt(2 F L) / (1/2)"
+
+
+def test_turns_leave_weights_alone_that_fit_together_with_all_others():
+    """Pinned weights have no turns, and take no room of the others."""
+    view = view_of(
+        resident("a", running(), pinned=True, num_bytes=9),
+        resident("b", running(), since_s=0.0, execution_s=0.1, fetch_s=0.1),
+        absent("c", requests(5, at_s=0.0), execution_s=100.0, num_bytes=1),
+        free_bytes=1,
     )
-    waiting = absent("b", requests(count, at_s=9.9), execution_s=10.0, fetch_s=0.5)
-    # A turn is shorter than the execution time, which makes the visit of b shorter, too.
-    visit_s = math.sqrt(2 * 0.5 * 10) / (1 - math.sqrt(count) / (1 + math.sqrt(count)))
-    away_s = 1.0 + min(10.0, visit_s)
-    stay_s = min(4.0, 9.9 + math.sqrt(10) / (1 - 1 / (1 + math.sqrt(count))) - 10)
-    assert (count * stay_s > away_s) == pays, "the test's own arithmetic"
-    assert swapped(stream, waiting) == pays
+    assert evicted_for(decide(view), "c") == []
+
+
+def test_six_requests_for_three_weights_need_two_fetches():
+    """Budget of one: both requests for a, which is there, then both for b, then both for c."""
+    queue = {name: [requests(at_s=0.1 * place)[0] for place in places] for name, places in ABC.items()}
+    there, log = "a", []
+    now_s = 1.0
+    while any(queue.values()):
+        if queue[there]:
+            queue[there].pop()
+            log.append(there)
+            now_s += 1.0
+            continue
+        view = view_of(
+            *[
+                resident(name, queue[name]) if name == there else absent(name, queue[name], fetch_s=2.0)
+                for name in queue
+            ]
+        )
+        swap = decide(view, now_s).swaps[0]
+        assert swap.evict == [there]
+        there = swap.fetch
+        log.append(f"fetch {there}")
+        now_s += 2.0
+    assert log == ["a", "a", "fetch b", "b", "b", "fetch c", "c", "c"]
+
+
+ABC = {"a": (0, 3), "b": (1, 4), "c": (2, 5)}
+
+
+def test_turns_keeps_weights_while_equal_requests_for_others_wait():
+    """ABCABC before a has served anything: two requests of b do not pay for two fetches."""
+    here = resident("a", requests(2, at_s=10.0), since_s=10.0, fetch_s=2.0)
+    assert not swapped(here, absent("b", requests(2, at_s=10.0), fetch_s=2.0))
+
+
+# --- token-deadlines
+
+
+def due(here, there, at_s=10.0):
+    decision = TokenDeadlines().decide(view_of(here, there), round(at_s * SECOND))
+    return evicted_for(decision, there.name) == [here.name]
+
+
+def test_weights_whose_next_token_is_due_first_come_first():
+    """Without goals a first token is due after 10 s, each further one after 0.1 s."""
+    view = view_of(
+        absent("ahead", requests(at_s=0.0, generated=60, last_step_s=1.0)),  # 16 s
+        absent("goal", requests(at_s=8.0, slo=SLO(ttft_s=1.0))),  # 9 s
+        absent("prompt", requests(at_s=4.0), requests(at_s=8.0)),  # 14 s
+        absent("stream", requests(at_s=0.0, generated=20, last_step_s=1.0, slo=SLO(tpot_s=0.05))),  # 11 s
+    )
+    assert fetched(TokenDeadlines().decide(view, 10 * SECOND)) == ["goal", "stream", "prompt", "ahead"]
+
+
+def test_goals_of_requests_without_any_are_options():
+    prompts = absent("prompts", requests(at_s=0.0))
+    stream = absent("stream", requests(at_s=0.0, generated=30))
+    view = view_of(prompts, stream)
+    assert fetched(TokenDeadlines(ttft_s=5.0).decide(view, 0)) == ["prompts", "stream"]
+    late = view_of(absent("prompts", requests(at_s=2.0)), stream)
+    assert fetched(TokenDeadlines(ttft_s=1.0, tpot_s=0.05).decide(late, 0)) == ["stream", "prompts"]
+    with pytest.raises(ConfigError, match="tpot must be above 0"):
+        TokenDeadlines(tpot_s=0.0)
+
+
+def test_streams_ahead_of_their_deadlines_leave_those_with_the_most_slack_first():
+    """Nine tokens more are 0.9 s; b is due before the prompt, so it stays."""
+    here = [
+        resident(name, running(at_s=0.0, generated=generated))
+        for name, generated in (("a", 100), ("b", 50), ("c", 109))
+    ]
+    decision = TokenDeadlines().decide(view_of(*here, absent("d", requests(at_s=6.0))), 10 * SECOND)
+    assert evicted_for(decision, "d") == ["c", "a"]
+
+
+def test_prompts_for_one_model_are_served_together():
+    """Also those that came later than prompts for others, once the first of them was due."""
+    here = resident("a", requests(at_s=1.0), requests(at_s=3.0))
+    assert not due(here, absent("b", requests(at_s=2.0)))
+    assert due(resident("a", requests(at_s=3.0)), absent("b", requests(at_s=2.0)))
+
+
+@pytest.mark.parametrize("utilisation", [0.1, 0.3])
+def test_a_quantum_makes_slack_for_a_round(utilisation):
+    """q = u m R with m R = sum(fetch) / (1 - sum(u)), where u of each is the time of a step over 0.1 s."""
+    streams = {"generated": 300, "service_time_s": 300 * 0.1 * utilisation}
+    here = resident("a", running(at_s=1.0, **streams), since_s=10.0, fetch_s=0.5)
+    there = absent("b", requests(at_s=0.0, last_step_s=9.0, **streams), fetch_s=0.5)
+    quantum_s = utilisation * 1.0 / (1 - 2 * utilisation)
+    decision = TokenDeadlines().decide(view_of(here, there), 10 * SECOND)
+    assert evicted_for(decision, "b") == []
+    assert decision.until_ns == pytest.approx((10.0 + quantum_s) * SECOND)
+    assert due(here, there, 10.01 + quantum_s)
+
+
+def test_a_quantum_is_bounded_where_no_slack_lasts_a_round():
+    streams = {"generated": 10, "service_time_s": 1.0}
+    here = resident("a", running(at_s=1.0, **streams), since_s=10.0)
+    there = absent("b", requests(at_s=0.0, last_step_s=9.0, **streams))
+    assert not due(here, there, 13.9)
+    assert due(here, there, 14.1)

@@ -19,6 +19,7 @@ from shoal.schedule.policies.residency.protocol import (
 _NS = 1_000_000_000
 _SHORTEST_S = 1e-6
 """Times below it count as so much, so that no quotient is infinite."""
+_SMALLEST_SHARE = 1e-6
 _MARGIN = 1.0
 """A swap has to save this many times the wait that it causes."""
 
@@ -198,7 +199,7 @@ def _shares(view: ResidencyView, weights: Iterable[WeightsView]) -> dict[str, fl
     )
     total = sum([each.num_bytes * roots[each.name] for each in left])
     for each in left:
-        share = min(1.0, max(room, 1.0) * roots[each.name] / total)
+        share = max(_SMALLEST_SHARE, min(1.0, room * roots[each.name] / total))
         shares[each.name] = share
         # Those with the largest share are first, so that what they cannot use is left for the others.
         room -= share * each.num_bytes
