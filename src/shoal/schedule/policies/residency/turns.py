@@ -38,11 +38,6 @@ class _Work(NamedTuple):
     last_ns: int
     """Last step of the request that has waited for one the longest; before its first, its arrival."""
 
-    @property
-    def visit_s(self) -> float:
-        """How long the weights keep the room once they came."""
-        return min(self.drain_s, self.turn_s)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnsResidency:
@@ -133,7 +128,7 @@ class _Contest(NamedTuple):
 
     def _loss(self, resident: WeightsView) -> float:
         """Normalised wait that the swap causes for requests of the resident weights."""
-        away_s = self.absent.fetch_s + self.works[self.absent.name].visit_s + resident.fetch_s
+        away_s = self.absent.fetch_s + self.works[self.absent.name].drain_s + resident.fetch_s
         return self.works[resident.name].value * away_s
 
 
