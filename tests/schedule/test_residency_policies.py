@@ -30,11 +30,7 @@ def test_weights_without_requests_leave_first_the_least_recently_used_before_oth
         resident("pinned", last_step_s=1.0, pinned=True),
         absent("new", requests(at_s=9.9)),
     )
-    leaving = evicted_for(policy.decide(view, 10 * SECOND), "new")
-    if isinstance(policy, FcfsResidency):
-        assert leaving == ["busy", "old", "recent"], "fcfs looks at last steps alone"
-    else:
-        assert leaving == ["old", "recent"]
+    assert evicted_for(policy.decide(view, 10 * SECOND), "new") == ["old", "recent"]
 
 
 @ALL
@@ -56,6 +52,15 @@ def test_the_weights_of_the_oldest_request_come_first(policy):
         absent("late", requests(9, at_s=3.0)),
     )
     assert fetched(policy.decide(view, 4 * SECOND)) == ["stream", "waiting", "late"]
+
+
+def test_fcfs_serves_older_requests_to_their_ends():
+    """Weights leave for a request that is older than all of theirs."""
+    here = [
+        resident(name, requests(9, at_s=at_s), last_step_s=9.0) for name, at_s in (("a", 1.0), ("b", 3.0))
+    ]
+    view = view_of(*here, absent("c", requests(at_s=2.0)))
+    assert evicted_for(FcfsResidency().decide(view, 10 * SECOND), "c") == ["b"]
 
 
 def test_collate_serves_all_requests_for_resident_weights_first():

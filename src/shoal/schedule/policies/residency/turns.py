@@ -20,6 +20,7 @@ _NS = 1_000_000_000
 _SHORTEST_S = 1e-6
 """Times below it count as so much, so that no quotient is infinite."""
 _SMALLEST_SHARE = 1e-6
+"""Of time, for the same reason."""
 _MARGIN = 1.0
 """A swap has to save this many times the wait that it causes."""
 
@@ -119,7 +120,7 @@ class _Contest(NamedTuple):
             return names
         loss = sum([self._loss(each) for each in staying])
         gain = self.works[self.absent.name].value * max([self.stay_s(each) for each in staying])
-        return names if gain > _MARGIN * loss else ()
+        return names if gain > _MARGIN * loss else []
 
     def stay_s(self, resident: WeightsView) -> float:
         """How long the resident weights keep their room if no swap pays."""
