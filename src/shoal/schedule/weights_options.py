@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from shoal.core import ConfigError
 from shoal.schedule.policies.admissions import Admission
-from shoal.schedule.policies.residency import FcfsResidency, ResidencyPolicy
+from shoal.schedule.policies.residency import ResidencyPolicy, TurnsResidency
 
 DEFAULT_BANDWIDTH = 2e9
 """Assumed bytes per second of a fetch before one was measured."""
@@ -20,7 +20,7 @@ class WeightsOptions:
 
     memory_bytes: int | None = None
     """Limit on the bytes of weights in the device's memory; None: no limit, so all weights stay there."""
-    policy: ResidencyPolicy = field(default_factory=FcfsResidency)
+    policy: ResidencyPolicy = field(default_factory=TurnsResidency)
     """Which weights are fetched, and which leave for them."""
     quantum_s: float = 1.0
     """Weights that came stay at least until all requests there had a step, but at most this long."""
