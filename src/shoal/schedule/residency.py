@@ -5,8 +5,8 @@
 3. A request that starves for absent weights, or a stream without a token for ``max_absence``, demands a
    fetch. Demands come before the proposals of the policy, the longest waiting first; each weights demand once
    per absence. So a request waits at most for the fetch and the quantum of those before it.
-4. There is at most one fetch at a time. Memory that nobody wants is filled with weights in the order of their
-   declaration.
+4. There is at most one fetch at a time. While no request wants absent weights, free memory is filled with new
+   ones, in the order of their declaration.
 5. A failed fetch is tried again later; after three failures in a row the requests for the weights end.
 """
 
@@ -85,21 +85,24 @@ class Residency:
 
     def _make_swap(self, now_ns: int) -> int:
         """Make one swap, if one is wanted and possible; returns when to try again."""
-        view = self._view(now_ns)
         demands, until_ns = self._demands(now_ns), _NEVER
+        with_requests = any(map(_has_requests, self._absent()))
+        new = [Swap(entry.name, ()) for entry in self._absent() if not entry.num_fetches]
+        if not (demands or with_requests or new):
+            return _NEVER
+        view = self._view(now_ns)
+        swaps: Sequence[Swap] = new
         if demands:
-            swaps: Sequence[Swap] = [Swap(demands[0].name, _least_recently_used(view))]
-        else:
+            swaps = [Swap(demands[0].name, _least_recently_used(view))]
+        elif with_requests:
             decision = self._policy.decide(view, now_ns)
-            swaps = [*decision.swaps, *[Swap(entry.name, ()) for entry in self._absent()]]
+            swaps = decision.swaps
             until_ns = _NEVER if decision.until_ns is None else decision.until_ns
         for swap in swaps:
             if self._swap(swap, view, now_ns):
                 return _NEVER
-        if any(entry.place is Place.ABSENT and self._has_requests(entry) for entry in self._entries()):
-            later = [each.evictable_ns for each in view.weights.values() if each.evictable_ns is not None]
-            until_ns = min([until_ns, *[time for time in later if time > now_ns]])
-        return until_ns
+        later = [each.evictable_ns for each in view.weights.values() if each.evictable_ns is not None]
+        return min([until_ns, *[time for time in later if time > now_ns]])
 
     def _swap(self, swap: Swap, view: ResidencyView, now_ns: int) -> bool:
         """Evict and fetch, if that is possible; returns whether it was done."""
@@ -137,9 +140,6 @@ class Residency:
 
     def _absent(self) -> list[WeightsEntry]:
         return [entry for entry in self._entries() if entry.place is Place.ABSENT]
-
-    def _has_requests(self, entry: WeightsEntry) -> bool:
-        return any(len(state.running) or state.waiting for state in entry.states.values())
 
     def _demands(self, now_ns: int) -> list[WeightsEntry]:
         """Absent weights that must come before the policy is asked, those due first."""
@@ -195,6 +195,10 @@ class Residency:
             execution_s=sum(map(execution_s, with_requests)) / len(with_requests),
             requests=lambda: _all_requests(states),
         )
+
+
+def _has_requests(entry: WeightsEntry) -> bool:
+    return any(len(state.running) or state.waiting for state in entry.states.values())
 
 
 def _owes_step(states: Iterable[ServiceState], since_ns: int) -> bool:
