@@ -86,8 +86,8 @@ class ResidencyDecision(NamedTuple):
 class ResidencyPolicy(Protocol):
     """Chooses which weights are resident; has options, no state.
 
-    It is asked when requests arrive or end, when weights have come, and at ``until_ns``, if there are requests
-    for absent weights; never while weights are coming, since there is at most one fetch at a time.
+    It is asked when requests arrive or end, when weights have come, and at ``until_ns``, if requests want
+    absent weights; never while weights are coming, since there is at most one fetch at a time.
     """
 
     def decide(self, view: ResidencyView, now_ns: int) -> ResidencyDecision:
