@@ -4,11 +4,12 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import numpy as np
 
 from shoal.core import ANONYMOUS_TOKEN, Arrival, StepPlan, StepResult
+from shoal.execute.fetch_link import FetchLink, FetchTimes
 from shoal.execute.protocol import Interrupted, never
 from shoal.forecast import StepRows, StepTimes
 
@@ -92,18 +93,23 @@ class SimulatedExecutor:
 
     clock: nanoseconds of virtual time; a plan starts when it is submitted and those before it have ended.
     watch: called for each plan with rows when it is submitted, with its start and its end unless it is
-    interrupted. Plans without rows take only the time of their copies.
+    interrupted. Plans without rows take only the time of their copies. fetch_times: of the weights that plans
+    fetch, which come on a link of their own while steps go on.
     """
 
     models: Mapping[str, SimulatedModel]
     clock: Callable[[], int]
     watch: Callable[[StepPlan, int, int], None]
+    fetch_times: FetchTimes = field(default_factory=FetchTimes)
+    link: FetchLink = field(init=False)
+    """On which weights come."""
     _progress: dict[str, _Progress] = field(init=False)
     _in_flight: deque[_InFlightPlan] = field(default_factory=deque)
     _free_ns: int = 0
 
     def __post_init__(self) -> None:
         self._progress = {name: _Progress() for name in self.models}
+        self.link = FetchLink(self.fetch_times)
 
     def submit(self, plan: StepPlan, interrupted: Interrupted = never) -> None:
         """Start a plan, or queue it behind those in flight.
@@ -123,7 +129,9 @@ class SimulatedExecutor:
     def _begin(self, plan: StepPlan, durations_ns: Sequence[int]) -> None:
         """Queue a plan and compute when its iterations end."""
         start_ns = max(self.clock(), self._free_ns)
-        ends_ns = [start_ns + passed_ns for passed_ns in accumulate(durations_ns)]
+        for weights in plan.fetch:
+            self.link.fetch(weights, start_ns)
+        ends_ns = self.link.step_ends_ns(start_ns, durations_ns)
         self._free_ns = ends_ns[-1]
         self._in_flight.append(_InFlightPlan(plan, start_ns, ends_ns))
         if plan.seq_ids:
@@ -139,7 +147,7 @@ class SimulatedExecutor:
         return StepResult([[ANONYMOUS_TOKEN] * len(plan.sampled)] * made, durations_ns)
 
     def interrupt(self) -> None:
-        """A request arrives: end a plan of several iterations after the current one."""
+        """A request or weights arrive: end a plan of several iterations after the current one."""
         if self._in_flight:
             cut_after(self._in_flight[-1].ends_ns, self.clock())
             self._free_ns = self._in_flight[-1].ends_ns[-1]
@@ -149,8 +157,8 @@ class SimulatedExecutor:
         return seq_ids
 
     def arrivals(self) -> Sequence[Arrival]:
-        """None: all weights stay."""
-        return ()
+        """Weights that have come by the clock since the last call, in order."""
+        return self.link.take(self.clock())
 
     def read_blocks(self, service: str, blocks: Sequence[int]) -> memoryview:
         """Empty: simulated KV has no bytes."""
@@ -163,6 +171,11 @@ class SimulatedExecutor:
 
     def close(self) -> None:
         self._in_flight.clear()
+
+    @property
+    def plan(self) -> StepPlan:
+        """The oldest plan in flight."""
+        return self._in_flight[0].plan
 
     @property
     def ends_ns(self) -> int | None:

@@ -23,6 +23,8 @@ class StepsAhead:
     """Plans in flight; one less when the first step is planned."""
     waiting: int
     """Waiting requests meanwhile."""
+    running: int
+    """Running requests meanwhile, also those whose weights are absent."""
 
     @property
     def due_ns(self) -> int:

@@ -67,19 +67,23 @@ class Recorder:
         ends_ns: Sequence[int],
         waiting: int,
         running: int,
+        rows: int,
         used: Sequence[int],
     ) -> None:
-        """Record a run of steps in which ``running`` requests decode; used: merged blocks in use, by step."""
+        """Record a run of steps in which ``rows`` of the requests decode.
+
+        waiting, running: requests meanwhile. used: merged blocks in use, by step.
+        """
         last_ns, done = ends_ns[-1], 0
         if self._next_ns < last_ns:
             self._sample_idle(start_ns)
             while self._next_ns < last_ns:
                 # A step lasts until just before its end.
                 at = bisect_left(ends_ns, self._next_ns + 1)
-                self._tokens += (at - done) * running
+                self._tokens += (at - done) * rows
                 done = at
                 self._sample(waiting, running, used[at])
-        self._tokens += (len(ends_ns) - done) * running
+        self._tokens += (len(ends_ns) - done) * rows
         self._steps += len(ends_ns)
         self._decode_steps += len(ends_ns)
         self._busy_ns += last_ns - start_ns
@@ -87,7 +91,7 @@ class Recorder:
         self._used_peak = max(self._used_peak, used[-1])
         self.end_ns = last_ns
         if self._keeps_spans:
-            self._span(StepSpan(self._engine, service, start_ns, last_ns, len(ends_ns), running, 0))
+            self._span(StepSpan(self._engine, service, start_ns, last_ns, len(ends_ns), rows, 0))
 
     def close(self, end_ns: int) -> None:
         """End the record; the engine has been idle since its last step."""

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 from shoal.core import ANONYMOUS_TOKEN, FinishReason, Request, StepPlan, StepResult
 from shoal.engine import wire
@@ -50,6 +50,8 @@ class _Iterations:
     start_ns: int
     waiting: int
     """Waiting requests meanwhile."""
+    running: int
+    """Running requests meanwhile, also those whose weights are absent."""
     used: int
     """Merged blocks in use meanwhile."""
 
@@ -58,8 +60,8 @@ class Replica:
     """One engine of a simulation.
 
     clock: the simulation's. on_end: runs for every request that ends. on_plan: called for every plan that is
-    over, skipped ones included; this costs time. lock_step: the group that it is a rank of, whose owner calls
-    ``group_started`` when the group's step has begun. due_ns: when ``resume`` is to be called next.
+    over, skipped ones included, but not for one without rows; this costs time. lock_step: the group that it
+    is a rank of, whose owner calls ``group_started`` when the group's step has begun.
     """
 
     def __init__(
@@ -75,7 +77,10 @@ class Replica:
     ) -> None:
         self.spec = spec
         self.recorder = recorder
-        self.due_ns: int | None = None
+        self._step_due_ns: int | None = None
+        """End of the step under way, or when an idle engine is to be called again."""
+        self._noticed_ns = -1
+        """Weights that came until then are known."""
         self._clock = clock
         self._on_end, self._on_plan = on_end, on_plan
         self._plans_in_flight: deque[tuple[StepPlan, int]] = deque()
@@ -83,9 +88,14 @@ class Replica:
         self._pool = BlockPool(spec.layout, prefix_caching=spec.prefix_caching)
         swaps = spec.scheduler.preemption_mode == "swap" and spec.host is not None
         host = BlockPool(spec.host, prefix_caching=False) if swaps and spec.host is not None else None
-        self.scheduler = Scheduler(self._pool, spec.limits, spec.scheduler, host, self._ended)
-        executor = SimulatedExecutor if lock_step is None else lock_step.executor
-        self._executor = executor(spec.models, clock, self._watch)
+        self.scheduler = Scheduler(
+            self._pool, spec.limits, spec.scheduler, host, self._ended, weights=spec.weights
+        )
+        self._executor = (
+            SimulatedExecutor(spec.models, clock, self._watch, spec.fetch_times)
+            if lock_step is None
+            else lock_step.executor(spec.models, clock, self._watch)
+        )
         depth = spec.scheduler.max_in_flight
         self._engine = Engine(self.scheduler, self._pool, self._executor, depth=depth, clock=clock)
         self._skips = skip_ahead and lock_step is None
@@ -115,6 +125,19 @@ class Replica:
     @property
     def unfinished(self) -> int:
         return self.scheduler.unfinished
+
+    @property
+    def stepping(self) -> bool:
+        """Whether a plan is in flight, or steps are computed ahead."""
+        return self._ahead is not None or self._executor.ends_ns is not None
+
+    @property
+    def due_ns(self) -> int | None:
+        """When ``resume`` is to be called next; None: not before an event."""
+        arrival_ns = self._executor.link.next_arrival_ns(self._noticed_ns)
+        if arrival_ns is None or self._step_due_ns is None:
+            return self._step_due_ns if arrival_ns is None else arrival_ns
+        return min(arrival_ns, self._step_due_ns)
 
     def submit(self, request: Request) -> None:
         """Submit a request now; raises InvalidRequest if it can never be served."""
@@ -149,17 +172,22 @@ class Replica:
         return count + self._ahead.ended(self._clock.now_ns)
 
     def interrupt(self) -> None:
-        """New work has arrived: skipped or repeated iterations end with the step under way."""
+        """New work has arrived, or weights: skipped or repeated iterations end with the step under way."""
         if self._ahead is not None:
             self._ahead.cut(self._clock.now_ns)
-            self.due_ns = self._ahead.due_ns
+            self._step_due_ns = self._ahead.due_ns
         elif self._iterations is not None:
             self._executor.interrupt()
-            self.due_ns = self._executor.ends_ns
+            self._step_due_ns = self._executor.ends_ns
 
     def resume(self) -> None:
         """Run what is due now."""
         now_ns = self._clock.now_ns
+        if self._executor.link.next_arrival_ns(self._noticed_ns) == now_ns:
+            self.interrupt()
+        self._noticed_ns = now_ns
+        if self._step_due_ns != now_ns:
+            return
         if self._ahead is not None:
             self._catch_up()
         elif self._executor.ends_ns == now_ns:
@@ -167,23 +195,23 @@ class Replica:
                 self._note_iterations(self._iterations)
             self._complete()
             self._report_first_tokens()
-        self.due_ns = None
+        self._step_due_ns = None
 
     def begin(self) -> None:
         """Begin a step if possible, unless one is under way."""
         under_way = self._executor.ends_ns
-        if self._ahead is not None or (under_way is not None and under_way == self.due_ns):
+        if self._ahead is not None or (under_way is not None and under_way == self._step_due_ns):
             return
         if self._may_skip and self._look_ahead():
             return
         self._engine.begin()
-        self.due_ns = self._executor.ends_ns
-        if self.due_ns is None and self._engine.idle_until_ns is not None:
-            self.due_ns = max(self._engine.idle_until_ns, self._clock.now_ns + _RETRY_NS)
+        self._step_due_ns = self._executor.ends_ns
+        if self._step_due_ns is None and self._engine.idle_until_ns is not None:
+            self._step_due_ns = max(self._engine.idle_until_ns, self._clock.now_ns + _RETRY_NS)
 
     def group_started(self) -> None:
         """The group's step has begun, with this rank's part if it has one."""
-        self.due_ns = self._executor.ends_ns or self.due_ns
+        self._step_due_ns = self._executor.ends_ns or self._step_due_ns
 
     def abandon(self, requests: Sequence[str]) -> list[Request]:
         """The engine dies: returns its ``requests``, with the output of all finished plans."""
@@ -209,14 +237,19 @@ class Replica:
 
     def _complete(self) -> None:
         """Complete the oldest plan in flight."""
-        if self._on_plan is not None:
+        if self._on_plan is not None and self._executor.plan.seq_ids:
             self._on_plan(*self._plans_in_flight.popleft(), self._executor.durations_ns)
         self._engine.complete()
 
     @property
     def _may_skip(self) -> bool:
-        """Whether steps may be skipped: only decodes, and none with an expected request."""
+        """Whether steps may be skipped: only decodes, and none with an expected request.
+
+        The scheduler must know all weights that have come.
+        """
         if not self._skips or self._engine.needs_pause:
+            return False
+        if self._executor.link.has_arrival(self._clock.now_ns):
             return False
         return all(self.scheduler.table_of(request) is None for request in self._expected)
 
@@ -233,10 +266,12 @@ class Replica:
         times = self.spec.services[run.service].times
         # Rounded per step, as by the executor.
         durations_ns = decode_durations(times, run.rows, run.context, run.steps)
-        ends_ns = leading_ns + [free_ns + passed_ns for passed_ns in accumulate(durations_ns)]
+        ends_ns = leading_ns + self._executor.link.step_ends_ns(free_ns, durations_ns)
         del ends_ns[len(leading_ns) + run.planned(1 + bisect_left(ends_ns, run.until_ns)) :]
-        self._ahead = StepsAhead(run, start_ns, ends_ns, depth, self.scheduler.waiting)
-        self.due_ns = self._ahead.due_ns
+        self._ahead = StepsAhead(
+            run, start_ns, ends_ns, depth, self.scheduler.waiting, self.scheduler.running
+        )
+        self._step_due_ns = self._ahead.due_ns
         return True
 
     def _catch_up(self) -> None:
@@ -249,7 +284,7 @@ class Replica:
             return
         now_ns, run, ended = self._clock.now_ns, ahead.run, ahead.ended(self._clock.now_ns)
         over = self._account(ahead)
-        self.due_ns = None
+        self._step_due_ns = None
         at_an_end = ended > 0 and ahead.ends_ns[ended - 1] == now_ns
         planned = ended if at_an_end else min(ended + run.max_iterations, run.steps)
         self._waiting = ahead.waiting
@@ -258,7 +293,7 @@ class Replica:
             self._clock.now_ns = ahead.planned_ns(first)
             self._engine.begin_with(plan)
         self._clock.now_ns, self._waiting = now_ns, None
-        self.due_ns = None if at_an_end else self._executor.ends_ns
+        self._step_due_ns = None if at_an_end else self._executor.ends_ns
 
     def _account(self, ahead: StepsAhead) -> int:
         """Account for the ended steps of a run; returns how many of its own steps have ended."""
@@ -293,10 +328,10 @@ class Replica:
         view = self.spec.layout.services[run.service]
         per_merged, units = view.blocks_per_merged, view.units_per_block
         used = growth.live_blocks(steps, run.max_iterations)
-        leased = self._used(but=run.service)  # only by migrating requests: no other service runs
+        leased = self._used(but=run.service)  # by migrating requests, and those of absent weights
         if per_merged > 1 or units > 1 or leased:
             used = [-(-blocks // per_merged) * units + leased for blocks in used]
-        self.recorder.decodes(run.service, start_ns, ends_ns, ahead.waiting, run.rows, used)
+        self.recorder.decodes(run.service, start_ns, ends_ns, ahead.waiting, ahead.running, run.rows, used)
 
     def _used(self, but: str | None = None) -> int:
         """Merged blocks in use; but: leave this service out."""
@@ -310,7 +345,13 @@ class Replica:
         plan, ends_ns = under_way.plan, self._executor.iteration_ends_ns
         used = [under_way.used] * len(ends_ns)
         self.recorder.decodes(
-            plan.service, under_way.start_ns, ends_ns, under_way.waiting, len(plan.seq_ids), used
+            plan.service,
+            under_way.start_ns,
+            ends_ns,
+            under_way.waiting,
+            under_way.running,
+            len(plan.seq_ids),
+            used,
         )
 
     def _watch(self, plan: StepPlan, start_ns: int, end_ns: int) -> None:
@@ -319,7 +360,7 @@ class Replica:
         if self._on_plan is not None:
             self._plans_in_flight.append((plan, self._clock.now_ns))
         if plan.iterations > 1:
-            self._iterations = _Iterations(plan, start_ns, waiting, used)
+            self._iterations = _Iterations(plan, start_ns, waiting, self.scheduler.running, used)
             return
         decodes = plan.new_tokens.count(1)
         self.recorder.step(

@@ -65,6 +65,7 @@ class Simulation:
             Recorder(number, spec.layout.merged_blocks, sample_ns, spans=watch.spans)
             for number, spec in enumerate(engines)
         ]
+        self._limited = any(_limited(spec) for spec in engines)
         self._lock_step = LockStep() if lock_step else None
         policy = RankBalance(self._counted) if lock_step else dispatch or RoundRobin()
         self._fleet = Fleet(
@@ -114,6 +115,9 @@ class Simulation:
         inconsistent pool.
         """
         reported = 0
+        if self._limited:
+            self._fleet.touched.update(range(len(self._specs)))
+            self._begin_touched()  # engines fetch weights before the first request
         while not (stopped := stop()) and self._advance():
             if progress is not None and len(self._rows) >= reported + 100:
                 reported = len(self._rows)
@@ -138,7 +142,7 @@ class Simulation:
             times.append(source.next_ns)
         if fleet.next_ns is not None and (times or fleet.unfinished):
             times.append(fleet.next_ns)
-        if not times:
+        if not times or (self._limited and self._over):
             return False
         now_ns = self._clock.now_ns = min(times)
         while due and due[0][0] == now_ns:
@@ -150,15 +154,27 @@ class Simulation:
         # Closed-loop clients may send as soon as a step has ended.
         while (arrival_ns := source.next_ns) is not None and arrival_ns <= now_ns:
             self._arrive(source.take())
+        self._begin_touched()
+        return True
+
+    @property
+    def _over(self) -> bool:
+        """Whether only fetches of weights for nobody are left."""
+        if self._source.next_ns is not None or self._fleet.unfinished:
+            return False
+        return not any(replica.stepping for replica in self._fleet.replicas)
+
+    def _begin_touched(self) -> None:
+        """Begin steps of engines with new work, and note when they are due."""
+        touched = self._fleet.touched
         while touched:
             some = sorted(touched)
             touched.clear()
             for number in self._begin(some):
-                due_ns = replicas[number].due_ns
+                due_ns = self._fleet.replicas[number].due_ns
                 if due_ns is not None:
-                    heapq.heappush(due, (due_ns, number))
-            fleet.emit_ended()
-        return True
+                    heapq.heappush(self._due, (due_ns, number))
+            self._fleet.emit_ended()
 
     def _begin(self, touched: Sequence[int]) -> Sequence[int]:
         """Begin steps of touched engines, or of all ranks of a group; returns their numbers."""
@@ -263,6 +279,7 @@ def _check_ranks(
     """Raise ConfigError for options that a group of ranks does not support."""
     options = engines[0].scheduler
     refused = {
+        "all weights to stay": any(_limited(spec) for spec in engines),
         "plans of one iteration (max_iterations)": options.max_iterations > 1,
         "one service": len(engines[0].services) > 1,
         "a dispatch of their own": dispatch is not None,
@@ -272,6 +289,11 @@ def _check_ranks(
     for what, found in refused.items():
         if found:
             raise ConfigError(f"data-parallel ranks step together, and need {what}")
+
+
+def _limited(spec: EngineSpec) -> bool:
+    """Whether weights come and go."""
+    return spec.weights.memory_bytes is not None
 
 
 def row_of(state: RequestState, reason: FinishReason, now_ns: int, engine: int) -> RequestRow:

@@ -7,10 +7,12 @@ from shoal.cluster.manager.events import MigrationMethod
 from shoal.cluster.options import PackingOptions
 from shoal.core import NO_GOALS, SLO, ConfigError
 from shoal.core.cluster import Link
+from shoal.execute.fetch_link import FetchTimes
 from shoal.execute.simulated import SimulatedModel
 from shoal.forecast import StepTimes
 from shoal.kvcache import KVShape, LayerShape, PoolLayout, plan_layout
 from shoal.schedule import SchedulerOptions, ServiceLimits
+from shoal.schedule.weights_options import WeightsOptions, check_admission
 
 HOST_BYTES_PER_S = 16e9
 """Default rate between device and host memory: about PCIe 4 with 16 lanes, as measured."""
@@ -31,6 +33,10 @@ class ServiceSpec:
     """As in ``core.Service``."""
     weights: str | None = None
     """Services with the same value share weights; None: its own."""
+    weight_bytes: int = 0
+    """Size of its weights on each device."""
+    pinned: bool = False
+    """As ``core.Service.pin``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +51,28 @@ class EngineSpec:
     host_bytes_per_s: float = HOST_BYTES_PER_S
     """Rate of KV copies between the pools."""
     prefix_caching: bool = True
+    weights: WeightsOptions = field(default_factory=WeightsOptions)
+    fetch_bytes_per_s: float | None = None
+    """Rate of the link on which weights come to each device, apart from ``weights.bandwidth``."""
+    fetch_slowdown: float = 1.0
+    """As ``FetchTimes.slowdown``."""
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for a pool of other services."""
+        """Raises ConfigError for a pool of other services, and for weights that cannot be fetched."""
         if set(self.services) != set(self.layout.services):
             raise ConfigError(
                 f"the engine serves {', '.join(sorted(self.services))}, but its KV pool is for "
                 f"{', '.join(sorted(self.layout.services))}"
             )
+        check_admission(self.weights, self.scheduler.admission)
+        if self.weights.memory_bytes is None:
+            return
+        if self.fetch_bytes_per_s is None and self.weights.bandwidth is None:
+            raise ConfigError("weights.memory: nothing says how fast weights come; write weights.bandwidth")
+        if unknown := [name for name, service in self.services.items() if not service.weight_bytes]:
+            raise ConfigError(f"weights.memory: the size of the weights of {', '.join(unknown)} is not known")
+        if not self.fetch_slowdown >= 1:
+            raise ConfigError(f"fetch_slowdown must be at least 1, got {self.fetch_slowdown}")
 
     @property
     def limits(self) -> dict[str, ServiceLimits]:
@@ -63,9 +83,23 @@ class EngineSpec:
                 execution_s=service.execution_s,
                 quota=service.quota,
                 weights=service.weights,
+                weight_bytes=service.weight_bytes,
+                pinned=service.pinned,
             )
             for name, service in self.services.items()
         }
+
+    @property
+    def fetch_times(self) -> FetchTimes:
+        """Of the weights of all services; none if they never leave."""
+        if self.weights.memory_bytes is None:
+            return FetchTimes()
+        rate = min(filter(None, (self.fetch_bytes_per_s, self.weights.bandwidth)))
+        seconds = {
+            name if service.weights is None else service.weights: service.weight_bytes / rate
+            for name, service in self.services.items()
+        }
+        return FetchTimes(seconds=seconds, slowdown=self.fetch_slowdown)
 
     @property
     def models(self) -> dict[str, SimulatedModel]:
