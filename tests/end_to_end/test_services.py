@@ -267,13 +267,13 @@ def _wide() -> Any:
 
 def test_steps_go_on_while_a_model_loads(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     walk = Walk(folders, ["llama-0"])
-    go_on, load = threading.Event(), loading._load
+    go_on, load = threading.Event(), loading.load_model
 
     def slow(*arguments: Any) -> Any:
         assert go_on.wait(30)
         return load(*arguments)
 
-    monkeypatch.setattr(loading, "_load", slow)
+    monkeypatch.setattr(loading, "load_model", slow)
     walk.add("gpt2-0")
     with pytest.raises(ConfigError, match="being loaded"):
         walk.engine.remove_service("gpt2-0", drain=True).result()

@@ -56,7 +56,7 @@ def resident_pages(memory: torch.Tensor) -> int:
 
 def can_prefault() -> bool:
     page = huge_empty(PAGE)
-    return huge_pages._advise(page.data_ptr(), PAGE, huge_pages._MADV_POPULATE_WRITE)
+    return huge_pages.advise(page.data_ptr(), PAGE, huge_pages._MADV_POPULATE_WRITE)
 
 
 def test_prefaulted_memory_is_resident_and_unchanged() -> None:
@@ -85,7 +85,7 @@ def test_prefaulting_ends_when_the_memory_has_no_references(monkeypatch: pytest.
         advised.append(num_bytes)
         return released.wait(timeout=60)
 
-    monkeypatch.setattr(huge_pages, "_advise", advise)
+    monkeypatch.setattr(huge_pages, "advise", advise)
     thread = prefault(held[0])
     held.clear()
     released.set()
@@ -102,7 +102,7 @@ def test_prefaulting_ends_if_the_system_does_not_support_it(monkeypatch: pytest.
         return False
 
     buffer = huge_empty(4 * PAGE)
-    monkeypatch.setattr(huge_pages, "_advise", advise)
+    monkeypatch.setattr(huge_pages, "advise", advise)
     thread = prefault(buffer)
     thread.join(timeout=60)
     assert not thread.is_alive()
@@ -120,7 +120,7 @@ def test_prefaulting_pauses_and_is_no_slower_than_others_while_it_holds_the_lock
         return True
 
     buffer = huge_empty(3 * PAGE)
-    monkeypatch.setattr(huge_pages, "_advise", advise)
+    monkeypatch.setattr(huge_pages, "advise", advise)
     clock = iter([1.0, 1.5, 2.0, 2.25, 3.0, 3.0])
     monkeypatch.setattr(huge_pages, "time", SimpleNamespace(perf_counter=clock.__next__, sleep=pauses.append))
     prefault(buffer).join(timeout=60)

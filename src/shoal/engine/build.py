@@ -54,6 +54,8 @@ def build_engine(
         device=options.device,
         threads=threads,
         attention=options.attention,
+        weights_bytes=options.weights.memory_bytes,
+        weights_bandwidth=options.weights.bandwidth,
         progress=progress,
     )
     return assemble_engine(options, models, threads=threads, wrap=wrap)
@@ -72,6 +74,7 @@ def assemble_engine(
     ConfigError.
     """
     from shoal.execute.executors import make_executor
+    from shoal.execute.model.model_set import weight_bytes
     from shoal.execute.torch_services import TorchServices
 
     layout = _plan_pool(options, models)
@@ -100,7 +103,7 @@ def assemble_engine(
                 service.model, scheduler, pool, name, _limits(service, models), model.vocab_size
             ),
             dtype=str(model.dtype).removeprefix("torch."),
-            weight_bytes=model.weight_bytes,
+            weight_bytes=weight_bytes(model),
             described=model.described,
         )
         if options.scheduler.admission.slice_tokens is not None:
@@ -144,6 +147,8 @@ def _kernels_of(models: "ModelSet") -> str:
 
 
 def _limits(service: Service, models: "ModelSet") -> ServiceLimits:
+    from shoal.execute.model.model_set import weight_bytes
+
     served = models.services[service.name]
     return ServiceLimits(
         served.context_tokens,
@@ -152,6 +157,8 @@ def _limits(service: Service, models: "ModelSet") -> ServiceLimits:
         execution_s=service.execution_s,
         quota=service.quota,
         weights=served.weights,
+        weight_bytes=weight_bytes(served.model),
+        pinned=service.pin,
     )
 
 

@@ -11,7 +11,7 @@ import torch
 PAGE = 2 << 20
 CHUNK = 16 * PAGE
 ALIGNMENT = 64
-_MADV_HUGEPAGE = 14
+MADV_HUGEPAGE = 14
 _MADV_POPULATE_WRITE = 23
 _PAUSES = 4
 """Pause after each prefaulted page, as a multiple of the time that the page took."""
@@ -35,7 +35,7 @@ def huge_empty(num_bytes: int) -> torch.Tensor:
     """Uninitialised uint8 [num_bytes], aligned to a huge page; in huge pages if the system has them."""
     memory = torch.empty(num_bytes + PAGE, dtype=torch.uint8)
     memory = memory[-memory.data_ptr() % PAGE :][:num_bytes]
-    _advise(memory.data_ptr(), num_bytes, _MADV_HUGEPAGE)
+    advise(memory.data_ptr(), num_bytes, MADV_HUGEPAGE)
     return memory
 
 
@@ -61,7 +61,7 @@ def _prefault(reference: "weakref.ref[torch.Tensor]", address: int, num_bytes: i
         if memory is None:
             return
         began = time.perf_counter()
-        if not _advise(address + start, min(PAGE, num_bytes - start), _MADV_POPULATE_WRITE):
+        if not advise(address + start, min(PAGE, num_bytes - start), _MADV_POPULATE_WRITE):
             return
         del memory
         time.sleep(_PAUSES * (time.perf_counter() - began))
@@ -77,7 +77,7 @@ def _madvise() -> "ctypes._FuncPointer | None":
     return function
 
 
-def _advise(address: int, num_bytes: int, advice: int) -> bool:
+def advise(address: int, num_bytes: int, advice: int) -> bool:
     """Call ``madvise`` on page-aligned memory; returns whether it succeeded."""
     function = _madvise()
     return function is not None and function(address, num_bytes, advice) == 0

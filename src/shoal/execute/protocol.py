@@ -22,6 +22,10 @@ class StepFailed(Exception):
     """
 
 
+class WeightsAbsent(RuntimeError):
+    """A plan has rows of a service whose weights are not in memory: an error of the scheduler."""
+
+
 class Executor(Protocol):
     """Runs plans in the order in which they are submitted."""
 

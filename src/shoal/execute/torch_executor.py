@@ -25,12 +25,13 @@ from shoal.execute.grammar.masks import GrammarMasks, RowMasks
 from shoal.execute.grammar.pool import GrammarPool
 from shoal.execute.model.loading import LoadedModel
 from shoal.execute.model.model_set import ModelSet
-from shoal.execute.protocol import Interrupted, StepFailed, never
+from shoal.execute.protocol import Interrupted, StepFailed, WeightsAbsent, never
 from shoal.execute.sampling.native_sampler import NativeSampler
 from shoal.execute.sampling.prompt_outputs import PromptOutputRequest, PromptOutputs
 from shoal.execute.sampling.sampler import Sampled, report_logprobs, sample
 from shoal.execute.sequences import RunningSequence, SequenceTable
 from shoal.execute.transfers import to_device
+from shoal.execute.weights.image import Place
 from shoal.kvcache import PoolLayout
 from shoal.native import load_native
 
@@ -58,6 +59,7 @@ class TorchExecutor:
     ) -> None:
         self._models = models
         self._services = models.services
+        self._weights = models.weights
         self.store = KVStore(layout, models.device, unit_ids, host_layout, host_unit_ids)
         self._sequences = SequenceTable()
         library = load_native() if models.device.type == "cpu" else None
@@ -107,8 +109,7 @@ class TorchExecutor:
         return self._masks.ready(seq_ids)
 
     def arrivals(self) -> Sequence[Arrival]:
-        """None: all weights stay."""
-        return ()
+        return () if self._weights is None else self._weights.arrivals()
 
     def read_blocks(self, service: str, blocks: Sequence[int]) -> memoryview:
         return self.store.services[service].read_blocks(blocks)
@@ -121,6 +122,8 @@ class TorchExecutor:
             self._thread.shutdown(cancel_futures=True)
         self._results.clear()
         self.grammars.close()
+        if self._weights is not None:
+            self._weights.close()
 
     @torch.inference_mode()
     def _run(
@@ -147,7 +150,10 @@ class TorchExecutor:
     def _apply(
         self, plan: StepPlan, saving: Sequence[BlockTransfer], copies: Sequence[BlockTransfer]
     ) -> None:
-        """Run a plan's copies, and change the batch; raises StepFailed if its rows must not run."""
+        """Move weights, run copies, and change the batch; raises StepFailed if the plan's rows must not
+        run."""
+        if plan.evict or plan.fetch:
+            self._move_weights(plan)
         for transfer in saving:
             transfer.run()
         for merged_block in plan.zero:
@@ -159,12 +165,19 @@ class TorchExecutor:
         if self._failed:
             raise StepFailed("the step before it failed")
 
+    def _move_weights(self, plan: StepPlan) -> None:
+        if self._weights is None:
+            raise RuntimeError("a plan moves weights, but all of them stay in memory")
+        self._weights.evict(plan.evict)
+        self._weights.fetch(plan.fetch)
+
     def _iterate(self, plan: StepPlan, started: int, interrupted: Interrupted) -> StepResult:
         """Run the iterations of a plan; each computes the tokens that the one before sampled."""
         rows = [self._sequences[seq_id] for seq_id in plan.seq_ids]
         if not rows:
             duration_ns = time.perf_counter_ns() - started
             return StepResult.of_step([], duration_ns, timings=StepTimings(duration_ns))
+        self._require_weights(plan.service)
         ends_ns = [started]
         tokens: list[list[int]] = []
         logprobs: list[list[TokenLogprobs | None] | None] = []
@@ -180,7 +193,9 @@ class TorchExecutor:
             sampled = iteration.sampled
             tokens.append(sampled.tokens)
             logprobs.append(sampled.logprobs)
-            if len(tokens) == plan.iterations or self._ends_any(plan, rows, sampled.tokens) or interrupted():
+            if len(tokens) == plan.iterations or self._ends_any(plan, rows, sampled.tokens):
+                break
+            if interrupted() or (self._weights is not None and self._weights.arrived):
                 break
         durations_ns = [end_ns - start_ns for start_ns, end_ns in pairwise(ends_ns)]
         timings = StepTimings(prepare_ns, forward_ns, sample_ns)
@@ -194,6 +209,11 @@ class TorchExecutor:
             prompt_logprobs=prompt_outputs.logprobs,
             embeddings=prompt_outputs.embeddings,
         )
+
+    def _require_weights(self, service: str) -> None:
+        image = self._services[service].model.image
+        if image is not None and image.place is not Place.RESIDENT:
+            raise WeightsAbsent(f"a step of service {service!r}, whose weights are {image.place.value}")
 
     def _recoverable(self, compute: Callable[[], _Result]) -> _Result:
         """What ``compute`` returns; raises StepFailed for an error after which the device can go on."""

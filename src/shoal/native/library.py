@@ -26,6 +26,10 @@ class NativeLibrary:
         self.variant = variant
         """The instruction set in use, one of VARIANTS."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as what ``load_native`` returns where it is unpickled."""
+        return load_native, ()
+
     def kernel(self, name: str, *arguments: Any, result: Any = None) -> Callable[..., Any]:
         """The function ``name`` for the instruction set in use; arguments, result: its C types."""
         function = self._library[f"{name}_{self.variant}"]

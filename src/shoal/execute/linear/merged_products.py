@@ -18,11 +18,13 @@ from shoal.execute.model.layer_kernels import Kernels
 class FastProductBuilder:
     """Builds products in the fastest format for this CPU.
 
-    Dense layers are merged by concatenating their weights, and packed layers without copies.
+    Dense layers are merged by concatenating their weights, and packed layers without copies. onednn: whether
+    oneDNN may pack weights.
     """
 
-    def __init__(self, kernels: Kernels) -> None:
+    def __init__(self, kernels: Kernels, *, onednn: bool = True) -> None:
         self.kernels = kernels
+        self._onednn = onednn
         self._packing = Bf16Packing.for_this_cpu()
 
     def merged(self, linears: Sequence[Linear]) -> Linear:
@@ -37,7 +39,8 @@ class FastProductBuilder:
         if len(dense) != len(linears):
             return SeparateLinears(linears)
         weight, bias = _concatenated(dense)
-        return PackedLinear(weight, bias) if can_prepack(weight.dtype) else DenseLinear(weight, bias)
+        packs = self._onednn and can_prepack(weight.dtype)
+        return PackedLinear(weight, bias) if packs else DenseLinear(weight, bias)
 
     def gated(self, gate: Linear, up: Linear, activation: Activation) -> Linear:
         gate, up = self._packed(gate), self._packed(up)

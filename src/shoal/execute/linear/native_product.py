@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -68,6 +68,7 @@ class NativeProduct:
         activation: Activation = Activation.NONE,
     ) -> None:
         self.parts = tuple(parts)
+        self._recipe = (native, kernel, self.parts, activation)
         self.in_features = parts[0].in_features
         self.out_features = output_features(parts, activation)
         self._kernel = native.kernel(kernel, *_ARGUMENTS, result=_INT)
@@ -79,6 +80,10 @@ class NativeProduct:
         """Address of the ``struct product``, for native code."""
         self.function = native.address(kernel)
         """Address of the kernel, for native code."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled without addresses, which are other ones in another process."""
+        return type(self), self._recipe
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x W^T + bias [..., out_features], in the dtype of x, which is float32 or bfloat16."""

@@ -57,8 +57,11 @@ def can_prepack(dtype: torch.dtype) -> bool:
     )
 
 
-def prepack(model: nn.Module) -> Replacements:
-    """Replace every plain bfloat16 linear layer of ``model`` by a packed one, if that is faster here."""
+def prepack(model: nn.Module, *, onednn: bool = True) -> Replacements:
+    """Replace every plain bfloat16 linear layer of ``model`` by a packed one, if that is faster here.
+
+    onednn: whether oneDNN may pack weights; else layers are left as they are where our kernel is not in use.
+    """
     packing = Bf16Packing.for_this_cpu()
     replacements = Replacements()
     for parent, name, child in children(model):
@@ -68,6 +71,6 @@ def prepack(model: nn.Module) -> Replacements:
         weight = layer.weight.detach() if isinstance(layer, nn.Linear) else layer.weight.detach().T
         if packing is not None:
             replacements.put(parent, name, child, packing.pack(weight, layer.bias))
-        elif can_prepack(weight.dtype):
+        elif onednn and can_prepack(weight.dtype):
             replacements.put(parent, name, child, PackedLinear(weight, layer.bias))
     return replacements

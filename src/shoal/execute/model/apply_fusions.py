@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,12 +24,17 @@ def apply_fusions(
     layers: Sequence[RecognisedLayer],
     products: ProductBuilder | None,
     device: torch.device,
+    *,
+    onednn: bool = True,
 ) -> Forward:
     """Fuse and prepack ``module``; returns the fastest Forward for it.
 
-    layers: its recognised decoder layers. products: for these layers; None to fuse none.
+    layers: its recognised decoder layers. products: for these layers; None to fuse none. onednn: whether
+    oneDNN may pack weights.
     """
-    passes: list[Callable[[Any], Replacements]] = [prepack, fuse] if device.type == "cpu" else [fuse]
+    passes: list[Callable[[Any], Replacements]] = [fuse]
+    if device.type == "cpu":
+        passes.insert(0, partial(prepack, onednn=onednn))
     if products is not None:
         passes.insert(0, lambda _: fuse_layers(layers, products))
     for apply in passes:

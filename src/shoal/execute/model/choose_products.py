@@ -13,11 +13,14 @@ from shoal.native import load_native
 _log = logging.getLogger(__name__)
 
 
-def choose_products(device: torch.device) -> ProductBuilder | None:
-    """Native ones on a CPU, Triton's on a GPU; None if the kernels are not installed or do not run."""
+def choose_products(device: torch.device, *, onednn: bool = True) -> ProductBuilder | None:
+    """Native ones on a CPU, Triton's on a GPU; None if the kernels are not installed or do not run.
+
+    onednn: whether oneDNN may pack weights.
+    """
     if device.type == "cpu":
         native = load_native()
-        return None if native is None else FastProductBuilder(LayerKernels(native))
+        return None if native is None else FastProductBuilder(LayerKernels(native), onednn=onednn)
     if find_spec("triton") is None:
         return None
     # Importing it needs triton, which CPU builds of torch do not include.

@@ -1,7 +1,7 @@
 """RMS norms with residual sums and gated activations on torch tensors: Kernels, and native LayerKernels."""
 
 import ctypes
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -49,6 +49,7 @@ class LayerKernels:
     dtypes = tuple(_IS_BF16)
 
     def __init__(self, library: NativeLibrary) -> None:
+        self._library = library
         pointer, size = ctypes.c_void_p, ctypes.c_int64
         self._residual_norm = library.kernel(
             "shoal_residual_norm", *[pointer] * 6, size, size, ctypes.c_float, ctypes.c_int32
@@ -56,6 +57,10 @@ class LayerKernels:
         self._gated_activation = library.kernel(
             "shoal_gated_activation", pointer, pointer, size, size, ctypes.c_int32, ctypes.c_int32
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled without addresses of functions."""
+        return type(self), (self._library,)
 
     def norm(self, x: torch.Tensor, scale: torch.Tensor, eps: float) -> torch.Tensor:
         out = torch.empty_like(x)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import torch
@@ -24,6 +24,7 @@ from shoal.execute.model.int8_model import int8_bytes, use_int8
 from shoal.execute.model.probe import INT8_TOLERANCE, ProbeResult, probe, refuse_by_config
 from shoal.execute.model.random_weights import build_empty, count_parameters, fill, weights_name
 from shoal.execute.model.transformers_forward import Forward, TransformersForward
+from shoal.execute.weights.image import WeightImage
 from shoal.kvcache import KVShape
 from shoal.models import (
     ModelDescription,
@@ -61,13 +62,38 @@ class LoadedModel:
     """Identifies its weights among all with the same configuration."""
     described: ModelDescription
     """Description for users."""
+    image: WeightImage | None = None
+    """Where its weights are, which come and go; None: they are always there."""
+
+    @property
+    def weights_name(self) -> str:
+        """Identifier of the weights, equal for models with the same weights."""
+        return f"{self.dtype} {self.weights} {self.folder}"
+
+
+class LoadFunction(Protocol):
+    """Loads a model: ``load_model``, or its image."""
+
+    def __call__(
+        self,
+        name: str,
+        folder: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        seed: int | None,
+        progress: Callable[[str], None] | None,
+    ) -> LoadedModel:
+        """seed: of random weights; None for the weights in the files of ``folder``. progress: called with a
+        line if that takes long."""
 
 
 class ModelLoader:
     """Loads models, one at a time; a model that is still in use is not loaded again."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, load: LoadFunction | None = None) -> None:
+        """load: loads a model that is not in use; ``load_model`` by default."""
         self.device = device
+        self._load = load
         self._loaded: WeakValueDictionary[tuple[Path, torch.dtype, int | None], LoadedModel] = (
             WeakValueDictionary()
         )
@@ -102,17 +128,31 @@ class ModelLoader:
         seed = service.random_seed
         model = self._loaded.get((folder, dtype, seed))
         if model is None:
-            if progress is not None:
-                does = "loading" if seed is None else "making random weights of"
-                progress(f"{does} {service.model} ({_name(dtype)}) on {self.device}")
+            load = self._load or load_model
             with on_own_stream(self.device):
-                model = _load(service.model, folder, dtype, self.device, seed)
+                model = load(service.model, folder, dtype, self.device, seed, progress)
             self._loaded[folder, dtype, seed] = model
         return model
 
 
-def _load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, seed: int | None) -> LoadedModel:
-    """Load a model; seed: of random weights, None for the weights in its files."""
+def load_model(
+    name: str,
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int | None,
+    progress: Callable[[str], None] | None = None,
+    *,
+    onednn: bool = True,
+) -> LoadedModel:
+    """Load, probe and optimise a model; arguments as in LoadFunction.
+
+    onednn: whether oneDNN may pack weights, into tensors without addresses. Raises as
+    ``model_set.load_models`` does.
+    """
+    if progress is not None:
+        does = "loading" if seed is None else "making random weights of"
+        progress(f"{does} {name} ({_name(dtype)}) on {device}")
     config = read_model_config(name, folder)
     text_config = config.get_text_config()
     dense = torch.bfloat16 if dtype == torch.int8 else dtype
@@ -125,13 +165,13 @@ def _load(name: str, folder: Path, dtype: torch.dtype, device: torch.device, see
         described = describe_random_model(name, folder, _name(dtype), parameters=size, weights=weights)
     with unsupported_on_error("run", name):  # values of config.json may fail only in a forward pass
         probed = probe(module, name)
-    products = choose_products(device)
+    products = choose_products(device, onednn=onednn)
     layers = [] if products is None else recognise_layers(module, probed, products.kernels)
     if dtype == torch.int8:
         probed = _quantise(module, probed, folder if seed is None else None, name)
     held = {p.data_ptr(): p.numel() * p.element_size() for p in module.parameters()}
     weight_bytes = sum(held.values()) + int8_bytes(module)
-    forward = apply_fusions(module, probed, layers, products, device)
+    forward = apply_fusions(module, probed, layers, products, device, onednn=onednn)
     facts = read_facts(folder)
     return LoadedModel(
         module=module,

@@ -1,5 +1,6 @@
 """ModelSet: the models of all services of an engine, their context limits, and the memory left for KV."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +13,12 @@ from shoal.execute.attention.selector import check_backend, choose_backend
 from shoal.execute.attention.torch_backends import PagedAttention
 from shoal.execute.cuda_graphs import empty_cuda_cache
 from shoal.execute.current_device import on_device
-from shoal.execute.free_memory import free_memory_bytes
 from shoal.execute.kv_pool_size import GATHER_COPIES, EngineMemory, graph_bytes, pool_bytes
 from shoal.execute.malloc import keep_freed_memory
+from shoal.execute.model.images import load_image
 from shoal.execute.model.loading import LoadedModel, ModelLoader, free_bytes
 from shoal.execute.model.record_attention import RecordingStep, packed_logits
+from shoal.execute.model.weight_set import WeightSet
 from shoal.kvcache import KVShape
 from shoal.native import native_status
 
@@ -36,28 +38,36 @@ class ServedModel:
     @property
     def weights(self) -> str:
         """Identifier of the weights, equal for services with the same weights."""
-        return f"{self.model.dtype} {self.model.weights} {self.model.folder}"
+        return self.model.weights_name
 
 
 class ModelSet:
-    """The models of all services of an engine; services may be added and removed."""
+    """The models of all services of an engine; services may be added and removed.
 
-    def __init__(self, loader: ModelLoader, attention: str) -> None:
+    weights: those that come and go; None if all weights are always in memory.
+    """
+
+    def __init__(self, loader: ModelLoader, attention: str, weights: WeightSet | None = None) -> None:
         self.loader = loader
         self.device = loader.device
         self.services: dict[str, ServedModel] = {}
         """By service name."""
+        self.weights = weights
         self._attention = attention
 
     def add(self, service: Service, model: LoadedModel) -> None:
         """Add a service; raises ConfigError if its context limit is beyond the model's."""
         context_tokens = service_context_tokens(service, model)
         backend = choose_backend(self._attention, self.device, model.kv_shape)
+        if self.weights is not None:
+            self.weights.add(service, model)
         self.services[service.name] = ServedModel(model, backend, context_tokens)
 
     def remove(self, service: str) -> None:
         """Remove a service; the weights are freed with the last service on the model."""
         del self.services[service]
+        if self.weights is not None:
+            self.weights.remove(service)
 
     @property
     def models(self) -> list[LoadedModel]:
@@ -71,12 +81,19 @@ class ModelSet:
 
     @property
     def weight_bytes(self) -> int:
-        """Size of all weights; shared weights count once."""
-        return sum(model.weight_bytes for model in self.models)
+        """Size of all weights, also of those that are away; shared weights count once."""
+        return sum(weight_bytes(model) for model in self.models)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of weights that are in memory at once, at most."""
+        return (
+            self.weight_bytes if self.weights is None else min(self.weights.budget_bytes, self.weight_bytes)
+        )
 
     def check_kv_bytes(self, kv_bytes: int) -> None:
         """Raise ConfigError if the device has no memory for a KV pool of that size."""
-        free = free_bytes(self.device)
+        free = self._free_bytes()
         if kv_bytes > free:
             raise ConfigError(
                 f"kv_cache.memory: {kv_bytes / 2**30:.1f} GiB are asked for, but {free / 2**30:.1f} GiB are"
@@ -91,7 +108,7 @@ class ModelSet:
         and the copies of one layer's KV that a decode gathers; at most what is free.
         """
         if self.device.type != "cuda":
-            return int(min(DEFAULT_CPU_KV_BYTES, free_memory_bytes() * 0.4) * share)
+            return int(min(DEFAULT_CPU_KV_BYTES, self._free_bytes() * 0.4) * share)
         engine = self._engine_memory(max_batched_tokens)
         free, total = torch.cuda.mem_get_info(self.device)
         size = pool_bytes(engine, share=share, total=total, free=free)
@@ -103,6 +120,11 @@ class ModelSet:
                 "lower scheduler.max_batched_tokens or serve fewer models"
             )
         return size
+
+    def _free_bytes(self) -> int:
+        """Bytes of the device that can still be allocated when all weights that may be there are."""
+        free = free_bytes(self.device)
+        return free if self.weights is None else max(0, free - self.resident_bytes)
 
     def _engine_memory(self, max_batched_tokens: int) -> EngineMemory:
         peak = max(_activation_peak(model, self.device, max_batched_tokens) for model in self.models)
@@ -128,29 +150,43 @@ def load_models(
     device: str = "cpu",
     threads: int | None = None,
     attention: str = "auto",
+    weights_bytes: int | None = None,
+    weights_bandwidth: float | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> ModelSet:
     """Load, probe and optimise the model of each service.
 
     folders: the model's Hugging Face folder by service name. threads: CPU threads of this process.
-    progress: called with a line about the native library (on a CPU), and one for each model.
+    weights_bytes: memory for weights, which then come and go; models are loaded from images, which are made
+    on first use, and no weights are in memory when this returns. None: all weights are always in memory.
+    weights_bandwidth: limit on the bytes per second at which weights come. progress: called with a line about
+    the native library (on a CPU), and one for each model.
 
     Raises:
-        ModelUnsupported: a model would not be computed correctly here, or lacks weights.
+        ModelUnsupported: a model would not be computed correctly here, lacks weights, or has no image.
         ModelUnavailable: a model's files are damaged.
-        ConfigError: the device, the attention backend, a dtype or an instruction set does not exist here.
+        ConfigError: the device, the attention backend, a dtype or an instruction set does not exist here, or
+        the
+            memory for weights is too small.
     """
     target = resolve_device(device)
     check_backend(attention, target)
+    weights = None
+    if weights_bytes is not None:
+        check_movable(target)
+        weights = WeightSet(weights_bytes, weights_bandwidth)
     if threads is not None:
         torch.set_num_threads(threads)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     if progress is not None and target.type == "cpu":
         progress(native_status())
-    models = ModelSet(ModelLoader(target), attention)
+    loader = ModelLoader(target, None if weights is None else load_image)
+    models = ModelSet(loader, attention, weights)
     for service in services:
         models.add(service, models.loader.load(service, folders[service.name], progress))
+    if weights is not None:
+        weights.check()
     if target.type == "cpu":
         keep_freed_memory()  # not before loading, so that its temporary memory is returned
     return models
@@ -172,6 +208,24 @@ def resolve_device(device: str) -> torch.device:
             possible = ", ".join(["cpu", *(f"cuda:{number}" for number in range(present))])
             raise ConfigError(f"device {device!r}: this torch sees no such CUDA device; possible: {possible}")
     return target
+
+
+def check_movable(device: torch.device) -> None:
+    """Raise ConfigError if weights cannot come and go on ``device``."""
+    if device.type != "cpu":
+        raise ConfigError(
+            f"weights.memory: on GPUs weights cannot come and go yet, and device is {device}; leave it out,"
+            " and serve models that fit together"
+        )
+    if sys.platform != "linux":
+        raise ConfigError(
+            f"weights.memory: weights can come and go on Linux only, and this is {sys.platform}"
+        )
+
+
+def weight_bytes(model: LoadedModel) -> int:
+    """Bytes of a model's weights in memory, which a plan fetches and evicts."""
+    return model.weight_bytes if model.image is None else model.image.num_bytes
 
 
 def service_context_tokens(service: Service, model: LoadedModel) -> int:

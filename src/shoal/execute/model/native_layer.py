@@ -2,7 +2,7 @@
 
 import ctypes
 from ctypes import c_double, c_int64, c_void_p
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -68,12 +68,12 @@ _BUFFERS = 7
 class NativeLayer:
     """A decoder layer whose products are all native.
 
-    layer: kept alive, because the structs point to its weights and scales. products: QKV, attention output,
-    gate and up, down.
+    layer, products: kept alive, because the structs point to their weights and scales. products: QKV,
+    attention output, gate and up, down.
     """
 
     def __init__(self, layer: DecoderLayer, products: tuple[NativeProduct, ...]) -> None:
-        self._layer = layer
+        self._recipe = (layer, products)
         packed, spec = layer.attention, layer.attention.attention
         self.index: int = layer.layer
         """Index of the layer in the model."""
@@ -103,6 +103,10 @@ class NativeLayer:
             softcap=spec.softcap or 0.0,
         )
         self.address = ctypes.addressof(self.constants)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled without addresses, which are other ones in another process."""
+        return type(self), self._recipe
 
     @classmethod
     def from_layer(cls, layer: DecoderLayer) -> Self | None:
