@@ -83,7 +83,7 @@ def assemble_engine(
     limits = {service.name: _limits(service, models) for service in options.services}
     scheduler_options = options.scheduler.with_depth_for(options.device)
     depth = scheduler_options.max_in_flight
-    scheduler = Scheduler(pool, limits, scheduler_options, host)
+    scheduler = Scheduler(pool, limits, scheduler_options, host, weights=options.weights)
     executor = make_executor(
         models,
         layout,
