@@ -161,7 +161,8 @@ def test_greedy_output_is_that_of_transformers(kind: str, folders: dict[str, Pat
     outcome = run_engine({kind: folders[kind]}, [some], depth=2)
     for at, prompt in enumerate(prompts):
         assert_greedy(folders[kind], prompt, outcome.tokens[str(at)], OUTPUT)
-    assert {size for each in gpu.executors[0].slot_steps.graphs.values() for size in each.sizes} >= {4}
+    [graphs] = gpu.executors[0].slot_steps.graphs.values()
+    assert {(shape.tokens, shape.prompts) for shape in graphs.shapes} >= {(4, 0), (40, 20)}
 
 
 @pytest.mark.parametrize(("kind", "layout"), [("gemma3", "merged"), ("llama", "merged"), ("llama", "split")])
@@ -205,7 +206,8 @@ def test_an_engine_starts_without_memory_for_recording(
     outcome = run_engine({"llama": folders["llama"]}, [[make_request("a", "llama", prompt, 4)]], depth=2)
     assert_greedy(folders["llama"], prompt, outcome.tokens["a"], 4)
     assert "llama: a step without requests failed: OutOfMemoryError" in caplog.text
-    assert [each.sizes for each in gpu.executors[0].slot_steps.graphs.values()] == [[1]]
+    [graphs] = gpu.executors[0].slot_steps.graphs.values()
+    assert [shape.tokens for shape in graphs.shapes] == [12, 1]
 
 
 @pytest.mark.parametrize("mode", ["swap", "recompute"])

@@ -15,6 +15,9 @@ from shoal.execute.gpu import graphs, slot_steps, step
 from shoal.execute.gpu.executor import GpuExecutor
 from shoal.execute.gpu.step import StepInputs
 
+PROMPT_SIZES = ((6, 4), (12, 4), (12, 8), (40, 8))
+"""Tokens and rows of recorded steps with prompts, which are small: recording computes all of them."""
+
 
 class TextbookStep(PackedQKV):
     """What a DeviceStep computes, row by row."""
@@ -36,12 +39,10 @@ class TextbookStep(PackedQKV):
                 kv.values[entry, position % size] = value[token]
         out = query.new_zeros((*query.shape[:2], value.shape[-1]))
         spans = [(at, at + 1, rows[at], end) for at, end in enumerate(inputs.lengths.tolist())]
-        if (prompts := inputs.prompts) is not None:
-            for row, first in enumerate(prompts.firsts.tolist()):
-                begin, stop = prompts.starts[row : row + 2].tolist()
-                spans.append((begin, stop, int(prompts.table_rows[row]), first + stop - begin))
+        for row, begin, tokens, first in inputs.prompts.tolist():
+            spans.append((begin, begin + tokens, row, first + tokens))
         for begin, stop, row, end in spans:
-            if row >= 0 and end > 0:
+            if row >= 0 and end > 0 and stop > begin:
                 entries = inputs.tables[row, : -(-end // size), 0].long()
                 keys, values = (each[entries].flatten(0, 1)[:end] for each in (kv.keys, kv.values))
                 first = end - (stop - begin)
@@ -98,6 +99,8 @@ class GpuOnCpu:
         if attention is not None:
             for module in (slot_steps, graphs):
                 patch.setattr(module, "DeviceStep", attention)
+        shapes = tuple(graphs.prompt_shape(*size) for size in PROMPT_SIZES)
+        patch.setattr(graphs, "PROMPT_SHAPES", shapes)
         backend = attention or step.TritonAttention
         patch.setattr("shoal.execute.model.model_set.choose_backend", lambda *arguments: backend)
         patch.setattr("shoal.execute.executors.make_executor", self._make)

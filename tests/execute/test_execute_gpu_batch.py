@@ -29,7 +29,7 @@ def joined(number: int, tokens: list[int], blocks: tuple[int, ...] = (), compute
 
 
 def test_decodes_come_first_and_unknown_tokens_are_left_to_the_device() -> None:
-    from shoal.execute.gpu.batch import StepNumbers
+    from shoal.execute.gpu.batch import StepNumbers, StepShape
 
     sequences = SequenceTable()
     sequences.apply(
@@ -37,33 +37,48 @@ def test_decodes_come_first_and_unknown_tokens_are_left_to_the_device() -> None:
     )
     rows = [sequences[number] for number in range(3)]
     sequences.advance([rows[2]], [1])  # its next token is sampled by a step in flight
-    numbers = StepNumbers.of(sequences, rows, [3, 1, 1])
-    slots = [row.slot for row in rows]
+    numbers = StepNumbers.of(sequences, rows, [3, 1, 1], [2, 0])
+    a, b, c = (row.slot for row in rows)
     assert numbers.ids.tolist() == [4, -1, 6, 7, 8]
     assert numbers.positions.tolist() == [1, 1, 1, 2, 3]
-    assert numbers.slots.tolist() == [slots[1], slots[2], slots[0]]
-    assert (numbers.starts.tolist(), numbers.firsts.tolist()) == ([0, 1, 2, 5], [1, 1, 1])
-    assert (numbers.last.tolist(), numbers.decodes) == ([4, 0, 1], 2)
-    of_tokens = [slots[1], slots[2], *[slots[0]] * 3]
-    assert numbers.words().tolist() == [4, -1, 6, 7, 8, 1, 1, 1, 2, 3, *of_tokens, 2, 2]
+    assert numbers.slots.tolist() == [b, c, a, a, a]
+    assert numbers.prompts.tolist() == [[a, 2, 3, 1]]
+    assert (numbers.last.tolist(), numbers.sampled.tolist()) == ([4, 0, 1], [1, 4])
+    assert numbers.shape == StepShape(tokens=5, decodes=2, sampled=2, prompts=1)
+    unsampled = StepNumbers.of(sequences, rows, [3, 1, 1], [])
+    assert unsampled.sampled.tolist() == [4]
 
 
-def test_padding_has_no_slot_and_no_length(state: "SlotState") -> None:
-    from shoal.execute.gpu.batch import StepNumbers
+@pytest.mark.parametrize("padded", [False, True])
+def test_words_have_all_numbers_of_a_step(state: "SlotState", padded: bool) -> None:
+    """Padding has no slot, no length and no tokens, and samples the first token."""
+    from shoal.execute.gpu.batch import StepNumbers, StepShape
 
     sequences = SequenceTable()
-    sequences.apply(plan(joined=(joined(0, [5, 6], computed=1), joined(1, [3], computed=0))))
-    rows = [sequences[number] for number in range(2)]
-    numbers = StepNumbers.of(sequences, rows, [1, 1])
-    a, b = (row.slot for row in rows)
-    words = numbers.words(4)
-    assert words.reshape(4, 4).tolist() == [[6, 3, 0, 0], [1, 0, 0, 0], [a, b, -1, -1], [2, 1, 0, 0]]
-    padded = numbers.inputs(torch.from_numpy(words), 4, state)
-    plain = numbers.inputs(torch.from_numpy(numbers.words()), None, state)
-    assert padded[0].tolist() == plain[0].tolist() == [6, 3]
-    for name in ("positions", "table_rows", "lengths"):
-        assert getattr(padded[1], name).tolist() == getattr(plain[1], name).tolist()
-    assert padded[1].prompts is plain[1].prompts is None
+    sequences.apply(
+        plan(joined=(joined(0, [5, 6, 7], computed=1), joined(1, [3], computed=0), joined(2, [7])))
+    )
+    rows = [sequences[number] for number in range(3)]
+    sequences.advance([rows[2]], [1])
+    a, b, c = (row.slot for row in rows)
+    state.next_ids[c] = 99
+    numbers = StepNumbers.of(sequences, rows, [2, 1, 1], [1, 2, 0])
+    shape = StepShape(tokens=7, decodes=5, sampled=4, prompts=2) if padded else numbers.shape
+    words = numbers.words(shape)
+    assert words.shape == (shape.words,)
+    assert all(part.start % 4 == 0 for part in shape.parts)
+    ids, sampled, inputs = state.inputs(torch.from_numpy(words), shape)
+
+    def with_padding(values: list[int], size: int, value: int = 0) -> list[int]:
+        return values + [value] * (size - len(values))
+
+    assert ids.tolist() == with_padding([3, 99, 6, 7], shape.tokens)
+    assert inputs.positions.tolist() == with_padding([0, 1, 1, 2], shape.tokens)
+    assert inputs.table_rows.tolist() == with_padding([b, c, a, a], shape.tokens, -1)
+    assert inputs.lengths.tolist() == with_padding([1, 2], shape.decodes)
+    assert sampled.tolist() == with_padding([0, 1, 3], shape.sampled)
+    assert inputs.prompts.tolist() == [[a, 2, 2, 1]] + [[0] * 4] * (shape.prompts - 1)
+    assert inputs.tables is state.tables
 
 
 @pytest.fixture
@@ -110,5 +125,4 @@ def test_growing_keeps_the_newest_tokens(state: "SlotState") -> None:
     assert not state.fits(513, 1)
     state.grow(513, 2)
     assert state.fits(1024, 2)
-    ids = state.ids(torch.tensor([-1, 5, -1], dtype=torch.int32), torch.tensor([7, 1, -1], dtype=torch.int32))
-    assert ids.tolist() == [42, 5, int(state.next_ids[0])]
+    assert state.next_ids[7] == 42

@@ -201,7 +201,7 @@ def test_tokens_do_not_wait_for_a_plan_with_the_host(
 def test_warm_graphs_are_for_all_rows_to_come(folder: Path, gpu: "GpuOnCpu") -> None:
     """A step of so many sequences needs no larger tables, for which all graphs would be recorded again."""
     hand = HandScheduler({"a": folder})
-    hand.executor.warm_up(600)
+    hand.executor.warm_up(600, 2048)
     [executor] = gpu.executors
     tables = executor.slot_steps._state.tables
     assert len(tables) >= 600

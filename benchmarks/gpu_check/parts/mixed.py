@@ -1,20 +1,25 @@
 """GPU check, part `mixed`: three models in one engine under full load.
 
-Each model has some streams; a stream's next request arrives when the last one has ended. So prompts always
-arrive during decodes, and the load is as high as the device allows.
+Each model has some streams; a stream's next request arrives when the last one has ended, until all have
+had some. So prompts arrive during decodes, and the load is as high as the device allows. The same requests
+are answered twice: with recorded steps of prompts, and with steps of prompts that the host launches kernel by
+kernel. Decodes are recorded in both.
 """
 
 import random
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.gpu_check.cases import Cases, Figures, SkipCase, quantile
 from benchmarks.gpu_check.models import engine_of, load, require_memory, service_of
-from benchmarks.gpu_check.shapes import LLAMA_1B, LLAMA_3B, LLAMA_8B, TINY, VOCABULARY, Llama
+from benchmarks.gpu_check.shapes import LLAMA_1B, LLAMA_8B, TINY, VOCABULARY, Llama
 from benchmarks.gpu_check.timing import traced
 from shoal.core import Request, SamplingParams
 from shoal.engine import Engine
@@ -22,39 +27,56 @@ from shoal.engine import Engine
 
 @dataclass(frozen=True)
 class Load:
-    """streams: of each model. prompts, outputs: least and most tokens."""
+    """streams: of each model. requests: of each stream. prompts, outputs: least and most tokens."""
 
     models: tuple[Llama, ...]
     streams: int
+    requests: int
     prompts: tuple[int, int]
     outputs: tuple[int, int]
-    warm_up_s: float
-    measured_s: float
     traced_steps: int
+    seconds: float
+    """For all requests, roughly."""
 
 
-_LINE = (
-    "TPOT p50 {TPOT p50, ms:.1f} p99 {TPOT p99, ms:.1f} ms, "
-    "TTFT p50 {TTFT p50, ms:.0f} p99 {TTFT p99, ms:.0f} ms"
-)
-USUAL = Load((LLAMA_1B, LLAMA_3B, LLAMA_8B), 8, (100, 2000), (32, 128), 8, 16, 40)
-TINY_LOAD = Load(TINY, 2, (4, 40), (2, 6), 0, 0.2, 4)
+WAYS = {"recorded": True, "launched one by one": False}
+"""Ways of computing steps of prompts."""
+_LINE = "{{tokens/s:.0f}} tokens/s, TPOT p50 {{TPOT p50, ms:.1f}} p99 {{TPOT p99, ms:.0f}} ms ({})"
+_MODELS = (LLAMA_1B, replace(LLAMA_1B, name="Llama-1B-b"), LLAMA_8B)
+"""Two of them need the same kernels, which saves the time of compiling others."""
+USUAL = Load(_MODELS, 8, 3, (100, 2000), (32, 128), 30, 6)
+TINY_LOAD = Load(TINY, 2, 1, (4, 40), (2, 6), 4, 0)
 
 
 def run(cases: Cases) -> None:
     chosen_load = TINY_LOAD if cases.tiny else USUAL
+    seconds = chosen_load.seconds
     with TemporaryDirectory() as folder:
         mixed = _Mixed(chosen_load, cases.device, Path(folder))
-        seconds = 0.0 if cases.tiny else chosen_load.warm_up_s + chosen_load.measured_s + 5
-        cases.run("all", mixed.measure, seconds=seconds, line=_LINE)
-        for name, latencies in mixed.by_model.items():
-            cases.report(name, "ok", latencies.figures())
-        cases.run(
-            "steps under load, traced",
-            mixed.trace,
-            seconds=0.0 if cases.tiny else 5,
-            line="idle {GPU idle:.0%}",
-        )
+        cases.run("start", mixed.start, seconds=2 * seconds)
+        for way, recorded in WAYS.items():
+            cases.run(way, partial(mixed.measure, recorded), seconds=seconds, line=_LINE.format(way))
+            for name, latencies in mixed.by_model.items():
+                cases.report(f"{way}, {name}", "ok", latencies.figures())
+        for way, recorded in WAYS.items():
+            line = f"idle {{GPU idle:.0%}} ({way})"
+            cases.run(f"{way}, traced", partial(mixed.trace, recorded), seconds=seconds / 2, line=line)
+
+
+@contextmanager
+def steps_of_prompts(recorded: bool) -> Iterator[None]:
+    """Inside, steps of prompts are recorded or not."""
+    if recorded or find_spec("triton") is None:
+        yield
+        return
+    from shoal.execute.gpu import graphs
+
+    shapes = graphs.PROMPT_SHAPES
+    graphs.PROMPT_SHAPES = ()
+    try:
+        yield
+    finally:
+        graphs.PROMPT_SHAPES = shapes
 
 
 @dataclass
@@ -63,7 +85,8 @@ class Latencies:
 
     ttft_s: list[float] = field(default_factory=list)
     tpot_s: list[float] = field(default_factory=list)
-    tokens: int = 0
+    gaps_s: list[float] = field(default_factory=list)
+    """Between tokens of a request."""
 
     def add(self, times: Sequence[float]) -> None:
         """times: of a request's arrival and of its tokens."""
@@ -71,10 +94,11 @@ class Latencies:
         self.ttft_s.append(first - arrived)
         if later:
             self.tpot_s.append((later[-1] - first) / len(later))
+            self.gaps_s += [end - begin for begin, end in pairwise([first, *later])]
 
     def figures(self) -> Figures:
         figures: dict[str, float | str] = {"requests": len(self.ttft_s)}
-        for name, times in (("TPOT", self.tpot_s), ("TTFT", self.ttft_s)):
+        for name, times in (("TPOT", self.tpot_s), ("gap", self.gaps_s), ("TTFT", self.ttft_s)):
             for share in (50, 99):
                 figures[f"{name} p{share}, ms"] = 1e3 * quantile(times, share / 100)
         return figures
@@ -85,58 +109,87 @@ class _Mixed:
         self._load = load
         self._device = device
         self._folder = folder
-        self._random = random.Random(0)
-        self._running: dict[str, tuple[Llama, list[float]]] = {}
-        """Model, and times of the arrival and of the tokens, by running request."""
-        self.by_model = {model.name: Latencies() for model in load.models}
+        self._engine: Engine | None = None
+        self._rounds = 0
+        """How many times requests were answered."""
+        self._running: dict[str, tuple[Llama, int, int, list[float]]] = {}
+        """Model, stream, how many requests follow, and times of arrival and of tokens, by running request."""
+        self.by_model: dict[str, Latencies] = {}
 
-    @cached_property
-    def _engine(self) -> Engine:
-        """The engine, with a request for each stream submitted."""
+    def start(self) -> Figures:
+        """Load the models, build the engine, and answer a request of each stream in both ways."""
         models, streams = self._load.models, self._load.streams
         longest = self._load.prompts[1] + self._load.outputs[1]
         kv_bytes = sum(model.kv_bytes(streams, longest) for model in models) * 3 // 2
         require_memory(self._device, models, kv_bytes)
         services = [service_of(model, self._folder) for model in models]
-        engine = engine_of(load(self._device, services), services, kv_bytes)
-        for model in models:
-            for _ in range(streams):
-                self._submit_next(engine, model)
-        return engine
+        begun = time.perf_counter()
+        loaded = load(self._device, services)
+        loaded_at = time.perf_counter()
+        self._engine = engine_of(loaded, services, kv_bytes, depth=2)
+        built_at = time.perf_counter()
+        for recorded in WAYS.values():
+            with steps_of_prompts(recorded):
+                self._answer(1)
+        return {
+            "loading, s": loaded_at - begun,
+            "compiling and recording, s": built_at - loaded_at,
+            "first requests, s": time.perf_counter() - built_at,
+        }
 
-    def measure(self) -> Figures:
-        self._run_for(self._load.warm_up_s)
-        measured_s = self._run_for(self._load.measured_s)
+    def measure(self, recorded: bool) -> Figures:
+        with steps_of_prompts(recorded):
+            seconds = self._answer(self._load.requests)
         overall = Latencies()
         for latencies in self.by_model.values():
             overall.ttft_s += latencies.ttft_s
             overall.tpot_s += latencies.tpot_s
-            overall.tokens += latencies.tokens
-        return {**overall.figures(), "tokens/s": overall.tokens / measured_s}
+            overall.gaps_s += latencies.gaps_s
+        tokens = len(overall.ttft_s) + len(overall.gaps_s)
+        return {**overall.figures(), "tokens/s": tokens / seconds, "seconds": seconds}
 
-    def trace(self) -> Figures:
-        """Kernels of some steps, which tracing slows down."""
-        steps = self._load.traced_steps
-        engine = self._engine
+    def trace(self, recorded: bool) -> Figures:
+        """Kernels of some steps under load, which tracing slows down."""
+        load, engine = self._load, self._started
+        self._submit_all(load.requests)
 
         def make_steps() -> None:
-            for _ in range(steps):
+            for _ in range(load.traced_steps):
                 self._step(engine)
 
-        trace = traced(make_steps, self._device)
+        with steps_of_prompts(recorded):
+            make_steps()
+            trace = traced(make_steps, self._device)
+        engine.cancel_all()
+        while engine.busy:
+            engine.step()
+        self._running.clear()
         if trace is None:
             raise SkipCase("this device reports no kernels")
-        return {"kernels a step": trace.kernels / steps, "GPU idle": trace.idle, "longest": trace.longest}
+        kernels = trace.kernels / load.traced_steps
+        return {"kernels a step": kernels, "GPU idle": trace.idle, "longest": trace.longest}
 
-    def _run_for(self, seconds: float) -> float:
-        """Step for ``seconds``, and until a request of each model has ended; returns the elapsed seconds."""
-        engine, started = self._engine, time.perf_counter()
+    @property
+    def _started(self) -> Engine:
+        if self._engine is None:
+            raise SkipCase("it did not start")
+        return self._engine
+
+    def _answer(self, requests: int) -> float:
+        """Answer so many requests of each stream; returns the elapsed seconds."""
+        engine, begun = self._started, time.perf_counter()
         self.by_model = {model.name: Latencies() for model in self._load.models}
-        while True:
-            passed = time.perf_counter() - started
-            if passed >= seconds and all(latencies.ttft_s for latencies in self.by_model.values()):
-                return passed
+        self._submit_all(requests)
+        while self._running:
             self._step(engine)
+        return time.perf_counter() - begun
+
+    def _submit_all(self, requests: int) -> None:
+        """Submit the first request of each stream."""
+        self._rounds += 1
+        for model in self._load.models:
+            for stream in range(self._load.streams):
+                self._submit(model, stream, requests - 1)
 
     def _step(self, engine: Engine) -> None:
         """One step; submits the next request of each stream whose request ended."""
@@ -145,23 +198,24 @@ class _Mixed:
         for event in events:
             if event.error is not None:
                 raise RuntimeError(f"request {event.request_id} failed: {event.error}")
-            model, times = self._running[event.request_id]
+            model, stream, following, times = self._running[event.request_id]
             times += [now] * len(event.tokens)
-            latencies = self.by_model[model.name]
-            latencies.tokens += len(event.tokens)
             if event.finish is not None:
-                latencies.add(times)
+                self.by_model[model.name].add(times)
                 del self._running[event.request_id]
-                self._submit_next(engine, model)
+                if following:
+                    self._submit(model, stream, following - 1)
 
-    def _submit_next(self, engine: Engine, model: Llama) -> None:
-        draw = self._random
-        prompt = draw.choices(range(100, VOCABULARY), k=draw.randint(*self._load.prompts))
-        output = draw.randint(*self._load.outputs)
+    def _submit(self, model: Llama, stream: int, following: int) -> None:
+        """Requests have the same lengths in each round, and tokens of their own, which no cache has."""
+        name = f"{model.name}, {stream}, {following}"
+        draw = random.Random(name)
+        length, output = draw.randint(*self._load.prompts), draw.randint(*self._load.outputs)
+        name = f"{name}, {self._rounds}"
+        prompt = random.Random(name).choices(range(100, VOCABULARY), k=length)
         sampling = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
-        name = str(draw.getrandbits(64))
-        self._running[name] = model, [time.perf_counter()]
-        engine.submit(
+        self._running[name] = model, stream, following, [time.perf_counter()]
+        self._started.submit(
             Request(
                 id=name,
                 service=model.name,

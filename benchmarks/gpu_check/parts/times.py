@@ -13,9 +13,8 @@ from benchmarks.gpu_check.cases import Cases, Figures, SkipCase
 from benchmarks.gpu_check.pool import Heads, Pool, Row, pool_bytes
 from benchmarks.gpu_check.timing import Work, copy_gb_per_s, free_bytes, median_ms, recorded
 from shoal.execute.gpu.kernels.decode import NUM_STAGES, NUM_WARPS, attend_decodes, plan_work, programs_of
-from shoal.execute.gpu.kernels.prompts import TileShape, attend_prompts, prompt_tiles, tile_shape
+from shoal.execute.gpu.kernels.prompts import TileShape, attend_prompts, most_tiles, prompt_tiles, tile_shape
 from shoal.execute.gpu.step import StepInputs
-from shoal.execute.transfers import to_device
 
 LLAMA_8B = Heads("Llama 3.1 8B", 32, 8, 128)
 GEMMA_3 = Heads("Gemma 3 1B", 4, 1, 256, window=512)
@@ -192,10 +191,9 @@ class _Times:
         """Prompts whose keys and values are already in the pool."""
         inputs, kv = StepInputs.of(pool.batch(), pool.cache), pool.cache.layer(0)
         query = pool.random(pool.heads.heads, sum(end - first for first, end in pool.rows), 0)
-        shape, rows = shape or tile_shape(pool.heads.heads, kv), inputs.prompts
-        assert rows is not None
+        shape, prompts = shape or tile_shape(pool.heads.heads, kv), inputs.prompts
         tokens = shape.rows * kv.kv_heads // pool.heads.heads
-        tiles = to_device(prompt_tiles(rows.starts, rows.firsts, rows.table_rows, tokens), query.device)
+        tiles = prompt_tiles(prompts, tokens, most_tiles(len(query), len(prompts), tokens))
         out, window, softcap = torch.empty_like(query), pool.heads.window, pool.heads.softcap
         return recorded(
             lambda: attend_prompts(

@@ -93,7 +93,7 @@ def assemble_engine(
         host_unit_ids=None if host is None else host.unit_ids,
     )
 
-    executor.warm_up(scheduler.max_running)
+    executor.warm_up(scheduler.max_running, scheduler_options.max_batched_tokens)
 
     def describe(service: Service) -> ServiceInfo:
         name = service.name

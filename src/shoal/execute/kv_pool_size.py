@@ -7,8 +7,10 @@ CUDA_MEMORY_SHARE = 0.9
 GATHER_COPIES = 4
 """Copies of one layer's KV that a gathering decode needs: padded by at most 1 / 0.6, and held twice."""
 MAX_GRAPH_ROWS = 256
-"""Most rows of a decode step that is captured as a CUDA graph."""
-GRAPH_BYTES = 128 << 20
+"""Most rows that decode or sample in a step that is captured as a CUDA graph."""
+MAX_GRAPH_TOKENS = 512
+"""Most tokens of such a step."""
+GRAPH_BYTES = 256 << 20
 """Memory of all CUDA graphs except logits: activations, inputs, and the driver's own data.
 
 Counted once for all services: no two of their steps run concurrently, so their graphs share one memory pool
@@ -26,7 +28,7 @@ class EngineMemory:
     step_bytes: int
     """Peak of the largest step."""
     graph_bytes: int
-    """CUDA graphs of decode steps."""
+    """CUDA graphs."""
     gather_share: float
     """KV that decode steps gather, as a share of the pool."""
 

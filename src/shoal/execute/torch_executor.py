@@ -83,8 +83,8 @@ class TorchExecutor:
         self._models.remove(service)
         self.grammars.remove_service(service)
 
-    def warm_up(self, max_rows: int) -> None:
-        """Prepare for steps of up to ``max_rows`` rows, before there are plans."""
+    def warm_up(self, max_rows: int, max_tokens: int) -> None:
+        """Prepare for steps of up to ``max_rows`` rows and ``max_tokens`` tokens, before there are plans."""
 
     def submit(self, plan: StepPlan, interrupted: Interrupted = never) -> None:
         """See Executor; without a thread the plan runs here, and ``collect`` returns its result."""

@@ -5,18 +5,68 @@ the host: it is read from ``SlotState.next_ids``.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
 
-from shoal.execute.gpu.step import PromptRows, StepInputs
+from shoal.execute.gpu.step import StepInputs
 from shoal.execute.sequences import RunningSequence, SequenceTable
 from shoal.execute.transfers import to_device
 
 UNKNOWN = -1
 """Token id that is known on the device only."""
 _MIN_SLOTS = 512
+_ALIGNMENT = 4
+"""Words: the parts of a step's numbers are aligned to 16 bytes, for which kernels are compiled."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """How many there are of what a step computes; of a recorded step, at most, with padding."""
+
+    tokens: int
+    decodes: int
+    sampled: int
+    """Tokens whose logits are computed."""
+    prompts: int
+    """Rows with more than one token."""
+
+    @classmethod
+    def of_decodes(cls, rows: int) -> "StepShape":
+        """Of a step in which all rows decode."""
+        return cls(tokens=rows, decodes=rows, sampled=rows, prompts=0)
+
+    def __str__(self) -> str:
+        prompts = f", {self.prompts} prompts" if self.prompts else ""
+        return f"{self.tokens} tokens with {self.decodes} decodes{prompts}"
+
+    def fits(self, other: "StepShape") -> bool:
+        """Whether padding makes a step of the other shape of it."""
+        return (
+            self.tokens <= other.tokens
+            and self.decodes <= other.decodes
+            and self.sampled <= other.sampled
+            and self.prompts <= other.prompts
+        )
+
+    def limited(self, limit: "StepShape") -> "StepShape":
+        """The largest shape that fits into both."""
+        return StepShape(*map(min, astuple(self), astuple(limit)))
+
+    @property
+    def parts(self) -> tuple[slice, ...]:
+        """Where the words have ids, positions, slots, lengths, sampled tokens and prompts."""
+        sizes = (*(self.tokens,) * 3, self.decodes, self.sampled, 4 * self.prompts)
+        ends = accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0)
+        return tuple(slice(begin, begin + size) for begin, size in zip(ends, sizes, strict=False))
+
+    @property
+    def words(self) -> int:
+        """Number of words of such a step."""
+        end: int = self.parts[-1].stop
+        return -(-end // _ALIGNMENT) * _ALIGNMENT
 
 
 class SlotState:
@@ -50,9 +100,18 @@ class SlotState:
         places, blocks = words.view(2, -1)
         self.tables.view(-1)[places.long()] = blocks
 
-    def ids(self, given: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Token ids int64 [tokens]: ``given``, or the newest of the slot where it is UNKNOWN."""
-        return torch.where(given < 0, self.next_ids[slots.clamp(min=0).long()], given.long())
+    def inputs(
+        self, words: torch.Tensor, shape: StepShape
+    ) -> "tuple[torch.Tensor, torch.Tensor, StepInputs]":
+        """Ids of a step's tokens, int64 [tokens], the sampled tokens, int64 [sampled], and other inputs.
+
+        words: ``StepNumbers.words(shape)`` on the device. UNKNOWN ids are the newest of the token's slot.
+        """
+        _, _, slots, lengths, _, prompts = (words[part] for part in shape.parts)
+        wide = words.long()  # what indexes tensors, in one operation
+        given, positions, wide_slots, _, sampled, _ = (wide[part] for part in shape.parts)
+        ids = torch.where(given < 0, self.next_ids[wide_slots.clamp(min=0)], given)
+        return ids, sampled, StepInputs(positions, slots, lengths, prompts.view(-1, 4), self.tables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +119,25 @@ class StepNumbers:
     """The numbers of a step on the host. Decodes come first, else rows have the order of the plan."""
 
     ids: np.ndarray
-    """Token ids, or UNKNOWN, int32 [tokens]; so are the next two."""
+    """Token ids, or UNKNOWN, int64 [tokens]; so are the next two."""
     positions: np.ndarray
     slots: np.ndarray
-    """Slot of each row's sequence, int32 [rows]."""
-    starts: np.ndarray
-    """Index of each row's first token, and the end: [rows + 1]."""
-    firsts: np.ndarray
-    """Position of each row's first token [rows]."""
+    """Slot of each token's sequence."""
+    decodes: int
+    prompts: np.ndarray
+    """Rows with more than one token [prompts, 4], as in ``prompt_tiles``."""
     last: np.ndarray
     """Index of the last token of each row of the plan [rows]."""
-    decodes: int
+    sampled: np.ndarray
+    """Indices of the tokens whose logits are computed: of rows that sample, or one if none does."""
 
     @classmethod
     def of(
-        cls, sequences: SequenceTable, rows: Sequence[RunningSequence], new_tokens: Sequence[int]
+        cls,
+        sequences: SequenceTable,
+        rows: Sequence[RunningSequence],
+        new_tokens: Sequence[int],
+        sampled: Sequence[int],
     ) -> "StepNumbers":
         slots = np.array([row.slot for row in rows], dtype=np.int64)
         counts = np.array(new_tokens, dtype=np.int64)
@@ -92,46 +155,43 @@ class StepNumbers:
         positions = np.arange(starts[-1]) + np.repeat(firsts - starts[:-1], counts)
         last = np.empty_like(order)
         last[order] = starts[1:] - 1
+        decodes = int((counts == 1).sum())
         return cls(
-            np.array(ids, dtype=np.int32),
-            positions.astype(np.int32),
-            slots.astype(np.int32),
-            starts,
-            firsts,
-            last,
-            int((counts == 1).sum()),
+            ids=np.array(ids, dtype=np.int64),
+            positions=positions,
+            slots=np.repeat(slots, counts),
+            decodes=decodes,
+            prompts=np.stack([slots, starts[:-1], counts, firsts], axis=1)[decodes:],
+            last=last,
+            sampled=last[list(sampled) or [0]],
         )
 
-    def words(self, size: int | None = None) -> np.ndarray:
-        """Ids, positions and slots of all tokens, then the lengths of decodes; size: with padding to so many
-        decodes, of a step in which all rows decode."""
-        tokens = len(self.ids)
-        slots = np.repeat(self.slots, np.diff(self.starts))
-        lengths = self.firsts[: self.decodes].astype(np.int32) + 1
-        if size is None:
-            return np.concatenate([self.ids, self.positions, slots, lengths])
-        padded = np.zeros((4, size), dtype=np.int32)
-        padded[:, :tokens] = self.ids, self.positions, slots, lengths
-        padded[2, tokens:] = -1
-        return padded.ravel()
+    @property
+    def shape(self) -> StepShape:
+        """Without padding."""
+        return StepShape(len(self.ids), self.decodes, len(self.sampled), len(self.prompts))
 
-    def inputs(
-        self, words: torch.Tensor, size: int | None, state: SlotState
-    ) -> tuple[torch.Tensor, StepInputs]:
-        """Token ids [tokens] and the other inputs; words: ``self.words(size)`` on the device."""
+    def words(self, shape: StepShape) -> np.ndarray:
+        """All numbers that the device needs, int32 [shape.words], with padding to a shape."""
+        found = padding_words(shape)
+        ids, positions, slots, lengths, sampled, prompts = (found[part] for part in shape.parts)
         tokens = len(self.ids)
-        if size is None:
-            given, positions, slots = words[: 3 * tokens].view(3, tokens)
-            lengths = words[3 * tokens :]
-        else:
-            given, positions, slots, lengths = words.view(4, size)[:, :tokens]
-        prompts = None
-        if self.decodes < len(self.slots):
-            prompts = PromptRows(
-                self.starts[self.decodes :], self.firsts[self.decodes :], self.slots[self.decodes :]
-            )
-        inputs = StepInputs(positions.long(), slots, lengths, state.tables, prompts)
-        return state.ids(given, slots), inputs
+        ids[:tokens], positions[:tokens], slots[:tokens] = self.ids, self.positions, self.slots
+        lengths[: self.decodes] = self.positions[: self.decodes] + 1
+        sampled[: len(self.sampled)] = self.sampled
+        prompts[: self.prompts.size] = self.prompts.ravel()
+        return found
+
+
+def padding_words(shape: StepShape) -> np.ndarray:
+    """As ``StepNumbers.words``, of a step that has nothing but padding.
+
+    That are tokens without a slot, decodes of length 0, and prompts without tokens. Its logits are those of
+    the first token.
+    """
+    found = np.zeros(shape.words, dtype=np.int32)
+    found[shape.parts[2]] = -1
+    return found
 
 
 def table_words(changed: Sequence[tuple[int, int, Sequence[int]]], width: int) -> np.ndarray:

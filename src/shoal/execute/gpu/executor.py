@@ -64,8 +64,8 @@ class GpuExecutor(TorchExecutor):
         self._deferred: _Deferred | None = None
         """The newest plan in flight, if it is still to be computed."""
 
-    def warm_up(self, max_rows: int) -> None:
-        """Compile the kernels, and record decode steps, of all services.
+    def warm_up(self, max_rows: int, max_tokens: int) -> None:
+        """Compile the kernels, and record steps, of all services.
 
         Without memory for that, steps are left to try it.
         """
@@ -80,7 +80,7 @@ class GpuExecutor(TorchExecutor):
                 except StepFailed as failure:
                     _log.warning("%s: a step without requests failed: %s", service, failure)
                 else:
-                    steps.record(service, max_rows)
+                    steps.record(service, max_rows, max_tokens)
 
     def remove_service(self, service: str) -> None:
         super().remove_service(service)
@@ -285,8 +285,9 @@ class GpuExecutor(TorchExecutor):
         return super()._prepare(plan, rows)
 
     def _forward(self, plan: StepPlan, step: PreparedStep) -> torch.Tensor:
-        logits = self.slot_steps.replay(plan, step) if isinstance(step, SlotStep) else None
-        return super()._forward(plan, step) if logits is None else logits
+        if isinstance(step, SlotStep):
+            return self.slot_steps.forward(plan.service, step)
+        return super()._forward(plan, step)
 
     def _free_memory(self) -> None:
         while self._launched:  # they may read what is freed

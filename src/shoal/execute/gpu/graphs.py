@@ -1,56 +1,86 @@
-"""CUDA graphs of decode steps: hundreds of small kernels are launched as one.
+"""CUDA graphs of steps: hundreds of small kernels are launched as one.
 
-Steps in which all rows decode run the same kernels and differ only in buffer contents. So a step is captured
-once for each size in ``GRAPH_SIZES`` when that size is first needed, and replayed. Padding rows have length
-0: they attend nothing and write nothing.
+Steps run the same kernels and differ only in buffer contents. So a step is captured once for each of some
+shapes, when one is first needed, and replayed for all steps that fit into it. Padding attends nothing and
+writes nothing. Larger steps run without graphs: the GPU needs longer for them than the host to launch them.
 """
 
 import logging
-from bisect import bisect_left
 from functools import partial
 
 import torch
 
 from shoal.execute.attention.kv_views import ServiceCache
 from shoal.execute.cuda_graphs import CapturedGraph, GraphCapturer
-from shoal.execute.gpu.batch import SlotState
-from shoal.execute.gpu.step import DeviceStep, StepInputs
-from shoal.execute.kv_pool_size import MAX_GRAPH_ROWS
+from shoal.execute.gpu.batch import SlotState, StepShape, padding_words
+from shoal.execute.gpu.step import DeviceStep
+from shoal.execute.kv_pool_size import MAX_GRAPH_ROWS, MAX_GRAPH_TOKENS
 from shoal.execute.model.transformers_forward import Forward
+from shoal.execute.transfers import to_device
 
-GRAPH_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, MAX_GRAPH_ROWS)
-"""Numbers of rows for which steps are captured; larger steps run without graphs."""
+_FEW_ROWS = 64
+_MOST_PROMPTS = 32
+"""Of a captured step. Each may have a tile of its own, and tiles without tokens take time, too."""
+
+
+def prompt_shape(tokens: int, rows: int) -> StepShape:
+    """The shape of captured steps with prompts, and at most ``rows`` rows that decode or sample."""
+    return StepShape(tokens, decodes=rows, sampled=rows, prompts=min(tokens // 2, _MOST_PROMPTS))
+
+
+DECODE_SHAPES = tuple(
+    StepShape.of_decodes(rows)
+    for rows in (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, MAX_GRAPH_ROWS)
+)  # fmt: skip
+"""For which steps are captured in which all rows decode; the smallest first."""
+PROMPT_SHAPES = (
+    *(prompt_shape(tokens, tokens) for tokens in (16, 32, 64)),
+    *(prompt_shape(tokens, _FEW_ROWS) for tokens in (128, 192, 256, 320, 384, 448, MAX_GRAPH_TOKENS)),
+    *(prompt_shape(tokens, MAX_GRAPH_ROWS) for tokens in (256, 384, MAX_GRAPH_TOKENS)),
+)
+"""For which steps with prompts are captured; the first that a step fits into is taken."""
 
 _log = logging.getLogger(__name__)
 
 
-def graph_size(rows: int) -> int | None:
-    """The smallest captured size for so many rows; None if there is none."""
-    return GRAPH_SIZES[bisect_left(GRAPH_SIZES, rows)] if rows <= GRAPH_SIZES[-1] else None
+def graph_shape(step: StepShape) -> StepShape | None:
+    """The captured shape for a step; None if there is none."""
+    shapes = PROMPT_SHAPES if step.prompts else DECODE_SHAPES
+    return next((shape for shape in shapes if step.fits(shape)), None)
+
+
+def needed_shapes(rows: int, tokens: int) -> tuple[list[StepShape], list[StepShape]]:
+    """Shapes that steps of up to ``rows`` rows and ``tokens`` tokens may need, the largest first: of steps
+    with prompts, and of decodes."""
+    limit = StepShape(tokens, rows, rows, rows)
+    decodes = StepShape.of_decodes(min(rows, tokens))
+    of_prompts = [shape for shape in PROMPT_SHAPES if graph_shape(shape.limited(limit)) == shape]
+    of_decodes = [shape for shape in DECODE_SHAPES if graph_shape(shape.limited(decodes)) == shape]
+    return of_prompts[::-1], of_decodes[::-1]
 
 
 class GraphBuffers:
-    """Buffers that captured steps read and write; smaller sizes use their begin.
+    """Buffers that captured steps read and write; smaller shapes use their begin.
 
     All models of a device share them, since no two of their steps run concurrently.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.words = torch.zeros(4 * GRAPH_SIZES[-1], dtype=torch.int32, device=device)
+        most = max(shape.words for shape in (*DECODE_SHAPES, *PROMPT_SHAPES))
+        self.words = torch.zeros(most, dtype=torch.int32, device=device)
         """``StepNumbers.words`` of a step."""
-        self.rows = torch.arange(GRAPH_SIZES[-1], device=device)
         self._logits = torch.empty(0, dtype=torch.uint8, device=device)
 
     def logits(self, like: torch.Tensor) -> torch.Tensor:
         """Buffer for logits of the vocabulary and dtype of ``like``, [max rows, vocab]."""
-        if len(self._logits) < (size := GRAPH_SIZES[-1] * like.shape[1] * like.element_size()):
+        if len(self._logits) < (size := MAX_GRAPH_ROWS * like.shape[1] * like.element_size()):
             self._logits = self._logits.new_empty(size)  # graphs on the smaller buffer keep it
-        return self._logits[:size].view(like.dtype).view(GRAPH_SIZES[-1], -1)
+        return self._logits[:size].view(like.dtype).view(MAX_GRAPH_ROWS, -1)
 
 
-class DecodeGraphs:
-    """The captured decode steps of one model; they are valid for one view of the pool, and one SlotState as
-    long as it does not grow."""
+class StepGraphs:
+    """The captured steps of one model; they are valid for one view of the pool, and one SlotState as long as
+    it does not grow."""
 
     def __init__(
         self,
@@ -67,61 +97,64 @@ class DecodeGraphs:
         self._state = state
         self._buffers = buffers
         self._capturer = capturer
-        self._graphs: dict[int, CapturedGraph] = {}
-        self._failed_sizes: set[int] = set()
+        self._graphs: dict[StepShape, CapturedGraph] = {}
+        self._failed_shapes: set[StepShape] = set()
 
     @property
-    def sizes(self) -> list[int]:
-        return sorted(self._graphs)
+    def shapes(self) -> list[StepShape]:
+        """Captured so far, in order."""
+        return list(self._graphs)
 
-    def takes(self, size: int) -> bool:
-        """Whether steps of this size can be replayed, as far as is known."""
-        return size not in self._failed_sizes
+    def takes(self, shape: StepShape) -> bool:
+        """Whether steps of this shape can be replayed, as far as is known."""
+        return shape not in self._failed_shapes
 
-    def run(self, words: torch.Tensor, size: int) -> torch.Tensor | None:
-        """Logits [size, vocab] of a decode step with ``StepNumbers.words`` of ``size``, in its order; valid
-        until the next run. None if it cannot be captured."""
-        self._buffers.words[: len(words)].copy_(words)
-        graph = self._graphs.get(size) or self._capture(size)
+    def run(self, words: torch.Tensor, shape: StepShape) -> torch.Tensor | None:
+        """Logits [shape.sampled, vocab] of a step with ``StepNumbers.words`` of this shape; valid until the
+        next run. None if it cannot be captured."""
+        self._buffers.words[: shape.words].copy_(words)
+        graph = self._graphs.get(shape) or self._capture(shape)
         if graph is None:
             return None
         graph.replay()
         return graph.output
 
-    def record(self, rows: int) -> None:
-        """Capture all sizes that steps of up to ``rows`` rows need, before there are steps.
+    def record(self, rows: int, tokens: int) -> None:
+        """Capture all shapes that steps of up to so many rows and tokens need, before there are steps.
 
-        The largest is the first, whose memory the others use. Without memory for one, the others are left to
-        the steps that need them.
+        The largest is the first, whose memory the others use. If one cannot be captured, the smaller ones are
+        left to the steps that need them.
         """
-        most = graph_size(min(rows, GRAPH_SIZES[-1])) or 0
-        for size in reversed(GRAPH_SIZES):
-            if size <= most and size not in self._graphs:
-                self._buffers.words.zero_()
-                self._buffers.words[2 * size : 3 * size] = -1  # slots of padding
-                if self._capture(size) is None:
-                    return
+        for shapes in needed_shapes(rows, tokens):
+            for shape in shapes:
+                if shape in self._graphs:
+                    continue
+                padding = to_device(padding_words(shape), self._buffers.words.device)
+                self._buffers.words[: shape.words].copy_(padding)
+                if self._capture(shape) is None:
+                    break
 
-    def _capture(self, size: int) -> CapturedGraph | None:
-        """Capture the step in the buffers; tried once for each size."""
+    def _capture(self, shape: StepShape) -> CapturedGraph | None:
+        """Capture the step in the buffers; tried once for each shape."""
         try:
-            self._graphs[size] = self._capturer.capture(partial(self._compute, size))
+            self._graphs[shape] = self._capturer.capture(partial(self._compute, shape))
         except Exception as error:
             # Out of memory, or the model's control flow depends on values on the device.
-            self._failed_sizes.add(size)
-            _log.warning("decodes of %d rows run without a CUDA graph: %s", size, error)
+            self._failed_shapes.add(shape)
+            _log.warning("steps of %s run without a CUDA graph: %s", shape, error)
             return None
-        return self._graphs[size]
+        return self._graphs[shape]
 
-    def _compute(self, size: int) -> torch.Tensor:
-        """Logits of ``size`` rows of the buffers; valid until the next call."""
-        buffers, state = self._buffers, self._state
-        given, positions, slots, lengths = buffers.words[: 4 * size].view(4, size)
-        inputs = StepInputs(positions.long(), slots, lengths, state.tables)
-        logits = self._forward(
-            state.ids(given, slots)[None],
-            inputs.positions[None],
-            buffers.rows[:size],
-            DeviceStep(inputs, self._cache),
-        )
-        return buffers.logits(logits)[:size].copy_(logits)
+    def _compute(self, shape: StepShape) -> torch.Tensor:
+        """Logits of a step of this shape with the words in the buffers; valid until the next call."""
+        buffers = self._buffers
+        logits = compute(self._forward, buffers.words[: shape.words], shape, self._state, self._cache)
+        return buffers.logits(logits)[: shape.sampled].copy_(logits)
+
+
+def compute(
+    forward: Forward, words: torch.Tensor, shape: StepShape, state: SlotState, cache: ServiceCache
+) -> torch.Tensor:
+    """Logits [shape.sampled, vocab] of a step with ``StepNumbers.words`` of this shape."""
+    ids, sampled, inputs = state.inputs(words, shape)
+    return forward(ids[None], inputs.positions[None], sampled, DeviceStep(inputs, cache))

@@ -10,9 +10,9 @@ from shoal.core import StepPlan
 from shoal.execute.attention.kv_buffers import KVStore
 from shoal.execute.attention.kv_views import MergedCache
 from shoal.execute.cuda_graphs import GraphCapturer
-from shoal.execute.gpu.batch import SlotState, StepNumbers, table_words, to_words
-from shoal.execute.gpu.graphs import DecodeGraphs, GraphBuffers, graph_size
-from shoal.execute.gpu.step import DeviceStep, PromptRows, StepInputs
+from shoal.execute.gpu.batch import SlotState, StepNumbers, StepShape, padding_words, table_words, to_words
+from shoal.execute.gpu.graphs import GraphBuffers, StepGraphs, compute, graph_shape
+from shoal.execute.gpu.step import DeviceStep
 from shoal.execute.model.model_set import ServedModel
 from shoal.execute.sequences import RunningSequence, SequenceTable
 from shoal.execute.torch_executor import PreparedStep, StepArguments
@@ -24,9 +24,12 @@ class SlotStep(PreparedStep):
     """A step over the block tables of the slots."""
 
     words: torch.Tensor
-    """``StepNumbers.words`` on the device."""
-    size: int | None
-    """Rows of the graph for it; None if it runs without."""
+    """``StepNumbers.words`` of the shape, on the device."""
+    shape: StepShape
+    recorded: bool
+    """Whether there may be a graph of the shape."""
+    sampled: int
+    """Number of tokens whose logits are computed, without padding."""
 
 
 class SlotSteps:
@@ -51,7 +54,7 @@ class SlotSteps:
         self._changes: list[tuple[int, int, Sequence[int]]] = []
         """Changes of block tables that the device does not have yet."""
         self._buffers = GraphBuffers(self._device)
-        self.graphs: dict[int, DecodeGraphs] = {}
+        self.graphs: dict[int, StepGraphs] = {}
         """By the identity of the forward, which its graphs refer to."""
 
     def take(self, service: str) -> bool:
@@ -78,42 +81,42 @@ class SlotSteps:
     def prepare(self, plan: StepPlan, rows: Sequence[RunningSequence]) -> SlotStep:
         """A step before its forward pass; all its numbers are on the device."""
         self.fit()
-        numbers = StepNumbers.of(self._sequences, rows, plan.new_tokens)
-        size = graph_size(len(rows)) if numbers.decodes == len(rows) else None
-        if size is not None and not self._graphs_of(plan.service).takes(size):
-            size = None
-        words = self._send(numbers.words(size))
+        numbers = StepNumbers.of(self._sequences, rows, plan.new_tokens, plan.sampled)
+        shape = graph_shape(numbers.shape)
+        recorded = shape is not None and self._graphs_of(plan.service).takes(shape)
+        if shape is None or not recorded:
+            shape = numbers.shape
+        words = self._send(numbers.words(shape))
         cache = self._store.services[plan.service]
 
         def arguments() -> StepArguments:
-            ids, inputs = numbers.inputs(words, size, self._state)
+            ids, _, inputs = self._state.inputs(words, shape)
             return StepArguments(ids[None], inputs.positions[None], DeviceStep(inputs, cache))
 
-        return SlotStep(numbers.last, arguments, words, size)
+        return SlotStep(numbers.last, arguments, words, shape, recorded, len(numbers.sampled))
 
-    def replay(self, plan: StepPlan, step: SlotStep) -> torch.Tensor | None:
-        """Logits [len(plan.sampled), vocab] by a graph; None if the step must run without."""
-        if step.size is None:
-            return None
-        logits = self._graphs_of(plan.service).run(step.words, step.size)
+    def forward(self, service: str, step: SlotStep) -> torch.Tensor:
+        """Logits [step.sampled, vocab]; those of a graph are valid until the next step."""
+        logits = self._graphs_of(service).run(step.words, step.shape) if step.recorded else None
         if logits is None:
-            return None
-        rows, sampled = len(step.last), list(plan.sampled) or [0]
-        return logits[:rows] if len(sampled) == rows else logits[to_device(np.array(sampled), self._device)]
+            logits = self._compute(service, step.words, step.shape)
+        return logits[: step.sampled]
+
+    def _compute(self, service: str, words: torch.Tensor, shape: StepShape) -> torch.Tensor:
+        """Logits [shape.sampled, vocab] without a graph."""
+        forward, cache = self._services[service].model.forward, self._store.services[service]
+        return compute(forward, words, shape, self._state, cache)
 
     def compute_padding(self, service: str) -> None:
         """Run a step of a prompt and a decode that have no sequences; so kernels are compiled."""
-        device, model = self._device, self._services[service].model
-        rows = torch.full((3,), -1, dtype=torch.int32, device=device)
-        positions = torch.tensor([0, 0, 1], device=device)
-        prompts = PromptRows(np.array([1, 3]), np.array([0]), np.array([-1]))
-        inputs = StepInputs(positions, rows, torch.zeros_like(rows[:1]), self._state.tables, prompts)
-        attention = DeviceStep(inputs, self._store.services[service])
-        model.forward(torch.zeros_like(positions)[None], positions[None], positions, attention)
+        shape = StepShape(tokens=3, decodes=1, sampled=2, prompts=1)
+        words = padding_words(shape)
+        words[shape.parts[-1]] = -1, 1, 2, 0
+        self._compute(service, to_device(words, self._device), shape)
 
-    def record(self, service: str, max_rows: int) -> None:
-        """Record the decodes of a service."""
-        self._graphs_of(service).record(max_rows)
+    def record(self, service: str, max_rows: int, max_tokens: int) -> None:
+        """Record the steps of a service with up to so many rows and tokens."""
+        self._graphs_of(service).record(max_rows, max_tokens)
 
     def recorded(self, service: str) -> bool:
         """Whether there are graphs of the service's model."""
@@ -133,12 +136,12 @@ class SlotSteps:
         self._changes.clear()
         return words
 
-    def _graphs_of(self, service: str) -> DecodeGraphs:
+    def _graphs_of(self, service: str) -> StepGraphs:
         """The graphs of a service's model, for the present layout of the pool."""
         forward, cache = self._services[service].model.forward, self._store.services[service]
         graphs = self.graphs.get(id(forward))
         if graphs is None or graphs.view != cache.view:
-            graphs = self.graphs[id(forward)] = DecodeGraphs(
+            graphs = self.graphs[id(forward)] = StepGraphs(
                 forward, cache, self._state, self._buffers, self._capturer
             )
         return graphs

@@ -13,26 +13,14 @@ from shoal.execute.attention.spec import AttentionSpec, PackedSpec
 from shoal.execute.attention.torch_backends import PagedAttention
 from shoal.execute.batch import StepBatch
 from shoal.execute.gpu.kernels.decode import DecodeWork, attend_decodes, plan_work, programs_of
-from shoal.execute.gpu.kernels.prompts import attend_prompts, prompt_tiles, tile_tokens
+from shoal.execute.gpu.kernels.prompts import attend_prompts, most_tiles, prompt_tiles, tile_tokens
 from shoal.execute.gpu.kernels.store import rotate_and_store, store
 from shoal.execute.transfers import to_device
 
 
 @dataclass(frozen=True, slots=True)
-class PromptRows:
-    """Rows of a step with more than one token, on the host; they follow the decodes."""
-
-    starts: np.ndarray
-    """Index in the step of each row's first token, and the end: [rows + 1]."""
-    firsts: np.ndarray
-    """Position of each row's first token in its sequence [rows]."""
-    table_rows: np.ndarray
-    """Row of the tables of each row [rows]."""
-
-
-@dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What kernels of a step read besides queries, keys and values; on the device but for the prompts."""
+    """What kernels of a step read besides queries, keys and values; all of it on the device."""
 
     positions: torch.Tensor
     """Position of each token in its sequence, int64 [tokens]."""
@@ -41,12 +29,12 @@ class StepInputs:
     lengths: torch.Tensor
     """Tokens of the sequence of each decode, with its new one, int32 [decodes]; 0 for padding.
 
-    Decodes are the first tokens.
+    Decodes are the first tokens. There may be as many lengths as tokens.
     """
+    prompts: torch.Tensor
+    """Rows with more than one token, behind the decodes: int32 [prompts, 4], as in ``prompt_tiles``."""
     tables: torch.Tensor
     """Entries of the pool by block, int32 [table rows, blocks, entries of a block]."""
-    prompts: PromptRows | None = None
-    """None if all rows decode."""
 
     @classmethod
     def of(cls, batch: StepBatch, cache: ServiceCache) -> "StepInputs":
@@ -54,14 +42,13 @@ class StepInputs:
         decodes, device = batch.num_decodes, cache.device
         rows = np.arange(len(batch.firsts))
         counts = np.diff(batch.starts)
+        prompts = np.stack([rows, batch.starts[:-1], counts, batch.firsts], axis=1)[decodes:]
         return cls(
             positions=batch.positions[0],
             table_rows=to_device(np.repeat(rows, counts).astype(np.int32), device),
             lengths=to_device(batch.ends[:decodes].astype(np.int32), device),
+            prompts=to_device(prompts.astype(np.int32), device),
             tables=to_device(cache.entries(batch.tables).astype(np.int32), device),
-            prompts=None
-            if decodes == len(rows)
-            else PromptRows(batch.starts[decodes:], batch.firsts[decodes:], rows[decodes:]),
         )
 
 
@@ -106,7 +93,10 @@ class DeviceStep:
         return self._attend(query, kv, spec.attention).flatten(1)
 
     def _attend(self, query: torch.Tensor, kv: LayerKV, spec: AttentionSpec) -> torch.Tensor:
-        """Attention output [tokens, heads, value_dim]; the new keys and values are in the pool."""
+        """Attention output [tokens, heads, value_dim]; the new keys and values are in the pool.
+
+        That of padding among the prompts' tokens is undefined.
+        """
         inputs, (tokens, heads, _) = self._inputs, query.shape
         decodes = len(inputs.lengths)
         out = query.new_empty((tokens, heads, kv.values.shape[-1]))
@@ -121,8 +111,9 @@ class DeviceStep:
                 softcap=spec.softcap,
                 out=out[:decodes],
             )
-        if inputs.prompts is not None:
-            tiles = self._tiles_of(inputs.prompts, tile_tokens(heads, kv))
+        if len(inputs.prompts):
+            # Behind the decodes, which write 0 to tokens that are none.
+            tiles = self._tiles_of(tile_tokens(heads, kv))
             attend_prompts(
                 query,
                 kv,
@@ -143,11 +134,13 @@ class DeviceStep:
             known = self._work[window, kv.kv_heads] = plan_work(self._inputs.lengths, window, programs)
         return known
 
-    def _tiles_of(self, prompts: PromptRows, tokens: int) -> torch.Tensor:
+    def _tiles_of(self, tokens: int) -> torch.Tensor:
+        """Tiles of the prompts with at most so many tokens, planned once for all layers."""
         known = self._tiles.get(tokens)
         if known is None:
-            tiles = prompt_tiles(prompts.starts, prompts.firsts, prompts.table_rows, tokens)
-            known = self._tiles[tokens] = to_device(tiles, self._cache.device)
+            inputs = self._inputs
+            capacity = most_tiles(len(inputs.positions), len(inputs.prompts), tokens)
+            known = self._tiles[tokens] = prompt_tiles(inputs.prompts, tokens, capacity)
         return known
 
 

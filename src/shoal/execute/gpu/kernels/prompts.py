@@ -6,7 +6,6 @@ query heads of that KV head.
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -39,6 +38,8 @@ SHAPES = (
 """The first that fits into shared memory is taken."""
 SHAPES_FLOAT32 = (TileShape(rows=32, keys=32, num_warps=4), TileShape(rows=32, keys=16, num_warps=4))
 """Of float32, for which there are no matrix units: products take many registers."""
+_VECTOR = 128
+"""Tiles that a program of the planning kernel handles at once."""
 
 
 def tile_shape(heads: int, kv: LayerKV) -> TileShape:
@@ -63,24 +64,24 @@ def tile_tokens(heads: int, kv: LayerKV) -> int:
     return tile_shape(heads, kv).rows // (heads // kv.kv_heads)
 
 
-def prompt_tiles(
-    starts: np.ndarray, firsts: np.ndarray, table_rows: np.ndarray, tokens_per_tile: int
-) -> np.ndarray:
-    """Tiles of the prompts of a step, for ``attend_prompts``: int32 [tiles, 4].
+def most_tiles(tokens: int, prompts: int, tokens_per_tile: int) -> int:
+    """Upper limit of the tiles of at most that many prompts, with at most ``tokens`` tokens in all."""
+    return (tokens - prompts) // tokens_per_tile + prompts
 
-    starts [prompts + 1]: index of each prompt's first token in the step, and the end of the last one's.
-    firsts, table_rows [prompts]: position of that token in its sequence, and the row of its block table. A
-    tile is (table row, index of its first token in the step, number of tokens, position of the first
-    token). Those with most keys are first, so that short ones fill the end of the kernel's time.
+
+def prompt_tiles(prompts: torch.Tensor, tokens_per_tile: int, capacity: int) -> torch.Tensor:
+    """Tiles of the prompts of a step, for ``attend_prompts``: int32 [capacity, 4].
+
+    prompts: int32 [prompts, 4], adjacent: the row of its block table, the index of its first token in the
+    step, the number of its tokens (0 for padding), and the position of the first. A tile has the same four
+    numbers, of a part of a prompt. Tiles with most keys are first, so that short ones fill the end of the
+    kernel's time; unused ones are last and have row -1. capacity: at least ``most_tiles``. Without host
+    synchronisation; may be captured in a CUDA graph.
     """
-    tokens = np.diff(starts)
-    counts = -(-tokens // tokens_per_tile)
-    of = np.repeat(np.arange(len(counts)), counts)
-    skipped = (np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)) * tokens_per_tile
-    sizes = np.minimum(tokens[of] - skipped, tokens_per_tile)
-    positions = firsts[of] + skipped
-    tiles = np.stack([table_rows[of], starts[of] + skipped, sizes, positions], axis=1).astype(np.int32)
-    return tiles[np.argsort(-(positions + sizes), kind="stable")]
+    tiles = torch.empty((capacity, 4), dtype=torch.int32, device=prompts.device)
+    count = len(prompts)
+    _plan_tiles[(count + 1,)](prompts, tiles, count, tokens_per_tile, capacity, VECTOR=_VECTOR, num_warps=1)
+    return tiles
 
 
 def attend_prompts(
@@ -147,6 +148,49 @@ def attend_prompts(
 
 
 # Arguments that differ between steps must not cause a recompilation.
+@triton.jit(  # type: ignore[untyped-decorator]
+    do_not_specialize=["count", "size", "capacity"], do_not_specialize_on_alignment=["prompts"]
+)
+def _plan_tiles(  # type: ignore[no-untyped-def]
+    prompts, tiles, count, size, capacity, VECTOR: tl.constexpr
+):
+    """Write the tiles of one prompt; the program after the last prompt's writes the unused ones.
+
+    size: tokens of a tile. The place of a tile is the number of tiles before it: those with more keys, and
+    those of earlier prompts with as many.
+    """
+    prompt = tl.program_id(0)
+    used = prompt < count
+    row, start = _number(prompts, prompt, 0, used), _number(prompts, prompt, 1, used)
+    tokens, first = _number(prompts, prompt, 2, used), _number(prompts, prompt, 3, used)
+    for begin in range(0, tl.where(used, tl.cdiv(tokens, size), capacity), VECTOR):
+        tile = begin + tl.arange(0, VECTOR)
+        skipped = tile * size
+        end = first + tl.minimum(skipped + size, tokens)
+        before = tl.zeros([VECTOR], tl.int32)
+        whole = 0
+        for other in range(0, count):
+            its_tokens = tl.load(prompts + other * 4 + 2)
+            its_first = tl.load(prompts + other * 4 + 3)
+            its_tiles = tl.cdiv(its_tokens, size)
+            whole += its_tiles
+            limit = tl.where(other < prompt, end - 1, end)
+            not_before = tl.minimum(tl.maximum(limit - its_first, 0) // size, tl.maximum(its_tiles - 1, 0))
+            before += tl.where(limit < its_first + its_tokens, its_tiles - not_before, 0)
+        place = tl.where(used, before, whole + tile)
+        there = tl.where(used, skipped < tokens, True) & (place < capacity)
+        to = tiles + place * 4
+        tl.store(to, tl.where(used, row, -1) + tile * 0, mask=there)
+        tl.store(to + 1, start + skipped, mask=there)
+        tl.store(to + 2, end - first - skipped, mask=there)
+        tl.store(to + 3, first + skipped, mask=there)
+
+
+@triton.jit
+def _number(prompts, prompt, column, used):  # type: ignore[no-untyped-def]
+    return tl.load(prompts + prompt * 4 + column, mask=used, other=0)
+
+
 @triton.jit(do_not_specialize=["window", "table_row"])  # type: ignore[untyped-decorator]
 def _attend_tile(  # type: ignore[no-untyped-def]
     query,
