@@ -9,12 +9,14 @@ import torch
 from end_to_end_builders import OVERCOMMIT, make_request, run_engine
 from execute_builders import make_model, make_prompt, needs_triton, tiny_config
 from failing_engine import sabotage
+from graph_builders import RecordingCapturer
 from references import assert_greedy
 from service_builders import Walk
 from strict_interpreter import strict_interpreter
 
 from at_hand import on_cpu
 from shoal.core import StepPlan, derive_seed
+from shoal.execute.linear.merged_products import DenseProductBuilder
 from shoal.execute.protocol import Executor
 from shoal.execute.sequences import RunningSequence
 from shoal.execute.torch_executor import TorchExecutor
@@ -169,9 +171,15 @@ def test_greedy_output_is_that_of_transformers(kind: str, folders: dict[str, Pat
 def test_interpreted_kernels_give_the_tokens_of_transformers(
     kind: str, layout: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With layers that are fused as on a GPU. In the merged layout all steps are recorded, and replays have
+    nothing of the step that was there when they were captured."""
     from gpu_builders import GpuOnCpu
 
+    from shoal.execute.gpu.kernels.layer import TritonLayerKernels
+
     gpu = GpuOnCpu(monkeypatch, attention=None)
+    products = DenseProductBuilder(TritonLayerKernels())
+    monkeypatch.setattr("shoal.execute.model.loading.choose_products", lambda device: products)
     prompts = [make_prompt(length, seed=length) for length in (1, 5, 23)]
     some = [make_request(str(at), kind, prompt, 4) for at, prompt in enumerate(prompts)]
     with strict_interpreter():
@@ -183,11 +191,19 @@ def test_interpreted_kernels_give_the_tokens_of_transformers(
             block_size=4,
             memory_bytes=256 << 10,
             max_running=3,
+            max_batched_tokens=12,
         )
     for at, prompt in enumerate(prompts):
         assert_greedy(folders[kind], prompt, outcome.tokens[str(at)], 4)
-    assert (gpu.queue.read_count > 0) == (layout == "merged")
-    assert (gpu.capturer.tried > 0) == (layout == "merged")
+    assert isinstance(gpu.capturer, RecordingCapturer)
+    if layout == "split":
+        assert gpu.queue.read_count == gpu.capturer.tried == 0
+        return
+    [graphs] = gpu.executors[0].slot_steps.graphs.values()
+    assert [(shape.tokens, shape.prompts > 0) for shape in graphs.shapes] == [
+        (12, True), (6, True), (4, False), (2, False), (1, False)
+    ]  # fmt: skip
+    assert gpu.capturer.replayed == gpu.queue.read_count > 5
 
 
 def test_an_engine_starts_without_memory_for_recording(

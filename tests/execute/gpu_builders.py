@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from graph_builders import FakeCapturer
+from graph_builders import FakeCapturer, RecordingCapturer
 
 from shoal.execute.attention.kv_views import ServiceCache
 from shoal.execute.attention.packed_qkv import PackedQKV
@@ -89,12 +89,12 @@ class LateQueue:
 class GpuOnCpu:
     """Engines that are built while it is entered have a GpuExecutor on the CPU.
 
-    attention: TextbookStep, or None for interpreted kernels.
+    attention: TextbookStep, or None for interpreted kernels, whose launches can be recorded.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch, attention: type | None = TextbookStep) -> None:
         self.queue = LateQueue()
-        self.capturer = FakeCapturer()
+        self.capturer = FakeCapturer() if attention else RecordingCapturer()
         self.executors: list[GpuExecutor] = []
         if attention is not None:
             for module in (slot_steps, graphs):

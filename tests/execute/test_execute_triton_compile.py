@@ -172,15 +172,17 @@ def compile_prompts(
     architecture, shared_bytes = gpu
     patch.setattr(prompts, "shared_bytes", lambda device: shared_bytes)
     query, _, _, (kv, tables, _) = step_of(model, layout, rows=64)
-    tiles = torch.empty((7, 4), dtype=torch.int32, device="meta")
+    rows = torch.empty((3, 4), dtype=torch.int32, device="meta")
     out = torch.empty((*query.shape[:2], model.value_dim), dtype=query.dtype, device="meta")
 
     def step() -> None:
+        tiles = prompts.prompt_tiles(rows, 32, 7)
         prompts.attend_prompts(
             query, kv, tables, tiles, scaling=None, window=model.window, softcap=model.softcap, out=out
         )
 
-    (kernel,) = compile_for(architecture, step)
+    plan, kernel = compile_for(architecture, step)
+    assert_in_registers(plan, folder)
     instruction = "wgmma.mma_async" if architecture == 90 else "mma.sync"
     assert (instruction in kernel.asm["ptx"]) == (model.dtype != "float32")
     assert "cp.async" in kernel.asm["ptx"], "keys and values are not fetched while others are attended"
@@ -274,14 +276,14 @@ def test_prompts_compile(
 def test_steps_of_other_sizes_compile_nothing(compile_for: Callable[..., list[Any]]) -> None:
     """Kernels are the same for other numbers of rows, tiles and programs, and widths of tables."""
     from shoal.execute.gpu.kernels.decode import attend_decodes, plan_work
-    from shoal.execute.gpu.kernels.prompts import attend_prompts
+    from shoal.execute.gpu.kernels.prompts import attend_prompts, prompt_tiles
 
     def step(rows: int, width: int) -> None:
         query, _, _, (kv, tables, lengths) = step_of(LLAMA, "merged", rows)
         tables = torch.empty((3 * rows, width, 1), dtype=torch.int32, device="meta")
         work = plan_work(lengths, 16 + rows, 2 * rows)
         attend_decodes(query, kv, tables, lengths, work, scaling=None, softcap=None)
-        tiles = torch.empty((rows, 4), dtype=torch.int32, device="meta")
+        tiles = prompt_tiles(torch.empty((rows, 4), dtype=torch.int32, device="meta"), rows, 3 * rows)
         attend_prompts(
             query,
             kv,
