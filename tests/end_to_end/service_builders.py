@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ from at_hand import DEVICE
 from shoal.core import FinishReason, Service
 from shoal.engine import Engine, EngineOptions, ServiceInfo, build_engine
 from shoal.kvcache import KVCacheOptions
-from shoal.schedule import SchedulerOptions
+from shoal.schedule import SchedulerOptions, WeightsOptions
 
 CLOSE = 1e-3
 """Where an undisturbed model finds two tokens this near to each other, either may come."""
@@ -39,6 +39,7 @@ class Walk:
     """One engine; ``folders`` are the models by kind, and a service ``<kind>-<n>`` has that of its kind.
 
     per_change: requests that come during a change, however long it takes. dtype: of all services, or by name.
+    pinned: services whose weights never leave.
     """
 
     def __init__(
@@ -53,12 +54,14 @@ class Walk:
         per_change: int = 12,
         dtype: str | Mapping[str, str] = "float32",
         kv: dict[str, Any] | None = None,
+        weights: WeightsOptions | None = None,
+        pinned: Collection[str] = (),
         **scheduler: Any,
     ) -> None:
         self.random = random.Random(seed)
         self.folders = dict(folders)
         self.prompts, self.output, self.vocab = prompts, output, vocab
-        self.per_change, self.dtype = per_change, dtype
+        self.per_change, self.dtype, self.pinned = per_change, dtype, pinned
         self.asked: dict[str, Asked] = {}
         self.unlike: list[str] = []
         """Requests whose tokens differ from the undisturbed ones where these were a near tie."""
@@ -70,6 +73,7 @@ class Walk:
             services=tuple(self._service(name) for name in begin),
             kv_cache=KVCacheOptions(**{"memory_bytes": 256 << 10, "block_size": 4} | (kv or {})),
             scheduler=SchedulerOptions(**scheduler),
+            weights=weights or WeightsOptions(),
             threads=1,
             device=DEVICE,
         )
@@ -85,7 +89,7 @@ class Walk:
 
     def _service(self, name: str) -> Service:
         dtype = self.dtype if isinstance(self.dtype, str) else self.dtype[name]
-        return Service(name=name, model=name, dtype=dtype)
+        return Service(name=name, model=name, dtype=dtype, pin=name in self.pinned)
 
     def submit(self, service: str, count: int = 0) -> None:
         length, rng = self.random.randint(*self.prompts), self.random
@@ -134,6 +138,8 @@ class Walk:
 
     def finish(self) -> None:
         while self.engine.busy or self.changing:
+            if self.engine.idle and self.engine.needs_polling:
+                time.sleep(0.0005)  # while weights come
             self.step()
 
     def walk(self, changes: int, names: list[str], most: int = 4, always: tuple[str, ...] = ()) -> None:
