@@ -102,6 +102,36 @@ def test_sampled_outputs_are_those_of_a_torch_executor(
     assert (ours.preemptions > 0) == ("preemption_mode" in settings)
 
 
+@pytest.mark.parametrize("tokens", [9, 24, 2048])
+def test_prompts_beside_decodes_of_two_services_on_one_model(
+    tokens: int, folders: dict[str, Path], gpu: "GpuOnCpu", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In chunks of some tokens, and with prefixes that are in the pool. Steps of both are recorded together,
+    but for those that are too large."""
+    models = dict.fromkeys(("a", "b"), folders["gemma3"])
+    shared = make_prompt(40, seed=0)
+    several = [
+        make_request(
+            str(at),
+            "ab"[at % 2],
+            shared[: 9 * (at % 4)] + make_prompt(2 + 7 * at, seed=at),
+            9,
+            derive_seed(at, 7),
+            **ON_DEVICE[at % 4],
+        )
+        for at in range(9)
+    ]
+    settings: dict[str, Any] = {"depth": 2, "max_batched_tokens": tokens, "every": 3, "block_size": 4}
+    ours = run_engine(models, [several], **settings)
+    monkeypatch.undo()
+    theirs = run_engine(models, [several], **settings)
+    assert ours.tokens == theirs.tokens
+    [graphs] = gpu.executors[0].slot_steps.graphs.values()
+    largest = max(shape.tokens for shape in graphs.shapes if shape.prompts)
+    assert largest == (12 if tokens == 9 else 40)
+    assert 0 < gpu.capturer.replayed <= gpu.queue.read_count
+
+
 def test_rows_that_need_more_candidates_are_computed_again(
     folders: dict[str, Path], gpu: "GpuOnCpu", monkeypatch: pytest.MonkeyPatch
 ) -> None:

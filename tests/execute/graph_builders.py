@@ -19,8 +19,8 @@ class FakeCapturer:
     """Replays work by calling it again. Captures raise ``errors`` first."""
 
     def __init__(self, *errors: Exception) -> None:
-        self.tried = 0
-        """Number of captures that were tried."""
+        self.tried = self.replayed = 0
+        """Numbers of captures that were tried, and of replays."""
         self._errors = list(errors)
 
     def capture(self, compute: Callable[[], torch.Tensor]) -> CapturedGraph:
@@ -31,6 +31,7 @@ class FakeCapturer:
         address = output.data_ptr()
 
         def replay() -> None:
+            self.replayed += 1
             output.fill_(torch.nan)
             assert compute().data_ptr() == address, "a graph always writes to the same address"
 
