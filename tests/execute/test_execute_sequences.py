@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from hypothesis_profiles import examples
-from shoal.core import NewSequence, SamplingParams, StepPlan
+from shoal.core import NewSequence, SamplingParams, StepPlan, uniform
 from shoal.execute.attention.kv_buffers import KVStore
 from shoal.execute.attention.kv_views import ServiceCache
 from shoal.execute.batch import StepBatch, build_batch
@@ -138,3 +138,19 @@ def test_no_rows_can_be_advanced() -> None:
     sequences = SequenceTable()
     sequences.advance([], [])
     assert sequences.computed.tolist() == [0]
+
+
+def test_draws_depend_on_the_seed_and_the_number_of_the_output() -> None:
+    """Those that `shoal.core.uniform` gives, whatever was in the slots before."""
+    sequences = SequenceTable()
+    seeds = (0, 7, 2**63, 2**64 - 1, -5)
+    for left in (False, True):
+        joined = tuple(
+            NewSequence(at, [1] * 9, 9 - at, 9 + at, (), SamplingParams(), seed=seed + left)
+            for at, seed in enumerate(seeds)
+        )
+        sequences.apply(make_plan(left=tuple(range(5)) if left else (), joined=joined))
+        slots = [sequences[at].slot for at in range(5)]
+        expected = [uniform(seed + left, 2 * at) for at, seed in enumerate(seeds)]
+        assert sequences.draws(slots).tolist() == expected
+    assert sequences.draws([]).tolist() == []

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from shoal.core import NewSequence, SamplingParams, StepPlan
+from shoal.core import NewSequence, SamplingParams, StepPlan, derive_seed
+from shoal.forecast.draws import derive_seeds, uniforms
 
 
 @dataclass(slots=True)
@@ -100,6 +101,10 @@ class SequenceTable:
         """Blocks of each table [slots]."""
         self.computed = np.zeros(1, dtype=np.int64)
         """Number of leading tokens whose KV is in the pool [slots]."""
+        self.seeds = np.zeros(1, dtype=np.uint64)
+        """``derive_seed(seed)`` of the seed of random draws [slots]."""
+        self.prompt_tokens = np.zeros(1, dtype=np.int64)
+        """[slots]"""
         self.changed: list[tuple[int, int, Sequence[int]]] = []
         """Table entries that the last plan set: slot, first column, blocks; in order."""
         self._free = [0]
@@ -124,6 +129,11 @@ class SequenceTable:
         slots = np.array([row.slot for row in rows], dtype=np.int64)
         self.computed[slots] += np.array(new_tokens, dtype=np.int64)
 
+    def draws(self, slots: Sequence[int]) -> np.ndarray:
+        """The random draws for the tokens behind the computed ones of sequences, in [0, 1): [slots]."""
+        outputs = self.computed[slots] - self.prompt_tokens[slots]
+        return uniforms(derive_seeds(self.seeds[slots], outputs))
+
     def __getitem__(self, seq_id: int) -> RunningSequence:
         return self.sequences[seq_id]
 
@@ -139,6 +149,8 @@ class SequenceTable:
             seed=joined.seed,
         )
         self.computed[slot] = joined.computed
+        self.seeds[slot] = derive_seed(joined.seed)
+        self.prompt_tokens[slot] = joined.prompt_tokens
         self._put_blocks(slot, joined.blocks, start=0)
 
     def _put_blocks(self, slot: int, blocks: Sequence[int], *, start: int) -> None:
@@ -157,4 +169,6 @@ class SequenceTable:
         self.tables = np.concatenate([self.tables, np.zeros_like(self.tables)])
         self.num_blocks = np.concatenate([self.num_blocks, np.zeros_like(self.num_blocks)])
         self.computed = np.concatenate([self.computed, np.zeros_like(self.computed)])
+        self.seeds = np.concatenate([self.seeds, np.zeros_like(self.seeds)])
+        self.prompt_tokens = np.concatenate([self.prompt_tokens, np.zeros_like(self.prompt_tokens)])
         self._free += range(2 * count - 1, count - 1, -1)

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from shoal.core import StepPlan, StepResult, StepTimings, uniform
+from shoal.core import StepPlan, StepResult, StepTimings
 from shoal.execute.attention.kv_views import UnitIds
 from shoal.execute.cuda_graphs import CudaGraphCapturer, GraphCapturer
 from shoal.execute.current_device import on_device
@@ -177,10 +177,7 @@ class GpuExecutor(TorchExecutor):
         self._sequences.advance(rows, plan.new_tokens)
         sampled = [rows[row] for row in plan.sampled]
         slots = [row.slot for row in sampled]
-        draws = [
-            0.0 if row.sampling.greedy else uniform(row.seed, known - row.prompt_tokens)
-            for row, known in zip(sampled, self._sequences.computed[slots].tolist(), strict=True)
-        ]
+        draws: list[float] = self._sequences.draws(slots).tolist()
         params = [row.sampling for row in sampled]
         tokens = logits.new_zeros(0, dtype=torch.int64)
         if sampled:
