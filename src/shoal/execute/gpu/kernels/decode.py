@@ -13,6 +13,7 @@ import triton.language as tl
 
 from shoal.execute.attention.kv_views import LayerKV
 from shoal.execute.gpu.kernels.devices import multiprocessors
+from shoal.execute.gpu.kernels.sizes import padded_width, power_of_2
 
 SHORTEST_CHUNK = 256
 """Contexts of at most this many tokens are not divided."""
@@ -143,7 +144,7 @@ def attend_decodes(
         VALUE_DIM=value_dim,
         KEY_WIDTH=key_width,
         VALUE_WIDTH=value_width,
-        ROWS=max(16, triton.next_power_of_2(group)),
+        ROWS=max(16, power_of_2(group)),
         KEYS=keys or max(16, min(KEYS, fitting)),
         SOFTCAPPED=bool(softcap),
         num_warps=num_warps,
@@ -161,11 +162,6 @@ def attend_decodes(
         num_warps=4,
     )
     return out
-
-
-def padded_width(dim: int) -> int:
-    """Elements of a tile's row for keys or values of this size."""
-    return max(16, int(triton.next_power_of_2(dim)))
 
 
 # Arguments that differ between steps must not cause a recompilation.

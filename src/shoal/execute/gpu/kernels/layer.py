@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from shoal.execute.current_device import on_device
+from shoal.execute.gpu.kernels.sizes import cdiv, power_of_2
 from shoal.execute.linear.native_product import Activation
 
 ACTIVATION_BLOCK = 1024
@@ -49,7 +50,7 @@ class TritonLayerKernels:
         size = both // 2
         out = gate_up.new_empty((rows, size))
         if rows:
-            grid = (rows, triton.cdiv(size, ACTIVATION_BLOCK))
+            grid = (rows, cdiv(size, ACTIVATION_BLOCK))
             _gated_activation[grid](
                 gate_up, out, size, ACTIVATION=int(activation), BLOCK=ACTIVATION_BLOCK, enable_fp_fusion=False
             )
@@ -83,7 +84,7 @@ def _launch_norm(
     rows, size = x.shape
     if not rows:
         return
-    width = triton.next_power_of_2(size)
+    width = power_of_2(size)
     fewest, most = _WARPS
     _residual_norm[(rows,)](
         x,

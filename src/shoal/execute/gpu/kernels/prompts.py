@@ -5,14 +5,16 @@ query heads of that KV head.
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 
 from shoal.execute.attention.kv_views import LayerKV
-from shoal.execute.gpu.kernels.decode import log2_scores, padded_width
+from shoal.execute.gpu.kernels.decode import log2_scores
 from shoal.execute.gpu.kernels.devices import shared_bytes
+from shoal.execute.gpu.kernels.sizes import padded_width, power_of_2
 
 NUM_STAGES = 3
 """Table entries are read two tiles of keys ahead, and keys and values one."""
@@ -45,13 +47,23 @@ _VECTOR = 128
 def tile_shape(heads: int, kv: LayerKV) -> TileShape:
     """The tile shape for layers like this one on their device."""
     widths = padded_width(kv.keys.shape[-1]), padded_width(kv.values.shape[-1])
-    size, available = kv.keys.element_size(), shared_bytes(kv.keys.device)
-    shapes = SHAPES_FLOAT32 if kv.keys.dtype == torch.float32 else SHAPES
-    fitting = (shape for shape in shapes if _needed_bytes(shape, *widths, size) <= available)
+    is_float32 = kv.keys.dtype == torch.float32
+    return _tile_shape(
+        heads // kv.kv_heads, *widths, kv.keys.element_size(), is_float32, shared_bytes(kv.keys.device)
+    )
+
+
+@cache
+def _tile_shape(
+    group: int, key_width: int, value_width: int, size: int, is_float32: bool, available_bytes: int
+) -> TileShape:
+    """size: of an element in bytes."""
+    shapes = SHAPES_FLOAT32 if is_float32 else SHAPES
+    fitting = (
+        shape for shape in shapes if _needed_bytes(shape, key_width, value_width, size) <= available_bytes
+    )
     found = next(fitting, shapes[-1])
-    group = heads // kv.kv_heads
-    rows = max(found.rows, int(triton.next_power_of_2(group)))
-    return TileShape(rows, found.keys, found.num_warps, found.num_stages)
+    return TileShape(max(found.rows, power_of_2(group)), found.keys, found.num_warps, found.num_stages)
 
 
 def _needed_bytes(shape: TileShape, key_width: int, value_width: int, size: int) -> int:

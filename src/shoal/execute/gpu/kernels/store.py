@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from shoal.execute.attention.kv_views import LayerKV
+from shoal.execute.gpu.kernels.sizes import cdiv, power_of_2
 
 HEADS = 4
 """Heads that a program computes."""
@@ -41,7 +42,7 @@ def rotate_and_store(
     if not tokens:
         return query
     qkv, cos, sin = (x if x.stride(1) == 1 else x.contiguous() for x in (qkv, cos, sin))
-    _rotate_and_store[(tokens, triton.cdiv(heads, HEADS) + triton.cdiv(kv.kv_heads, HEADS))](
+    _rotate_and_store[(tokens, cdiv(heads, HEADS) + cdiv(kv.kv_heads, HEADS))](
         qkv,
         query,
         kv.keys,
@@ -66,8 +67,8 @@ def rotate_and_store(
         cos.shape[1],
         INTERLEAVED=rotary_interleaved,
         HEADS=HEADS,
-        KEY_WIDTH=triton.next_power_of_2(key_dim),
-        VALUE_WIDTH=triton.next_power_of_2(value_dim),
+        KEY_WIDTH=power_of_2(key_dim),
+        VALUE_WIDTH=power_of_2(value_dim),
         enable_fp_fusion=False,
     )
     return query
@@ -85,7 +86,7 @@ def store(
     tokens, key_dim, value_dim = len(key), key.shape[2], value.shape[2]
     if not tokens:
         return
-    _store[(tokens, triton.cdiv(kv.kv_heads, HEADS))](
+    _store[(tokens, cdiv(kv.kv_heads, HEADS))](
         key,
         value,
         kv.keys,
@@ -101,8 +102,8 @@ def store(
         key_dim,
         value_dim,
         HEADS=HEADS,
-        KEY_WIDTH=triton.next_power_of_2(key_dim),
-        VALUE_WIDTH=triton.next_power_of_2(value_dim),
+        KEY_WIDTH=power_of_2(key_dim),
+        VALUE_WIDTH=power_of_2(value_dim),
     )
 
 
