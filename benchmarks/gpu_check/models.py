@@ -1,6 +1,8 @@
 """Models with random weights, and engines of them, for the parts of `benchmarks.gpu_check`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.gpu_check.cases import SkipCase
@@ -15,6 +17,10 @@ from shoal.schedule import SchedulerOptions
 
 _SPARE_BYTES = 2 << 30
 """For activations, recorded steps and libraries."""
+
+
+WAYS = {"recorded": True, "launched one by one": False}
+"""Ways of computing steps of prompts: whether they are recorded."""
 
 
 def require_memory(device: str, models: Sequence[Llama], kv_bytes: int) -> None:
@@ -51,3 +57,19 @@ def engine_of(models: ModelSet, services: Sequence[Service], kv_bytes: int, dept
     )
     engine, _ = assemble_engine(options, models, threads=threads_of(options.device))
     return engine
+
+
+@contextmanager
+def steps_of_prompts(recorded: bool) -> Iterator[None]:
+    """Inside, steps of prompts are recorded or not."""
+    if recorded or find_spec("triton") is None:
+        yield
+        return
+    from shoal.execute.gpu import graphs
+
+    shapes = graphs.PROMPT_SHAPES
+    graphs.PROMPT_SHAPES = ()
+    try:
+        yield
+    finally:
+        graphs.PROMPT_SHAPES = shapes

@@ -8,17 +8,15 @@ kernel. Decodes are recorded in both.
 
 import random
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.gpu_check.cases import Cases, Figures, SkipCase, quantile
-from benchmarks.gpu_check.models import engine_of, load, require_memory, service_of
+from benchmarks.gpu_check.models import WAYS, engine_of, load, require_memory, service_of, steps_of_prompts
 from benchmarks.gpu_check.shapes import LLAMA_1B, LLAMA_8B, TINY, VOCABULARY, Llama
 from benchmarks.gpu_check.timing import traced
 from shoal.core import Request, SamplingParams
@@ -39,8 +37,6 @@ class Load:
     """For all requests, roughly."""
 
 
-WAYS = {"recorded": True, "launched one by one": False}
-"""Ways of computing steps of prompts."""
 _LINE = "{{tokens/s:.0f}} tokens/s, TPOT p50 {{TPOT p50, ms:.1f}} p99 {{TPOT p99, ms:.0f}} ms ({})"
 _MODELS = (LLAMA_1B, replace(LLAMA_1B, name="Llama-1B-b"), LLAMA_8B)
 """Two of them need the same kernels, which saves the time of compiling others."""
@@ -61,22 +57,6 @@ def run(cases: Cases) -> None:
         for way, recorded in WAYS.items():
             line = f"idle {{GPU idle:.0%}} ({way})"
             cases.run(f"{way}, traced", partial(mixed.trace, recorded), seconds=seconds / 2, line=line)
-
-
-@contextmanager
-def steps_of_prompts(recorded: bool) -> Iterator[None]:
-    """Inside, steps of prompts are recorded or not."""
-    if recorded or find_spec("triton") is None:
-        yield
-        return
-    from shoal.execute.gpu import graphs
-
-    shapes = graphs.PROMPT_SHAPES
-    graphs.PROMPT_SHAPES = ()
-    try:
-        yield
-    finally:
-        graphs.PROMPT_SHAPES = shapes
 
 
 @dataclass

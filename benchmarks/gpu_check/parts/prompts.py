@@ -1,4 +1,7 @@
-"""GPU check, part `prompts`: prefill steps of the executor, without an engine."""
+"""GPU check, part `prompts`: prefill steps of the executor, without an engine.
+
+Steps that are short enough to be recorded are also measured without that: launched kernel by kernel.
+"""
 
 import time
 from collections.abc import Sequence
@@ -9,7 +12,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from benchmarks.gpu_check.cases import Cases, Figures
-from benchmarks.gpu_check.models import load, require_memory, service_of
+from benchmarks.gpu_check.models import load, require_memory, service_of, steps_of_prompts
 from benchmarks.gpu_check.shapes import LLAMA_1B, LLAMA_8B, TINY, Llama
 from benchmarks.step_profile import SERVICE, Bench
 
@@ -30,8 +33,14 @@ class Chunk:
         return f"{self.rows} x {self.tokens:,} tokens{behind}"
 
 
-CHUNKS = (Chunk(1, 2048), Chunk(16, 128), Chunk(1, 2048, 32_768))
+CHUNKS = (
+    *(Chunk(1, 2048), Chunk(16, 128), Chunk(1, 2048, 32_768)),
+    *(Chunk(1, tokens) for tokens in (32, 100, 260, 500, 1000)),
+    Chunk(8, 32),
+)
 TINY_CHUNKS = (Chunk(1, 32), Chunk(4, 8), Chunk(1, 16, 64))
+_RECORDED_TOKENS = 512
+"""Most tokens of steps that are measured in both ways."""
 
 
 def run(cases: Cases) -> None:
@@ -62,11 +71,20 @@ class _Steps:
         return bench
 
     def measure(self, chunk: Chunk) -> Figures:
+        tokens = chunk.rows * chunk.tokens
+        seconds = self._seconds(chunk)
+        figures: dict[str, float | str] = {"ms": 1e3 * seconds, "tokens/s": tokens / seconds}
+        if tokens <= _RECORDED_TOKENS:
+            with steps_of_prompts(recorded=False):
+                figures["ms, launched one by one"] = 1e3 * self._seconds(chunk)
+        return figures
+
+    def _seconds(self, chunk: Chunk) -> float:
+        """Median time of a step."""
         known, times = chunk.computed + chunk.tokens, []
         with self._bench.sequences(chunk.rows, known, chunk.computed) as joined:
-            for _ in range(1 + _ROUNDS):  # the first one compiles and allocates
+            for _ in range(1 + _ROUNDS):  # the first one compiles, records and allocates
                 started = time.perf_counter()
                 self._bench.step(joined, chunk.tokens)
                 times.append(time.perf_counter() - started)
-        seconds = median(times[1:])
-        return {"ms": 1e3 * seconds, "tokens/s": chunk.rows * chunk.tokens / seconds}
+        return median(times[1:])
