@@ -9,7 +9,7 @@ import torch
 from end_to_end_builders import OVERCOMMIT, make_request, run_engine
 from execute_builders import make_model, make_prompt, needs_triton, tiny_config
 from failing_engine import sabotage
-from graph_builders import RecordingCapturer
+from graph_builders import FakeCapturer, RecordingCapturer
 from references import assert_greedy
 from service_builders import Walk
 from strict_interpreter import strict_interpreter
@@ -17,6 +17,7 @@ from strict_interpreter import strict_interpreter
 from at_hand import on_cpu
 from shoal.core import StepPlan, derive_seed
 from shoal.execute.linear.merged_products import DenseProductBuilder
+from shoal.execute.model.fused_forward import FusedForward
 from shoal.execute.protocol import Executor
 from shoal.execute.sequences import RunningSequence
 from shoal.execute.torch_executor import TorchExecutor
@@ -132,6 +133,35 @@ def test_prompts_beside_decodes_of_two_services_on_one_model(
     assert 0 < gpu.capturer.replayed <= gpu.queue.read_count
 
 
+@pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "that cannot be recorded"])
+def test_steps_of_which_some_run_without_a_graph(
+    recorded: bool, folders: dict[str, Path], gpu: "GpuOnCpu", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the numbers of one: those that report log-probabilities of prompts or embeddings, or all."""
+    if not recorded:
+        gpu.capturer = FakeCapturer(*(RuntimeError("it looks at a number") for _ in range(99)))
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 1.0},
+        {"temperature": 0.0, "prompt_logprobs": 2},
+        {"embed": True, "max_tokens": 1},
+    ]
+    models = {kind: folders[kind] for kind in ("llama", "gpt2")}
+    several = [
+        make_request(str(at), ("llama", "gpt2")[at % 2], make_prompt(3 + 5 * at, seed=at), 6, **kinds[at % 3])
+        for at in range(6)
+    ]
+    settings: dict[str, Any] = {"depth": 2, "max_batched_tokens": 17, "every": 2}
+    ours = run_engine(models, [several], **settings)
+    monkeypatch.undo()
+    theirs = run_engine(models, [several], **settings)
+    assert ours.tokens == theirs.tokens
+    assert ours.prompt_logprobs.keys() == theirs.prompt_logprobs.keys() == {"1", "4"}
+    for at, told in ours.prompt_logprobs.items():
+        assert [each.token for each in told] == [each.token for each in theirs.prompt_logprobs[at]]
+    assert ours.embeddings.keys() == theirs.embeddings.keys() == {"2", "5"}
+    assert (gpu.capturer.replayed > 0) == recorded
+
+
 def test_rows_that_need_more_candidates_are_computed_again(
     folders: dict[str, Path], gpu: "GpuOnCpu", monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,7 +229,7 @@ def test_greedy_output_is_that_of_transformers(kind: str, folders: dict[str, Pat
 
 @pytest.mark.parametrize(("kind", "layout"), [("gemma3", "merged"), ("llama", "merged"), ("llama", "split")])
 def test_interpreted_kernels_give_the_tokens_of_transformers(
-    kind: str, layout: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    kind: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With layers that are fused as on a GPU. In the merged layout all steps are recorded, and replays have
     nothing of the step that was there when they were captured."""
@@ -210,11 +240,12 @@ def test_interpreted_kernels_give_the_tokens_of_transformers(
     gpu = GpuOnCpu(monkeypatch, attention=None)
     products = DenseProductBuilder(TritonLayerKernels())
     monkeypatch.setattr("shoal.execute.model.loading.choose_products", lambda device: products)
+    folder = make_model(tmp_path / kind, tiny_config(kind))
     prompts = [make_prompt(length, seed=length) for length in (1, 5, 23)]
     some = [make_request(str(at), kind, prompt, 4) for at, prompt in enumerate(prompts)]
     with strict_interpreter():
         outcome = run_engine(
-            {kind: folders[kind]},
+            {kind: folder},
             [some],
             depth=2,
             layout=layout,
@@ -224,12 +255,14 @@ def test_interpreted_kernels_give_the_tokens_of_transformers(
             max_batched_tokens=12,
         )
     for at, prompt in enumerate(prompts):
-        assert_greedy(folders[kind], prompt, outcome.tokens[str(at)], 4)
+        assert_greedy(folder, prompt, outcome.tokens[str(at)], 4)
+    [executor] = gpu.executors
+    assert isinstance(executor._services[kind].model.forward, FusedForward)
     assert isinstance(gpu.capturer, RecordingCapturer)
     if layout == "split":
         assert gpu.queue.read_count == gpu.capturer.tried == 0
         return
-    [graphs] = gpu.executors[0].slot_steps.graphs.values()
+    [graphs] = executor.slot_steps.graphs.values()
     assert [(shape.tokens, shape.prompts > 0) for shape in graphs.shapes] == [
         (12, True), (6, True), (4, False), (2, False), (1, False)
     ]  # fmt: skip
