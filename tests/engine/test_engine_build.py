@@ -8,7 +8,6 @@ import pytest
 from engine_builders import make_request, run_all
 
 from shoal.core import ConfigError, ModelUnavailable, Service
-from shoal.engine import build
 from shoal.engine.build import build_engine, default_swap_bytes, default_threads
 from shoal.engine.options import EngineOptions
 from shoal.kvcache import KVCacheOptions
@@ -133,9 +132,8 @@ def test_more_memory_than_is_free_is_rejected(tiny_llama, field):
     ("device", "pool_gib", "free_gib", "expected_gib"),
     [("cpu", 2, 64, 8), ("cpu", 40, 64, 16), ("cuda:0", 40, 64, 4), ("cuda", 2, 8, 2), ("cuda", 0.5, 64, 2)],
 )
-def test_default_host_memory_for_swapped_kv(monkeypatch, device, pool_gib, free_gib, expected_gib):
-    monkeypatch.setattr(build, "free_memory_bytes", lambda: free_gib * GIB)
-    assert default_swap_bytes(device, int(pool_gib * GIB)) == expected_gib * GIB
+def test_default_host_memory_for_swapped_kv(device, pool_gib, free_gib, expected_gib):
+    assert default_swap_bytes(device, int(pool_gib * GIB), free_gib * GIB) == expected_gib * GIB
 
 
 @pytest.mark.parametrize("free", [MEMORY, 100 * MEMORY])
@@ -144,7 +142,7 @@ def test_engines_on_one_device_share_the_default_pool_memory(tiny_llama, monkeyp
 
     folder, _ = tiny_llama
     monkeypatch.setattr(model_set, "DEFAULT_CPU_KV_BYTES", MEMORY)
-    monkeypatch.setattr(model_set, "free_memory_bytes", lambda: free)
+    monkeypatch.setattr(model_set, "free_bytes", lambda device: free)
 
     def pool_bytes(share):
         shared = options(kv_cache=KVCacheOptions(), memory_share=share)
@@ -154,9 +152,8 @@ def test_engines_on_one_device_share_the_default_pool_memory(tiny_llama, monkeyp
     assert 0.8 * alone < 2 * half <= alone
 
 
-def test_engines_on_one_device_share_the_default_swap_memory(monkeypatch):
-    monkeypatch.setattr(build, "free_memory_bytes", lambda: 64 * GIB)
-    assert default_swap_bytes("cpu", 40 * GIB, share=0.5) == 8 * GIB
+def test_engines_on_one_device_share_the_default_swap_memory():
+    assert default_swap_bytes("cpu", 40 * GIB, 64 * GIB, share=0.5) == 8 * GIB
 
 
 def test_services_without_a_folder_are_named(tiny_llama):

@@ -152,12 +152,15 @@ class HandScheduler:
         memory_bytes: int = 4 << 20,
         dtype: str = "float32",
         depth: int = 1,
+        weights_bytes: int | None = None,
         **service: Any,
     ) -> None:
         services = [
             Service(name=name, model=str(folder), dtype=dtype, **service) for name, folder in folders.items()
         ]
-        self.models: ModelSet = load_models(services, folders, device=DEVICE, attention=attention)
+        self.models: ModelSet = load_models(
+            services, folders, device=DEVICE, attention=attention, weights_bytes=weights_bytes
+        )
         self.layout = plan_layout(
             self.models.kv_shapes, memory_bytes=memory_bytes, block_size=block_size, kind=layout
         )

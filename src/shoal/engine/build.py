@@ -1,5 +1,6 @@
 """Builds an engine from ``EngineOptions``: loads models, sizes KV pool and swap space, assembles parts."""
 
+import json
 import os
 import socket
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ from shoal.engine.info import EngineInfo, ServiceInfo
 from shoal.engine.migration.kv_format import kv_format
 from shoal.engine.options import EngineOptions
 from shoal.engine.service_changes import ServiceChanges
+from shoal.engine.speed import KeptSpeeds, measure_absent
 from shoal.execute.free_memory import free_memory_bytes
 from shoal.execute.protocol import Executor
 from shoal.kvcache.layout import PoolLayout, plan_layout
@@ -21,7 +23,8 @@ from shoal.native import native_status
 from shoal.schedule import Scheduler, ServiceLimits
 
 if TYPE_CHECKING:
-    from shoal.execute.model.model_set import ModelSet
+    from shoal.execute.model.model_set import ModelSet, ServedModel
+    from shoal.execute.weights.image import WeightImage
 
 _SWAP_POOLS = 4
 """Default swap space in host memory, as a multiple of the KV pool; untouched pages take no memory."""
@@ -79,7 +82,7 @@ def assemble_engine(
 
     layout = _plan_pool(options, models)
     pool = BlockPool(layout, prefix_caching=options.kv_cache.prefix_caching)
-    host = _host_pool(options, layout)
+    host = _host_pool(options, layout, max(0, free_memory_bytes() - models.reserved_bytes))
     limits = {service.name: _limits(service, models) for service in options.services}
     scheduler_options = options.scheduler.with_depth_for(options.device)
     depth = scheduler_options.max_in_flight
@@ -95,6 +98,8 @@ def assemble_engine(
 
     executor.warm_up(scheduler.max_running, scheduler_options.max_batched_tokens)
 
+    settings = json.dumps([threads, options.attention, options.kv_cache.dtype])  # on which speeds depend
+
     def describe(service: Service) -> ServiceInfo:
         name = service.name
         model = models.services[name].model
@@ -106,11 +111,15 @@ def assemble_engine(
             weight_bytes=weight_bytes(model),
             described=model.described,
         )
+        if model.image is not None and (speed := _kept_speeds(model.image).find(settings)) is not None:
+            described = replace(described, **speed._asdict())
         if options.scheduler.admission.slice_tokens is not None:
             return described  # a slice is granted with its blocks, so no KV can be imported
         weights = f"{model.dtype} {model.weights}"
         return replace(described, kv_format=kv_format(pool.layout, name, model.folder, weights))
 
+    for service in options.services if models.weights is not None else ():
+        _keep_speed(models.services[service.name], service.name, describe(service), executor, pool, settings)
     wrapped = wrap(executor)
     changes = ServiceChanges(
         scheduler,
@@ -137,6 +146,27 @@ def assemble_engine(
         host=socket.gethostname(),
     )
     return engine, info
+
+
+def _kept_speeds(image: "WeightImage") -> KeptSpeeds:
+    return KeptSpeeds(image.folder / "speeds.json")
+
+
+def _keep_speed(
+    served: "ServedModel",
+    name: str,
+    described: ServiceInfo,
+    executor: Executor,
+    pool: BlockPool,
+    settings: str,
+) -> None:
+    """Measure the speed of a service whose weights are absent, unless that was done at an earlier start."""
+    if served.model.image is None or described.decode_s:
+        return
+    limit, vocab_size = described.max_total_tokens, described.vocab_size
+    speed = measure_absent(executor, pool, name, served.weights, limit, vocab_size)
+    if speed is not None:
+        _kept_speeds(served.model.image).keep(settings, speed)
 
 
 def _kernels_of(models: "ModelSet") -> str:
@@ -178,15 +208,15 @@ def _plan_pool(options: EngineOptions, models: "ModelSet") -> PoolLayout:
     )
 
 
-def _host_pool(options: EngineOptions, layout: PoolLayout) -> BlockPool | None:
-    """The pool for swapped KV in host memory; None if preempted requests are recomputed."""
+def _host_pool(options: EngineOptions, layout: PoolLayout, free: int) -> BlockPool | None:
+    """The pool for swapped KV in host memory; None if preempted requests are recomputed. free: bytes."""
     if options.scheduler.preemption_mode != "swap":
         return None
     swap_bytes = options.kv_cache.swap_bytes
     if swap_bytes is None:
-        default = default_swap_bytes(options.device, layout.total_bytes, options.memory_share)
+        default = default_swap_bytes(options.device, layout.total_bytes, free, options.memory_share)
         swap_bytes = max(layout.merged_bytes, default)
-    elif swap_bytes > (free := free_memory_bytes()):
+    elif swap_bytes > free:
         raise ConfigError(
             f"kv_cache.swap: {swap_bytes / 2**30:.1f} GiB are asked for, but {free / 2**30:.1f} GiB of host"
             " memory are free"
@@ -194,9 +224,12 @@ def _host_pool(options: EngineOptions, layout: PoolLayout) -> BlockPool | None:
     return BlockPool(layout.resized(swap_bytes), prefix_caching=False)
 
 
-def default_swap_bytes(device: str, pool_bytes: int, share: float = 1.0) -> int:
-    """Default bytes of host memory for swapped KV. share: as in ``EngineOptions.memory_share``."""
-    swap_bytes = min(_SWAP_POOLS * pool_bytes, int(free_memory_bytes() * share / 4))
+def default_swap_bytes(device: str, pool_bytes: int, free: int, share: float = 1.0) -> int:
+    """Default bytes of host memory for swapped KV.
+
+    free: bytes of host memory that are left. share: as in ``EngineOptions.memory_share``.
+    """
+    swap_bytes = min(_SWAP_POOLS * pool_bytes, int(free * share / 4))
     return min(swap_bytes, _PINNED_SWAP_BYTES) if device.startswith("cuda") else swap_bytes
 
 

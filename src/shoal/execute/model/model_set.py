@@ -85,11 +85,18 @@ class ModelSet:
         return sum(weight_bytes(model) for model in self.models)
 
     @property
-    def resident_bytes(self) -> int:
-        """Bytes of weights that are in memory at once, at most."""
-        return (
-            self.weight_bytes if self.weights is None else min(self.weights.budget_bytes, self.weight_bytes)
-        )
+    def reserved_bytes(self) -> int:
+        """Free memory that is kept for weights which come and go; counted in full, wherever they are now."""
+        return 0 if self.weights is None else min(self.weights.budget_bytes, self.weight_bytes)
+
+    def check_weights_fit(self) -> None:
+        """Raise ConfigError if the device has no memory for the weights that may be there at once."""
+        free = free_bytes(self.device)
+        if self.reserved_bytes > free:
+            raise ConfigError(
+                f"weights.memory: weights would take {self.reserved_bytes / 2**30:.2f} GiB, but"
+                f" {free / 2**30:.2f} GiB of memory are free on {self.device}"
+            )
 
     def check_kv_bytes(self, kv_bytes: int) -> None:
         """Raise ConfigError if the device has no memory for a KV pool of that size."""
@@ -122,9 +129,8 @@ class ModelSet:
         return size
 
     def _free_bytes(self) -> int:
-        """Bytes of the device that can still be allocated when all weights that may be there are."""
-        free = free_bytes(self.device)
-        return free if self.weights is None else max(0, free - self.resident_bytes)
+        """Bytes of the device that can be allocated beside the weights."""
+        return max(0, free_bytes(self.device) - self.reserved_bytes)
 
     def _engine_memory(self, max_batched_tokens: int) -> EngineMemory:
         peak = max(_activation_peak(model, self.device, max_batched_tokens) for model in self.models)
@@ -187,6 +193,7 @@ def load_models(
         models.add(service, models.loader.load(service, folders[service.name], progress))
     if weights is not None:
         weights.check()
+        models.check_weights_fit()
     if target.type == "cpu":
         keep_freed_memory()  # not before loading, so that its temporary memory is returned
     return models

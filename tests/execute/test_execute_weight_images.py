@@ -1,0 +1,289 @@
+"""Images of models in the cache: the same logits as the model itself, and images that are made again."""
+
+import json
+import os
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from execute_builders import VOCAB, make_model, tiny_config
+from weight_builders import cache, image_of  # noqa: F401 (a fixture)
+
+from at_hand import on_cpu
+from shoal.core import ConfigError, ModelUnavailable, ModelUnsupported, ShoalError
+from shoal.execute.model import images, make_image
+from shoal.execute.model.images import load_image
+from shoal.execute.model.loading import Int8Unsupported, LoadedModel, load_model
+from shoal.execute.model.record_attention import RecordingStep, packed_logits
+from shoal.execute.model.transformers_forward import Forward, TransformersForward
+from shoal.execute.weights.image import FACTS_FILE, SKELETON_FILE, WEIGHTS_FILE, read_weights
+
+pytestmark = on_cpu
+KINDS = ("llama", "qwen3", "gemma3", "gpt2", "opt", "mixtral")
+LENGTHS = (9, 4)
+CPU = torch.device("cpu")
+
+
+def fetched(folder: Path, dtype: torch.dtype = torch.float32, seed: int | None = None) -> LoadedModel:
+    model = load_image("tiny", folder, dtype, CPU, seed)
+    read_weights(image_of(model), check=True)
+    return model
+
+
+@torch.inference_mode()
+def logits(forward: Forward) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(3)
+    prompts = [torch.randint(VOCAB, (1, length), generator=generator) for length in LENGTHS]
+    return packed_logits(forward, prompts, RecordingStep(LENGTHS))
+
+
+@torch.inference_mode()
+def logits_in_halves(forward: Forward) -> torch.Tensor:
+    """As for log-probabilities of a prompt."""
+    ids = torch.arange(sum(LENGTHS))[None] % VOCAB
+    positions = torch.cat([torch.arange(length) for length in LENGTHS])[None]
+    return forward.logits(forward.hidden(ids, positions, torch.arange(ids.shape[1]), RecordingStep(LENGTHS)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("cache")
+def test_a_model_from_an_image_computes_the_same_bits(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    folder = make_model(tmp_path / kind, tiny_config(kind), torch.float32)
+    expected, model = load_model("tiny", folder, dtype, CPU, None, onednn=False), fetched(folder, dtype)
+    assert torch.equal(logits(model.forward), logits(expected.forward))
+    assert torch.equal(logits_in_halves(model.forward), logits_in_halves(expected.forward))
+    plain = [TransformersForward(each.module) for each in (model, expected)]
+    assert torch.equal(logits(plain[0]), logits(plain[1]))
+    facts = ("dtype", "kv_shape", "context_tokens", "vocab_size", "eos_token_ids", "weights", "described")
+    for name in (*facts, "folder", "weights_name"):
+        assert getattr(model, name) == getattr(expected, name), name
+    assert type(model.forward) is type(expected.forward)
+
+
+@pytest.mark.usefixtures("cache")
+def test_random_weights_have_an_image_for_each_seed(tmp_path: Path) -> None:
+    make_model(tmp_path / "m", tiny_config("llama"))
+    (tmp_path / "m" / "model.safetensors").unlink()
+    models = [fetched(tmp_path / "m", seed=seed) for seed in (1, 2, 1)]
+    for model, seed in zip(models, (1, 2, 1), strict=True):
+        expected = load_model("tiny", tmp_path / "m", torch.float32, CPU, seed)
+        assert torch.equal(logits(model.forward), logits(expected.forward))
+    assert [model.weights_name == models[0].weights_name for model in models] == [True, False, True]
+
+
+@pytest.mark.usefixtures("cache")
+def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
+    sizes = []
+    for tied in (False, True):
+        config = tiny_config("llama")
+        config.tie_word_embeddings = tied
+        sizes.append(image_of(fetched(make_model(tmp_path / str(tied), config))).num_bytes)
+    assert sizes[0] - sizes[1] == pytest.approx(VOCAB * 48 * 4, abs=200)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch, cache: Path) -> list[Path]:  # noqa: F811
+    """The images that were made."""
+    made: list[Path] = []
+    make = images._make_in_child
+
+    def count(order: images._Order, target: Path) -> None:
+        made.append(target)
+        make(order, target)
+
+    monkeypatch.setattr(images, "_make_in_child", count)
+    return made
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    return make_model(tmp_path / "llama", tiny_config("llama"))
+
+
+def test_an_image_is_made_again_only_if_it_would_be_another(
+    made: list[Path], llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        for _ in range(2):
+            fetched(llama, dtype)
+    assert len(made) == 2
+    for name in ("model.safetensors", "config.json", "generation_config.json"):
+        os.utime(llama / name, (5, 5))
+        fetched(llama)
+        fetched(llama)
+    assert len(made) == 5
+    monkeypatch.setattr(images, "transformers_version", "0.1")
+    fetched(llama)
+    monkeypatch.setattr(images, "native_status", lambda: "native kernels (other)")
+    fetched(llama)
+    monkeypatch.setattr(images, "_code_digest", lambda: "other")
+    fetched(llama)
+    assert len(made) == 8
+
+
+def _truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        (WEIGHTS_FILE, Path.unlink),
+        (WEIGHTS_FILE, _truncate),
+        (SKELETON_FILE, _truncate),
+        (SKELETON_FILE, Path.unlink),
+        (FACTS_FILE, _truncate),
+        (FACTS_FILE, lambda path: path.write_text(json.dumps({"num_bytes": 3}))),
+        (FACTS_FILE, Path.unlink),
+    ],
+)
+def test_an_image_whose_files_are_damaged_is_made_again(made: list[Path], llama: Path, name: str, damage) -> None:
+    expected = logits(fetched(llama).forward)
+    damage(images.image_folder(llama, torch.float32, None) / name)
+    assert torch.equal(logits(fetched(llama).forward), expected)
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize("name", ["", WEIGHTS_FILE, SKELETON_FILE, FACTS_FILE])
+def test_an_image_that_others_can_write_is_not_loaded(made: list[Path], llama: Path, name: str) -> None:
+    fetched(llama)
+    path = images.image_folder(llama, torch.float32, None) / name
+    assert path.stat().st_mode & 0o077 == 0
+    path.chmod(0o722)
+    with pytest.raises(ModelUnavailable, match="others may write it.*remove it, or set SHOAL_CACHE"):
+        fetched(llama)
+    path.chmod(0o700)
+    monkey = path.with_name("moved")
+    path.rename(monkey)
+    path.symlink_to(monkey)
+    with pytest.raises(ModelUnavailable, match="others may write it"):
+        fetched(llama)
+
+
+def test_an_image_of_another_user_is_not_loaded(
+    made: list[Path], llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched(llama)
+    uid = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
+    with pytest.raises(ModelUnavailable, match="belongs to another user"):
+        fetched(llama)
+
+
+def test_two_that_start_at_once_make_one_image(
+    made: list[Path], llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, waiting = threading.Event(), threading.Event()
+    make = images._make_in_child
+
+    def wait_for_the_other(order: images._Order, target: Path) -> None:
+        started.set()
+        assert waiting.wait(60)
+        make(order, target)
+
+    def report(line: str) -> None:
+        if "waiting for another process" in line:
+            waiting.set()
+
+    monkeypatch.setattr(images, "_make_in_child", wait_for_the_other)
+    opened: list[LoadedModel] = []
+    first, second = (
+        threading.Thread(target=lambda: opened.append(load_image("tiny", llama, torch.float32, CPU, None, report)))
+        for _ in range(2)
+    )
+    first.start()
+    assert started.wait(60)
+    second.start()
+    first.join()
+    second.join()
+    assert (len(opened), len(made)) == (2, 1)
+
+
+class Lambda(torch.nn.Module):
+    """A module that cannot be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.function = lambda x: x
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_model_that_cannot_be_pickled_is_refused(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*arguments: object, **keywords: object) -> LoadedModel:
+        model = load_model(*arguments, **keywords)  # type: ignore[arg-type]
+        model.module.extra = Lambda()
+        return model
+
+    monkeypatch.setattr(make_image, "load_model", load)
+    with pytest.raises(ModelUnsupported, match=r"tiny: Llama.*cannot be moved.*leave out weights\.memory"):
+        fetched(llama)
+    assert not images.image_folder(llama, torch.float32, None).exists()
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_model_whose_copy_computes_something_else_is_refused(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_apart = make_image.take_apart
+
+    def forgetful(model: LoadedModel) -> object:
+        model.module.lm_head.weight = torch.nn.Parameter(model.module.lm_head.weight + 1, requires_grad=False)
+        return take_apart(model)
+
+    monkeypatch.setattr(make_image, "take_apart", forgetful)
+    with pytest.raises(ModelUnsupported, match="its copy has other logits"):
+        fetched(llama)
+
+
+@pytest.mark.parametrize(
+    ("kind", "raised"),
+    [
+        ("Int8Unsupported", Int8Unsupported),
+        ("ModelUnsupported", ModelUnsupported),
+        ("ModelUnavailable", ModelUnavailable),
+        ("ConfigError", ConfigError),
+    ],
+)
+def test_errors_of_the_child_come_back_as_they_were(kind: str, raised: type[ShoalError], tmp_path: Path) -> None:
+    order = images._Order("tiny", tmp_path, torch.float32, None)
+    lines = ["a warning", json.dumps({"error": [kind, "why"]}), "{}"]
+    error = images._error_of(order, tmp_path, lines, 1)
+    assert (type(error), str(error)) == (raised, "why")
+
+
+@pytest.mark.parametrize(("status", "how"), [(3, "exit status 3"), (-9, "signal 9")])
+def test_a_child_that_ends_without_an_error_is_reported(status: int, how: str, tmp_path: Path) -> None:
+    order = images._Order("tiny", tmp_path, torch.float32, None)
+    error = images._error_of(order, tmp_path, ["last words"], status)
+    assert isinstance(error, ModelUnavailable)
+    assert str(error).endswith(f"ended with {how} (last words)")
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    order = images._Order("tiny", tmp_path, torch.float32, None)
+    line = json.dumps({"error": ["ModelUnavailable", "[Errno 28] No space left on device"]})
+    assert "SHOAL_CACHE" in str(images._error_of(order, tmp_path, [line], 1))
+
+
+def test_a_child_process_makes_an_image(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+    lines: list[str] = []
+    model = load_image("tiny", llama, torch.float32, CPU, None, lines.append)
+    read_weights(image_of(model), check=True)
+    expected = load_model("tiny", llama, torch.float32, CPU, None)
+    assert torch.equal(logits(model.forward), logits(expected.forward))
+    assert lines == ["storing the weights of tiny as they are read (float32)"]
+
+
+@pytest.mark.slow
+def test_a_child_process_reports_its_error(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+    (llama / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ShoalError) as expected:
+        load_model("tiny", llama, torch.float32, CPU, None)
+    with pytest.raises(type(expected.value)) as raised:
+        load_image("tiny", llama, torch.float32, CPU, None)
+    assert str(raised.value) == str(expected.value)

@@ -1,0 +1,62 @@
+"""Weight images of tiny models and of single tensors, made within the test's process, and fetches of them."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from shoal.core import Arrival, StepPlan
+from shoal.execute.model import images
+from shoal.execute.model.loading import LoadedModel
+from shoal.execute.model.make_image import make_image
+from shoal.execute.protocol import Executor
+from shoal.execute.weights.image import WeightImage, open_image, write_image
+from shoal.execute.weights.loader import WeightLoader
+from shoal.execute.weights.skeleton import take_apart
+
+AMPLE = 1 << 30
+"""Memory for all weights of a test."""
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, in which images are made without a child process."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("SHOAL_CACHE", str(folder))
+    monkeypatch.setattr(images, "_make_in_child", lambda order, target: make_image(*order, target))
+    return folder
+
+
+def tensor_image(folder: Path, tensor: torch.Tensor) -> tuple[torch.Tensor, WeightImage]:
+    """An image that has one tensor and nothing else; its tensor is returned, too."""
+    folder.mkdir()
+    write_image(take_apart(tensor), folder)
+    return open_image(folder)
+
+
+def image_of(model: LoadedModel) -> WeightImage:
+    assert model.image is not None
+    return model.image
+
+
+def moves(service: str, *, evict: Sequence[str] = (), fetch: Sequence[str] = ()) -> StepPlan:
+    """A plan that only moves weights."""
+    return StepPlan(
+        number=0,
+        service=service,
+        seq_ids=(),
+        new_tokens=(),
+        sampled=(),
+        evict=tuple(evict),
+        fetch=tuple(fetch),
+    )
+
+
+def next_arrival(source: Executor | WeightLoader) -> Arrival:
+    """Wait for the next arrival, which must be the only one."""
+    while not (arrivals := source.arrivals()):
+        time.sleep(0.001)
+    [arrival] = arrivals
+    return arrival
