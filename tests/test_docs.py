@@ -20,6 +20,8 @@ from shoal.engine.stats import PoolStats, StepTotals
 from shoal.execute.attention.selector import ATTENTION_BACKENDS
 from shoal.forecast import PREDICTORS, Accuracy, Spread, Traffic
 from shoal.schedule import ADMISSIONS, ORDERS, VICTIMS, Observed
+from shoal.schedule.policies.residency import Place
+from shoal.schedule.stats import WeightsStats
 from shoal.serve import ServerOptions
 from shoal.serve.metrics.server_metrics import ServerMetrics
 
@@ -130,7 +132,9 @@ def exported() -> dict[str, dict[str, set[str]]]:
         ("prompt_tokens", "output_tokens", "execution_s"), Spread(1, 1)
     )
     seen = Observed(traffic=Traffic(**traffic), accuracy=Accuracy(1, 1, 1), corrections=1)  # type: ignore[arg-type]
-    services = {"chat": ServiceStats(observed=seen)}
+    numbers = dict.fromkeys(WeightsStats.__dataclass_fields__, 1)
+    weights = WeightsStats(**numbers | {"place": Place.RESIDENT})  # type: ignore[arg-type]
+    services = {"chat": ServiceStats(observed=seen, weights=weights)}
     stats = EngineStats(services=services, pool=PoolStats(**pool), steps=StepTotals())
     found: dict[str, dict[str, set[str]]] = {}
     facts = dict.fromkeys(("threads", "block_size", "merged_blocks", "kv_bytes", "weight_bytes"), 1)
@@ -142,6 +146,7 @@ def exported() -> dict[str, dict[str, set[str]]]:
         heartbeat_age_s=1,
         info=EngineInfo(services={}, device="cpu", **facts),
         stats=stats,
+        weights_memory_bytes=1,
     )
     page = metrics.render([engine], {"chat": ServiceStatus(ready=1, wanted=1, waiting=0)})
     for line in page.decode().splitlines():
@@ -165,7 +170,7 @@ def test_the_metrics_described_are_those_exported() -> None:
         _, named, meaning = described[name]
         assert {label for label in labels if label != "le"} == set(re.findall(r"\w+", named)), name
         for value in set().union(
-            *(labels.get(label, ()) for label in ("use", "part", "kind", "stat", "state"))
+            *(labels.get(label, ()) for label in ("use", "part", "kind", "stat", "state", "place"))
         ):
             assert f"`{value}`" in meaning, f"{name} has {value}"
 

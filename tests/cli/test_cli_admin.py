@@ -20,6 +20,8 @@ READY = {
     "heartbeat_age_s": 0.25,
     "last_error": None,
     "kv_bytes": 64 << 20,
+    "weight_bytes": 32 << 20,
+    "weights_memory_bytes": None,
 }
 WAITING = READY | {
     "name": "b",
@@ -41,6 +43,8 @@ CHAT = {
     "wanted": 2,
     "waiting": 4,
     "resumed": 12,
+    "weight_bytes": 160 << 20,
+    "weights": {"0": "resident", "b": "resident"},
 }
 ASLEEP = CHAT | {"name": "base", "state": "failed", "error": "no [room]", "ready": 0}
 OPERATION = {
@@ -92,10 +96,31 @@ def test_a_terminal_of_80_columns_leaves_names_whole(capsys, monkeypatch):
     assert sum("x[/red]" in line for line in lines) == 2
 
 
+def test_the_memory_for_weights_is_shown_where_it_is_limited(capsys):
+    text, _ = ask(capsys, "engines", "list", engines={"data": [READY, WAITING]})
+    assert "weights" not in text
+    limited = READY | {"weights_memory_bytes": 48 << 20}
+    text, _ = ask(capsys, "engines", "list", engines={"data": [limited, WAITING]})
+    [ready] = [line for line in text.splitlines() if "4321" in line]
+    assert "32.0 MiB of 48.0 MiB" in ready
+
+
+def test_places_of_weights_have_the_names_of_engines_where_they_differ(capsys):
+    away = CHAT | {"name": "away", "weights": {"0": "absent"}}
+    mixed = CHAT | {"name": "mixed", "weights": {"0": "absent", "b": "coming"}}
+    unknown = CHAT | {"name": "unknown", "weights": {}, "weight_bytes": None}
+    text, _ = ask(capsys, "services", "list", services={"data": [CHAT, away, mixed, unknown]})
+    found = {line.split()[0]: line for line in text.splitlines() if "smollm2" in line}
+    assert "resident" in found["chat"]
+    assert "absent 160.0 MiB" in " ".join(found["away"].split())
+    assert "0: absent, b: coming" in found["mixed"]
+    assert found["unknown"].split()[-4:] == ["-", "-", "4", "12"]
+
+
 def test_services_are_a_table(capsys):
     text, _ = ask(capsys, "services", "list", services={"data": [CHAT, ASLEEP]})
     chat, asleep = (line for line in text.splitlines() if "smollm2" in line)
-    for part in ("chat", "ready", "0, b", "1 of 2", "4", "12"):
+    for part in ("chat", "ready", "0, b", "1 of 2", "resident", "160.0 MiB", "4", "12"):
         assert part in chat
     assert "failed" in asleep
     assert "service base could not be loaded: no [room]" in text

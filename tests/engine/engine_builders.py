@@ -10,7 +10,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from shoal.core import ModelUnsupported, Request, SamplingParams, Service, StepPlan, StepResult, derive_seed
+from shoal.core import (
+    Arrival,
+    ModelUnsupported,
+    Request,
+    SamplingParams,
+    Service,
+    StepPlan,
+    StepResult,
+    derive_seed,
+)
 from shoal.engine.build import describe_service
 from shoal.engine.core import Engine
 from shoal.engine.info import EngineInfo, ServiceInfo
@@ -104,6 +113,10 @@ class FakeExecutor:
         self.steps = 0
         self.most_in_flight = 0
         self.closed = False
+        self.fetches = 0
+        self.failing_fetches = 0
+        """How many of the first fetches fail."""
+        self.arrived: list[Arrival] = []
 
     def submit(self, plan: StepPlan, interrupted: Interrupted = never) -> None:
         self.plans.append(plan)
@@ -115,6 +128,10 @@ class FakeExecutor:
         for copy in plan.copies:
             self._own(copy.service, copy.target)
             self.memory[copy.service, copy.target] = dict(self.memory[copy.service, copy.source])
+        for name in plan.fetch:
+            self.fetches += 1
+            failed = "the disk is gone" if self.fetches <= self.failing_fetches else None
+            self.arrived.append(Arrival(name, FETCH_S, failed))
         for number in plan.left:
             del self.sequences[number]
         for joined in plan.joined:
@@ -122,6 +139,8 @@ class FakeExecutor:
             self.sequences[joined.seq_id] = _Sequence(joined)
         for number, blocks in plan.grown:
             self.sequences[number].blocks += blocks
+        if not plan.seq_ids:
+            return StepResult([()], [1])
         tokens = [self._iterate(plan)]
         while len(tokens) < plan.iterations and EOS not in tokens[-1] and not self.interrupted():
             tokens.append(self._iterate(plan))
@@ -134,6 +153,11 @@ class FakeExecutor:
         for number, count in zip(plan.seq_ids, plan.new_tokens, strict=True):
             self._compute(plan.service, self.sequences[number], count)
         return [self._sample(plan.service, self.sequences[plan.seq_ids[index]]) for index in plan.sampled]
+
+    def arrivals(self) -> Sequence[Arrival]:
+        """Every fetch has ended as soon as it is looked at."""
+        arrived, self.arrived = self.arrived, []
+        return arrived
 
     def read_blocks(self, service: str, blocks: Sequence[int]) -> memoryview:
         assert not self.plans, "KV moves while a plan is in flight"
@@ -198,6 +222,8 @@ class FakeExecutor:
 
 FAKE_WEIGHT_BYTES = 1000
 """Of each service."""
+FETCH_S = 0.25
+"""Reported duration of a fetch."""
 
 
 class FakeServices:
@@ -236,7 +262,7 @@ class FakeModel:
 def make_options(*models: str, blocks: int = 64, **options) -> EngineOptions:
     """Services a, b, ... with a pool of about ``blocks`` blocks of 4 tokens.
 
-    A model is "fake" with knobs: "fake?context=64&eos_every=10&step_ms=2".
+    A model is "fake" with knobs: "fake?context=64&eos_every=10&step_ms=2&failing_fetches=3".
     """
     kv = {"memory_bytes": blocks * SHAPE.block_bytes(4), "block_size": 4} | options.pop("kv", {})
     scheduler = SchedulerOptions(**options.pop("scheduler", {}))
@@ -257,7 +283,7 @@ def build_fake(
 
     "unsupported", "crash" and "exit" fail while loading, "slow" takes 2 seconds.
     """
-    knobs: dict[str, int] = {"context": 256, "eos_every": 0, "step_ms": 0}
+    knobs: dict[str, int] = {"context": 256, "eos_every": 0, "step_ms": 0, "failing_fetches": 0}
     for service in options.services:
         if progress is not None:
             progress(f"loading {service.model}")
@@ -278,16 +304,18 @@ def build_fake(
         kind=cache.layout,
     )
     pool = BlockPool(layout, prefix_caching=cache.prefix_caching)
-    limits = {s.name: ServiceLimits(knobs["context"], (EOS,)) for s in options.services}
-    scheduler = Scheduler(pool, limits, options.scheduler)
+    fresh = ServiceLimits(knobs["context"], (EOS,), weight_bytes=FAKE_WEIGHT_BYTES)
+    limits = {s.name: replace(fresh, pinned=s.pin) for s in options.services}
+    scheduler = Scheduler(pool, limits, options.scheduler, weights=options.weights)
     executor = FakeExecutor(layout, knobs["eos_every"], knobs["step_ms"] / 1000)
+    executor.failing_fetches = knobs["failing_fetches"]
     host = FakeServices(executor)
     host.weight_bytes = FAKE_WEIGHT_BYTES * len(options.services)
-    fresh = ServiceLimits(knobs["context"], (EOS,))
 
     def describe(service: Service) -> ServiceInfo:
         described = describe_service(service.model, scheduler, pool, service.name, fresh, VOCAB)
-        return replace(described, kv_format=f"{layout.kind} {layout.block_size}")
+        kv_format = f"{layout.kind} {layout.block_size}"
+        return replace(described, kv_format=kv_format, weight_bytes=FAKE_WEIGHT_BYTES)
 
     changes = ServiceChanges(
         scheduler,

@@ -5,11 +5,13 @@ import asyncio
 import httpx
 import pytest
 from serve_builders import FakeEngine, make_app, serving
+from weights_status import engine_with_weights
 
 from shoal.cluster.status import EngineState, EngineStatus, ServiceStatus
 from shoal.config.api_keys import ApiKey
 from shoal.core import ConfigError
 from shoal.engine.info import EngineInfo
+from shoal.schedule.policies.residency import Place
 from shoal.serve import ServerOptions
 
 INFO = EngineInfo(
@@ -62,6 +64,7 @@ def test_engines():
         "threads": 3,
         "kv_bytes": 2**20,
         "weight_bytes": 5000,
+        "weights_memory_bytes": None,
     }
 
 
@@ -78,11 +81,22 @@ def test_services_and_their_engines():
         "waiting": 3,
         "resumed": 9,
         "idle_after_s": None,
+        "weight_bytes": 0,
+        "weights": {},
     }
     assert base["engines"] == ["0"]
     placement = ask("/admin/placement", engine=two_engines()).json()
     assert placement == {"placement": {"chat": ["0", "b"], "base": ["0"]}}
     assert ask("/admin/operations").json() == {"data": [], "object": "list"}
+
+
+def test_engines_and_services_say_where_weights_are():
+    limited = engine_with_weights("a", {"chat": Place.RESIDENT, "base": Place.ABSENT})
+    cluster = FakeEngine(others=(limited,))
+    chat, base = ask("/admin/services", engine=cluster).json()["data"]
+    assert (chat["weights"], base["weights"]) == ({"a": "resident"}, {"a": "absent"})
+    _, engine = ask("/admin/engines", engine=cluster).json()["data"]
+    assert (engine["weight_bytes"], engine["weights_memory_bytes"]) == (600, 1000)
 
 
 @pytest.mark.parametrize("route", ROUTES)

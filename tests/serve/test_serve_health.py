@@ -6,8 +6,10 @@ from dataclasses import replace
 import httpx
 import pytest
 from serve_builders import FakeEngine, completion, make_app, make_client, serving, until
+from weights_status import engine_with_weights
 
 from shoal.cluster.status import EngineState, EngineStatus, ServiceState, ServiceStatus
+from shoal.schedule.policies.residency import Place
 
 OTHER = EngineStatus(
     name="b",
@@ -60,10 +62,20 @@ def test_health_shows_every_engine_and_service():
             },
         ],
         "services": {
-            "chat": {"state": "ready", "ready": 1, "wanted": 2, "waiting": 7},
-            "base": {"state": "ready", "ready": 1, "wanted": 1, "waiting": 0},
+            "chat": {"state": "ready", "ready": 1, "wanted": 2, "waiting": 7, "weights": {}},
+            "base": {"state": "ready", "ready": 1, "wanted": 1, "waiting": 0, "weights": {}},
         },
     }
+
+
+def test_health_shows_where_weights_are():
+    a = engine_with_weights("a", {"chat": Place.RESIDENT, "base": Place.ABSENT})
+    b = engine_with_weights("b", {"chat": Place.COMING})
+    all_stay = engine_with_weights("c", {"base": Place.RESIDENT}, budget=None)
+    gone = engine_with_weights("d", {"chat": Place.RESIDENT}, state=EngineState.WAITING)
+    services = ask("/health", cluster(1, 1, a, b, all_stay, gone)).json()["services"]
+    assert services["chat"]["weights"] == {"a": "resident", "b": "coming"}
+    assert services["base"]["weights"] == {"a": "absent", "c": "resident"}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from dataclasses import asdict, fields, replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from serve_builders import FakeEngine, chat, completion, make_app, make_client, until
+from weights_status import engine_with_weights
 
 import shoal
 from shoal.cluster.manager.actions import MigrationOutcome
@@ -20,6 +21,7 @@ from shoal.frontend.reader import ChoiceReader
 from shoal.kvcache import PoolUsage, ServiceUsage
 from shoal.schedule import Observed, SchedulerStats
 from shoal.schedule import ServiceStats as ScheduledStats
+from shoal.schedule.policies.residency import Place
 from shoal.serve.metrics.server_metrics import ServerMetrics
 
 TRAFFIC = Traffic(
@@ -138,6 +140,30 @@ def test_weights_are_those_that_are_loaded():
         dict(labels)["engine"]: v for (name, *labels), v in values.items() if name == "shoal_weight_bytes"
     }
     assert found == {"0": 5000, "b": 5000}
+
+
+def test_weights_that_come_and_go():
+    limited = engine_with_weights("0", {"chat": Place.RESIDENT, "base": Place.ABSENT}, budget=1000)
+    dead = replace(limited, name="dead", state=EngineState.WAITING)
+    unlimited = engine_with_weights("all", {"chat": Place.RESIDENT}, budget=None)
+    page = samples(ServerMetrics([]).render([limited, dead, unlimited], {}).decode())
+    values = {key: value for key, value in page.items() if key[0].startswith("shoal_weight")}
+    chat, base = ("service", "chat"), ("service", "base")
+    for engine in (ENGINE, ("engine", "dead")):
+        for service in (chat, base):
+            assert values.pop(("shoal_weight_fetches_total", engine, service)) == 3
+            assert values.pop(("shoal_weight_evictions_total", engine, service)) == 2
+            assert values.pop(("shoal_weight_fetch_seconds_total", engine, service)) == 1.5
+            assert values.pop(("shoal_weight_waits_total", engine, service)) == 4
+            assert values.pop(("shoal_weight_wait_seconds_total", engine, service)) == 6
+    for place in ("resident", "coming", "absent"):
+        assert values.pop(("shoal_weight_place", ENGINE, ("place", place), chat)) == (place == "resident")
+        assert values.pop(("shoal_weight_place", ENGINE, ("place", place), base)) == (place == "absent")
+    assert values == {
+        ("shoal_weight_bytes", ENGINE): 600,
+        ("shoal_weight_memory_bytes", ENGINE): 1000,
+        ("shoal_weight_bytes", ("engine", "all")): 5000,
+    }
 
 
 def test_requests_without_an_engine_are_shown_by_service():

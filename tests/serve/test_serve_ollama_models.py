@@ -10,11 +10,13 @@ import ollama
 import pytest
 from admin_builders import LOADING, READY, UNLOADED, ChangingCluster, Operator
 from serve_builders import serving_in_thread
+from weights_status import engine_with_weights
 
 from shoal.cluster.status import EngineState, EngineStatus, ServiceState
 from shoal.config.api_keys import ApiKey
 from shoal.engine.info import EngineInfo
 from shoal.models import ModelDescription
+from shoal.schedule.policies.residency import Place
 
 DESCRIBED = ModelDescription(
     family="qwen3",
@@ -148,6 +150,19 @@ def test_running_models_have_their_size_in_memory(tmp_path):
     ]
     chat = read(tmp_path, "/api/ps", cluster)["models"][0]
     assert (chat["size"], chat["size_vram"]) == (1200, 600)
+
+
+def test_only_resident_weights_are_running(tmp_path):
+    cluster = described_cluster()
+    places = {"chat": Place.RESIDENT, "base": Place.ABSENT}
+    cluster.others = [engine_with_weights("a", places, infos=cluster.limits, device="cuda:0")]
+    [chat] = read(tmp_path, "/api/ps", cluster)["models"]
+    assert (chat["name"], chat["size_vram"]) == ("chat:latest", 600)
+    assert len(read(tmp_path, "/api/tags", cluster)["models"]) == 2
+    coming = {"chat": Place.COMING, "base": Place.RESIDENT}
+    cluster.others.append(engine_with_weights("b", coming, infos=cluster.limits))
+    chat, base = read(tmp_path, "/api/ps", cluster)["models"]
+    assert (chat["size"], base["name"]) == (600, "base:latest")
     assert (chat["digest"], chat["details"]) == ("ab" * 32, DETAILS)
     assert chat["context_length"] == 200
 

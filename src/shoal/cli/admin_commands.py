@@ -88,6 +88,11 @@ def parse_settings(pairs: Sequence[str] | None) -> dict[str, Any]:
     return {key: plain(node) for key, node in entries.items()}
 
 
+def mebibytes(num_bytes: int | None) -> str:
+    """A size for a table; ``-`` if it is not known."""
+    return "-" if num_bytes is None else f"{num_bytes / 2**20:,.1f} MiB"
+
+
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[Text]]) -> None:
     """Print a table that fits into 80 columns, except for long lists."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0))

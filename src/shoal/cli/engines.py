@@ -16,6 +16,7 @@ from shoal.cli.admin_commands import (
     NoWait,
     Set,
     Url,
+    mebibytes,
     parse_settings,
     print_table,
     run_operation,
@@ -39,9 +40,13 @@ def list_engines(url: Url = DEFAULT_URL, admin_key: AdminKey = None, as_json: As
     if as_json:
         typer.echo(json.dumps(answer, indent=2))
         return
-    headings = ("name", "state", "device", "services", "pid", "requests", "restarts", "heartbeat", "KV")
+    headings = ["name", "state", "device", "services", "pid", "requests", "restarts", "heartbeat", "KV"]
+    rows = [_row(engine) for engine in answer["data"]]
+    if any(engine["weights_memory_bytes"] is not None for engine in answer["data"]):
+        headings.append("weights")
+        rows = [[*row, _weights(engine)] for row, engine in zip(rows, answer["data"], strict=True)]
     errors = {engine["name"]: engine["last_error"] for engine in answer["data"] if engine["last_error"]}
-    print_table(headings, [_row(engine) for engine in answer["data"]])
+    print_table(headings, rows)
     for name, error in errors.items():
         Console().print(Text(f"engine {name} ended last: {error}"), soft_wrap=True)
 
@@ -110,7 +115,7 @@ def remove(name: Name, no_wait: NoWait = False, url: Url = DEFAULT_URL, admin_ke
 
 
 def _row(engine: Mapping[str, Any]) -> list[Text]:
-    age_s, kv_bytes = engine["heartbeat_age_s"], engine["kv_bytes"]
+    age_s = engine["heartbeat_age_s"]
     return [
         Text(engine["name"]),
         Text(engine["state"], style=STYLES.get(engine["state"], "")),
@@ -120,5 +125,12 @@ def _row(engine: Mapping[str, Any]) -> list[Text]:
         Text(str(engine["requests"])),
         Text(str(engine["restarts"])),
         Text("-" if age_s is None else f"{age_s:.1f} s"),
-        Text("-" if kv_bytes is None else f"{kv_bytes / 2**20:,.1f} MiB"),
+        Text(mebibytes(engine["kv_bytes"])),
     ]
+
+
+def _weights(engine: Mapping[str, Any]) -> Text:
+    """Size of the weights in its memory, and the limit, if there is one."""
+    limit_bytes = engine["weights_memory_bytes"]
+    limit = "" if limit_bytes is None else f" of {mebibytes(limit_bytes)}"
+    return Text(mebibytes(engine["weight_bytes"]) + limit)

@@ -16,6 +16,7 @@ from shoal.cli.admin_commands import (
     NoWait,
     Set,
     Url,
+    mebibytes,
     parse_settings,
     print_table,
     run_operation,
@@ -39,7 +40,7 @@ def list_services(url: Url = DEFAULT_URL, admin_key: AdminKey = None, as_json: A
     if as_json:
         typer.echo(json.dumps(answer, indent=2))
         return
-    headings = ("name", "model", "state", "engines", "ready", "waiting", "resumed")
+    headings = ("name", "model", "state", "engines", "ready", "weights", "size", "waiting", "resumed")
     print_table(headings, [_row(service) for service in answer["data"]])
     for service in answer["data"]:
         if service["error"]:
@@ -117,6 +118,15 @@ def _row(service: Mapping[str, Any]) -> list[Text]:
         Text(service["state"], style=STYLES.get(service["state"], "")),
         Text(", ".join(service["engines"])),
         Text(f"{ready} of {wanted}", style="green" if ready == wanted else "yellow" if ready else "red"),
+        Text(_weights(service["weights"])),
+        Text(mebibytes(service["weight_bytes"])),
         Text(str(service["waiting"])),
         Text(str(service["resumed"])),
     ]
+
+
+def _weights(places: Mapping[str, str]) -> str:
+    """Where weights are; names of engines only where they differ."""
+    if len(set(places.values())) <= 1:
+        return next(iter(places.values()), "-")
+    return ", ".join(f"{engine}: {place}" for engine, place in places.items())

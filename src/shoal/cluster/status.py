@@ -8,6 +8,8 @@ from shoal.cluster.manager.actions import MigrationOutcome
 from shoal.cluster.manager.events import MigrationMethod
 from shoal.engine.info import EngineInfo, ServiceInfo
 from shoal.engine.stats import EngineStats
+from shoal.schedule.policies.residency import Place
+from shoal.schedule.stats import WeightsStats
 
 
 class EngineState(StrEnum):
@@ -68,6 +70,38 @@ class EngineStatus:
     """Its latest counters and gauges, kept when it dies."""
     stats_age_s: float = 0.0
     """Age of ``stats``."""
+    weights_memory_bytes: int | None = None
+    """Limit on the bytes of weights in its memory; None: all weights stay there."""
+
+    @property
+    def runs(self) -> bool:
+        """Whether its process has loaded, and runs."""
+        return self.state in (EngineState.READY, EngineState.DRAINING)
+
+    def place(self, service: str) -> Place | None:
+        """Where the weights of a service are; None: the engine has not loaded it, or it is not known yet."""
+        if not self.runs or self.info is None or service not in self.info.services:
+            return None
+        if self.weights_memory_bytes is None:
+            return Place.RESIDENT
+        weights = self.weights(service)
+        return None if weights is None else weights.place
+
+    def weights(self, service: str) -> WeightsStats | None:
+        """The latest statistics on the weights of a service; None: all weights stay, or none have come."""
+        counted = None if self.stats is None else self.stats.services.get(service)
+        return None if counted is None else counted.weights
+
+    @property
+    def resident_weight_bytes(self) -> int | None:
+        """Bytes of weights in its memory, those that are coming included; None: not known."""
+        if self.weights_memory_bytes is None:
+            return None if self.info is None else self.info.weight_bytes
+        if self.stats is None:
+            return None
+        found = [each.weights for each in self.stats.services.values() if each.weights is not None]
+        sizes = {each.name: each.num_bytes for each in found if each.place is not Place.ABSENT}
+        return sum(sizes.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

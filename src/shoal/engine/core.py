@@ -35,6 +35,7 @@ from shoal.engine.migration.transfer import KVTransfer
 from shoal.engine.service_changes import ServiceChanges
 from shoal.engine.speed import measure_speed
 from shoal.engine.stats import EngineStats, StepTotals
+from shoal.engine.weights_log import log_arrival, log_evictions
 from shoal.execute.grammar.pool import GrammarLease, GrammarPool
 from shoal.execute.protocol import Executor, Interrupted, StepFailed, never
 from shoal.kvcache.pool import BlockPool
@@ -322,6 +323,7 @@ class Engine:
         self._idle = None
         if self._scheduler.fetching:
             for arrival in self._executor.arrivals():
+                log_arrival(arrival, self._scheduler.weights)
                 self._scheduler.arrived(arrival, self._clock())
         if postponed := self._scheduler.postponed:
             self._scheduler.ready(self._executor.ready(postponed))
@@ -340,6 +342,7 @@ class Engine:
                 return
             if self.observer is not None:
                 self.observer.begin(plan, self._scheduler.newest_plan_ids)
+            log_evictions(plan.evict, self._scheduler.weights)
             self._executor.submit(plan, lambda: self.needs_pause or self.interrupted())
             self._in_flight.append(plan)
 

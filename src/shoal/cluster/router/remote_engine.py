@@ -77,6 +77,7 @@ class RemoteEngine:
             info=self.info,
             stats=self.stats,
             stats_age_s=self.stats_age_s,
+            weights_memory_bytes=self.plan.options.weights.memory_bytes,
         )
 
     def started(self, incarnation: int) -> None:

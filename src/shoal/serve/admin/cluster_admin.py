@@ -12,7 +12,7 @@ from shoal.config.devices import EngineDevice
 from shoal.core import ConfigError, InvalidRequest, ModelUnavailable, Service
 from shoal.engine.options import EngineOptions
 from shoal.models import check_service
-from shoal.serve.admin.cluster_responses import EngineCard, Operation, ServiceCard
+from shoal.serve.admin.cluster_responses import EngineCard, Operation, ServiceCard, weight_places
 from shoal.serve.admin.operations import Operations
 from shoal.serve.api import Api
 from shoal.serve.errors import ENGINE_NOT_FOUND, MODEL_NOT_FOUND, Conflict
@@ -265,6 +265,8 @@ class ClusterAdmin:
             waiting=status.waiting,
             resumed=status.resumed,
             idle_after_s=status.idle_after_s,
+            weight_bytes=None if limits is None else limits.weight_bytes,
+            weights=weight_places(name, self._backend.engines),
         )
 
 
@@ -287,6 +289,8 @@ def _adding_card(service: Service) -> ServiceCard:
         waiting=0,
         resumed=0,
         idle_after_s=service.idle_after_s,
+        weight_bytes=None,
+        weights={},
     )
 
 

@@ -45,10 +45,13 @@ class ServiceHealth(Struct):
     """Number of engines that should have it loaded; 0 while it is unloaded on purpose."""
     waiting: int
     """Number of requests that no engine has."""
+    weights: dict[str, str]
+    """By engine that has loaded it: resident, coming or absent."""
 
     @classmethod
-    def of(cls, service: ServiceStatus) -> "ServiceHealth":
-        return cls(service.state.value, service.ready, service.wanted, service.waiting)
+    def of(cls, name: str, service: ServiceStatus, engines: Sequence[EngineStatus]) -> "ServiceHealth":
+        places = weight_places(name, engines)
+        return cls(service.state.value, service.ready, service.wanted, service.waiting, places)
 
 
 class Health(Struct):
@@ -66,13 +69,19 @@ class Health(Struct):
         return cls(
             "draining" if draining else _status(engines, services),
             [EngineHealth.of(engine) for engine in engines],
-            {name: ServiceHealth.of(service) for name, service in services.items()},
+            {name: ServiceHealth.of(name, service, engines) for name, service in services.items()},
         )
 
     @property
     def is_serving(self) -> bool:
         """Whether any service accepts requests."""
         return self.status in ("ok", "degraded")
+
+
+def weight_places(service: str, engines: Sequence[EngineStatus]) -> dict[str, str]:
+    """Where the weights of a service are, by name of the engines that have loaded it."""
+    places = {engine.name: engine.place(service) for engine in engines}
+    return {name: place.value for name, place in places.items() if place is not None}
 
 
 def accepts_requests(service: ServiceStatus, engines: Sequence[EngineStatus]) -> bool:
@@ -114,6 +123,9 @@ class EngineCard(Struct):
     """Null, like the next two, until the engine was ready once."""
     kv_bytes: int | None
     weight_bytes: int | None
+    """Of weights in its memory now."""
+    weights_memory_bytes: int | None
+    """Limit on ``weight_bytes``; null: all weights stay in its memory."""
 
     @classmethod
     def of(cls, engine: EngineStatus) -> "EngineCard":
@@ -131,7 +143,8 @@ class EngineCard(Struct):
             engine.last_error,
             None if info is None else info.threads,
             None if info is None else info.kv_bytes,
-            None if info is None else info.weight_bytes,
+            engine.resident_weight_bytes,
+            engine.weights_memory_bytes,
         )
 
 
@@ -160,6 +173,10 @@ class ServiceCard(Struct):
     """How often a request continued after its engine ended."""
     idle_after_s: float | None
     """The service is unloaded after this time without a request; null: never."""
+    weight_bytes: int | None
+    """Size of its weights in memory, which services of one model may share; null: not known yet."""
+    weights: dict[str, str]
+    """By engine that has loaded it: resident, coming or absent."""
 
 
 class ServiceCards(Struct):

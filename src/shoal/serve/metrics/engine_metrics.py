@@ -14,13 +14,13 @@ from prometheus_client.registry import Collector
 
 from shoal.cluster.manager.actions import MigrationOutcome
 from shoal.cluster.manager.events import MigrationMethod
-from shoal.cluster.status import EngineState, EngineStatus, ServiceStatus
+from shoal.cluster.status import EngineStatus, ServiceStatus
 from shoal.engine.stats import EngineStats, ServiceStats
 from shoal.forecast import Spread
 from shoal.schedule import Observed
+from shoal.schedule.policies.residency import Place
 
 Family = TypeVar("Family", GaugeMetricFamily, CounterMetricFamily)
-_RUNNING = (EngineState.READY, EngineState.DRAINING)
 _StatsByEngine = Mapping[str, EngineStats]
 
 
@@ -38,7 +38,8 @@ class EngineCollector(Collector):
         up = _gauge("engine_up", "Whether the engine runs.")
         restarts = _counter("engine_restarts", "How often the engine was started again.")
         beats = _gauge("engine_heartbeat_age_seconds", "How long ago the engine's last sign of life came.")
-        weights = _gauge("weight_bytes", "Size of the weights that the engine has loaded.")
+        weights = _gauge("weight_bytes", "Size of the weights in the engine's memory.")
+        budget = _gauge("weight_memory_bytes", "Limit on the size of the weights in the engine's memory.")
         ages = _gauge("engine_state_age_seconds", "How old what this page says of the engine is.")
         leases = _gauge("request_leases", "Requests of other engines for which the engine keeps KV.")
         moves = _counter(
@@ -48,7 +49,7 @@ class EngineCollector(Collector):
             "packing_withdrawals", "Requests that the dispatch took from the engine for lack of memory."
         )
         for engine in self._engines:
-            up.add_metric([engine.name], float(engine.state in _RUNNING))
+            up.add_metric([engine.name], float(engine.runs))
             restarts.add_metric([engine.name], engine.restarts)
             leases.add_metric([engine.name], engine.leases)
             withdrawn.add_metric([engine.name], engine.withdrawn)
@@ -56,21 +57,23 @@ class EngineCollector(Collector):
                 moves.add_metric([engine.name, method, outcome], engine.migrations.get((method, outcome), 0))
             if engine.heartbeat_age_s is not None:
                 beats.add_metric([engine.name], engine.heartbeat_age_s)
-            if engine.info is not None and engine.state in _RUNNING:
-                weights.add_metric([engine.name], engine.info.weight_bytes)
+            if engine.runs and engine.resident_weight_bytes is not None:
+                weights.add_metric([engine.name], engine.resident_weight_bytes)
+            if engine.runs and engine.weights_memory_bytes is not None:
+                budget.add_metric([engine.name], engine.weights_memory_bytes)
             if engine.stats is not None:
                 ages.add_metric([engine.name], engine.stats_age_s)
-        yield from (up, restarts, beats, ages, weights, leases, moves, withdrawn)
+        yield from (up, restarts, beats, ages, weights, budget, leases, moves, withdrawn)
         stats_by_engine = {engine.name: engine.stats for engine in self._engines if engine.stats is not None}
         live_stats = {
-            e.name: stats_by_engine[e.name]
-            for e in self._engines
-            if e.state in _RUNNING and e.name in stats_by_engine
+            e.name: stats_by_engine[e.name] for e in self._engines if e.runs and e.name in stats_by_engine
         }
         yield from _service_gauges(live_stats)
         yield from _service_counters(stats_by_engine)
         yield from _observed_gauges(live_stats)
         yield _corrections(stats_by_engine)
+        yield from _weights_gauges(live_stats)
+        yield from _weights_counters(stats_by_engine)
         yield from _kv_gauges(live_stats)
         yield from _step_counters(stats_by_engine)
 
@@ -209,6 +212,33 @@ _OBSERVED: Sequence[tuple[str, str, Sequence[str], Callable[[Observed], Iterator
     ("length_prediction_accuracy", "Share of output lengths predicted correctly, of late.", (), _accuracy),
     ("length_prediction_majority", "Share of the commonest output length, of late.", (), _majority),
 )
+
+
+_WEIGHTS_COUNTERS = {
+    "weight_fetches": ("fetches", "Fetches of the weights of a service."),
+    "weight_evictions": ("evictions", "How often the weights of a service left the engine's memory."),
+    "weight_fetch_seconds": ("fetching_s", "Time of the fetches."),
+    "weight_waits": ("waits", "How often a request waited for weights that were not in memory."),
+    "weight_wait_seconds": ("waiting_s", "Time of these waits."),
+}
+
+
+def _weights_gauges(stats: _StatsByEngine) -> Iterator[Metric]:
+    places = _gauge("weight_place", "1 for the place where the weights of a service are.", "service", "place")
+    for engine, service, service_stats in _services(stats):
+        if service_stats.weights is not None:
+            for place in Place:
+                places.add_metric([engine, service, place.value], float(place is service_stats.weights.place))
+    yield places
+
+
+def _weights_counters(stats: _StatsByEngine) -> Iterator[Metric]:
+    for name, (field, text) in _WEIGHTS_COUNTERS.items():
+        counter = _counter(name, text, "service")
+        for engine, service, service_stats in _services(stats):
+            if service_stats.weights is not None:
+                counter.add_metric([engine, service], getattr(service_stats.weights, field))
+        yield counter
 
 
 def _kv_gauges(stats: _StatsByEngine) -> Iterator[Metric]:

@@ -8,9 +8,10 @@ from typing import Any
 
 from fastapi import Request
 
-from shoal.cluster.status import EngineState, ServiceState
+from shoal.cluster.status import ServiceState
 from shoal.engine.info import ServiceInfo
 from shoal.models import ModelDescription
+from shoal.schedule.policies.residency import Place
 from shoal.serve.api import Api
 from shoal.serve.ollama.durations import FOREVER_S
 from shoal.serve.openai.reasoning_parser import reasoning_tags
@@ -20,7 +21,6 @@ LATEST = ":latest"
 """Ollama's default tag."""
 _UNKNOWN = {"format": "", "family": "", "families": [], "parameter_size": "", "quantization_level": ""}
 _ARCHITECTURE = "shoal"
-_RUNNING = (EngineState.READY, EngineState.DRAINING)
 # Ollama's names of sampling parameters, by ours.
 _PARAMETERS = {
     "temperature": "temperature",
@@ -42,12 +42,13 @@ class OllamaModels:
         return [self._model_entry(card) for card in self._api.visible_cards(request).values()]
 
     def list_loaded(self, request: Request) -> list[dict[str, Any]]:
-        """The services that are loaded on an engine."""
+        """The services with weights in the memory of an engine."""
         cards, services = self._api.visible_cards(request), self._api.backend.services
+        loaded = (ServiceState.READY, ServiceState.DRAINING)
         return [
             self._loaded_entry(cards[name])
             for name, status in services.items()
-            if name in cards and status.state in (ServiceState.READY, ServiceState.DRAINING)
+            if name in cards and status.state in loaded and not self._is_absent(name)
         ]
 
     def show(self, card: ModelCard) -> dict[str, Any]:
@@ -99,9 +100,13 @@ class OllamaModels:
     def _weights(self, service: str) -> Iterator[tuple[str, int]]:
         """Device and size in bytes of each copy of a service's weights."""
         for engine in self._api.backend.engines:
-            infos: Mapping[str, ServiceInfo] = {} if engine.info is None else engine.info.services
-            if engine.state in _RUNNING and service in infos:
-                yield engine.device, infos[service].weight_bytes
+            if engine.info is not None and engine.place(service) is Place.RESIDENT:
+                yield engine.device, engine.info.services[service].weight_bytes
+
+    def _is_absent(self, service: str) -> bool:
+        """Whether all engines that have loaded a service have its weights elsewhere than in their memory."""
+        places = [place for engine in self._api.backend.engines if (place := engine.place(service))]
+        return bool(places) and Place.RESIDENT not in places
 
     def _identity(self, card: ModelCard) -> dict[str, Any]:
         info, latest = self._info(card), card.id + LATEST
