@@ -30,6 +30,17 @@ def calibration() -> Path:
     return shared_folder("calibration")
 
 
+@pytest.fixture
+def image_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, in which weight images are made without a child process."""
+    from shoal.execute.model import images
+    from shoal.execute.model.make_image import make_image
+
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(images, "_make_in_child", lambda order, target: make_image(*order, target))
+    return tmp_path / "cache"
+
+
 @pytest.fixture(autouse=True)
 def _no_step_fails(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails a test of which a step fails: the engine tries its requests again, and so hides a defect."""

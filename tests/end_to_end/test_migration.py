@@ -18,9 +18,9 @@ from shoal.core import Request, Service
 from shoal.engine import Engine, EngineOptions
 from shoal.engine.build import assemble_engine
 from shoal.engine.migration.kv_format import kv_format
-from shoal.execute.model.model_set import load_models
+from shoal.execute.model.model_set import ModelSet, load_models, weight_bytes
 from shoal.kvcache import KVCacheOptions, KVShape, LayerShape, plan_layout
-from shoal.schedule import SchedulerOptions, Slice
+from shoal.schedule import SchedulerOptions, Slice, WeightsOptions
 
 OUTPUT = 14
 MODELS = {"a": "llama", "b": "gemma3"}
@@ -41,10 +41,19 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def two_engines(folders: dict[str, Path]) -> Engines:
     """Makes two engines with the same models, and pools and schedulers of their own."""
     services = tuple(Service(name=name, model=name, dtype="float32") for name in folders)
-    models = [
-        load_models(services, folders, device=DEVICE, threads=1, attention="auto", progress=None)
-        for _ in range(2)
-    ]
+    return engine_maker(
+        services,
+        [
+            load_models(services, folders, device=DEVICE, threads=1, attention="auto", progress=None)
+            for _ in range(2)
+        ],
+    )
+
+
+def engine_maker(
+    services: tuple[Service, ...], models: Sequence[ModelSet], weights: WeightsOptions | None = None
+) -> Engines:
+    """Makes engines, one for each of ``models``."""
 
     def build(memory_bytes: Sequence[int] = (4 << 20, 4 << 20), **options: Any) -> list[Engine]:
         cache = {name: options.pop(name) for name in ("layout", "prefix_caching", "dtype") if name in options}
@@ -54,6 +63,7 @@ def two_engines(folders: dict[str, Path]) -> Engines:
                     services=services,
                     kv_cache=KVCacheOptions(memory_bytes=size, block_size=4, **cache),
                     scheduler=SchedulerOptions(**options),
+                    weights=weights or WeightsOptions(),
                 ),
                 own,
                 threads=1,
@@ -98,6 +108,31 @@ def move_all(
     client.submit(source, *[move.request for move in moves], *others)
     client.run()
     return client.answers
+
+
+@on_cpu
+@pytest.mark.parametrize(("depth", "live"), crossed([1, 2], [True, False], of_each=2), ids=str)
+def test_requests_move_while_their_weights_come_and_go(
+    depth: int, live: bool, folders: dict[str, Path], two_engines: Engines, image_cache: Path
+) -> None:
+    """Each engine holds the weights of one service, and both have requests."""
+    services = tuple(Service(name=name, model=name, dtype="float32") for name in folders)
+    models = [load_models(services, folders, threads=1, weights_bytes=1 << 30) for _ in range(2)]
+    largest = max([weight_bytes(served.model) for served in models[0].services.values()])
+    weights = WeightsOptions(memory_bytes=largest, quantum_s=0.005)
+    limited = engine_maker(services, models, weights)
+    options = {"depth": depth}
+    requests = [ask("r", "greedy"), ask("s", "seeded", prompt=21)]
+    others = [ask("other", "greedy", "b", 30), ask("another", "seeded", "b", 9, 30)]
+    expected = undisturbed(two_engines, [*requests, *others], **options)
+    with hosts(*limited(**options)) as (source, destination):
+        for at in range(1, OUTPUT, 3):
+            moves = [Migration(request, at, live) for request in requests]
+            check_same(move_all(source, destination, moves, others), expected)
+        stats = source.engine.stats().services
+        assert all(stats[name].weights.evictions for name in folders)
+        assert source.is_free
+        assert destination.is_free
 
 
 @pytest.mark.parametrize(

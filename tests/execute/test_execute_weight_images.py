@@ -140,7 +140,9 @@ def _truncate(path: Path) -> None:
         (FACTS_FILE, Path.unlink),
     ],
 )
-def test_an_image_whose_files_are_damaged_is_made_again(made: list[Path], llama: Path, name: str, damage) -> None:
+def test_an_image_whose_files_are_damaged_is_made_again(
+    made: list[Path], llama: Path, name: str, damage
+) -> None:
     expected = logits(fetched(llama).forward)
     damage(images.image_folder(llama, torch.float32, None) / name)
     assert torch.equal(logits(fetched(llama).forward), expected)
@@ -191,7 +193,9 @@ def test_two_that_start_at_once_make_one_image(
     monkeypatch.setattr(images, "_make_in_child", wait_for_the_other)
     opened: list[LoadedModel] = []
     first, second = (
-        threading.Thread(target=lambda: opened.append(load_image("tiny", llama, torch.float32, CPU, None, report)))
+        threading.Thread(
+            target=lambda: opened.append(load_image("tiny", llama, torch.float32, CPU, None, report))
+        )
         for _ in range(2)
     )
     first.start()
@@ -247,7 +251,9 @@ def test_a_model_whose_copy_computes_something_else_is_refused(
         ("ConfigError", ConfigError),
     ],
 )
-def test_errors_of_the_child_come_back_as_they_were(kind: str, raised: type[ShoalError], tmp_path: Path) -> None:
+def test_errors_of_the_child_come_back_as_they_were(
+    kind: str, raised: type[ShoalError], tmp_path: Path
+) -> None:
     order = images._Order("tiny", tmp_path, torch.float32, None)
     lines = ["a warning", json.dumps({"error": [kind, "why"]}), "{}"]
     error = images._error_of(order, tmp_path, lines, 1)
@@ -279,7 +285,9 @@ def test_a_child_process_makes_an_image(llama: Path, tmp_path: Path, monkeypatch
 
 
 @pytest.mark.slow
-def test_a_child_process_reports_its_error(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_process_reports_its_error(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
     (llama / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(ShoalError) as expected:

@@ -120,7 +120,9 @@ def test_a_file_that_ends_while_it_is_read_is_an_error(
 ) -> None:
     _, image, _ = stored
     read = os.preadv
-    monkeypatch.setattr(images.os, "preadv", lambda f, parts, at: read(f, parts, at) if at < CHUNK_BYTES else 0)
+    monkeypatch.setattr(
+        images.os, "preadv", lambda f, parts, at: read(f, parts, at) if at < CHUNK_BYTES else 0
+    )
     loader.fetch("a", image)
     assert f"ends at {CHUNK_BYTES} bytes" in (next_arrival(loader).error or "")
 

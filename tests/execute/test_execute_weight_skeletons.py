@@ -72,7 +72,9 @@ def test_memory_that_no_tensor_reads_is_left_out() -> None:
 
 
 def test_tied_parameters_stay_one_object() -> None:
-    module = torch.nn.ModuleDict({"embed": torch.nn.Embedding(5, 8), "head": torch.nn.Linear(8, 5, bias=False)})
+    module = torch.nn.ModuleDict(
+        {"embed": torch.nn.Embedding(5, 8), "head": torch.nn.Linear(8, 5, bias=False)}
+    )
     module["head"].weight = module["embed"].weight
     module.requires_grad_(False)
     skeleton = take_apart(module)
