@@ -4,13 +4,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from execute_builders import make_model, tiny_config
+from end_to_end_builders import Outcome, _answer, make_request
+from execute_builders import make_model, make_prompt, tiny_config
+from grammar_builders import write_tokenizer
 from service_builders import Walk
 
 from at_hand import on_cpu
-from shoal.core import ConfigError
+from shoal.core import ConfigError, Grammar, GrammarKind, Request, Service
+from shoal.engine import EngineOptions, build_engine
 from shoal.execute.model import images
 from shoal.execute.model.make_image import make_image
+from shoal.kvcache import KVCacheOptions
 from shoal.schedule import WeightsOptions
 from shoal.schedule.policies.residency import RESIDENCY_POLICIES, Place
 
@@ -107,3 +111,57 @@ def test_pinned_weights_stay(folders: dict[str, Path]) -> None:
 def test_a_budget_that_holds_not_even_one_is_refused(folders: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match=r"weights\.memory"):
         Walk(folders, ["llama-0"], weights=WeightsOptions(memory_bytes=1000))
+
+
+def answers(folders: dict[str, Path], requests: list[Request], weights: WeightsOptions) -> Outcome:
+    """What an engine answers to requests that come two steps apart."""
+    options = EngineOptions(
+        services=tuple(Service(name=name, model=name, dtype="float32") for name in folders),
+        kv_cache=KVCacheOptions(memory_bytes=1 << 20, block_size=4),
+        weights=weights,
+        threads=1,
+    )
+    engine, _ = build_engine(options, folders)
+    outcome = Outcome()
+    _answer(engine, [(2 * at, request) for at, request in enumerate(requests)], outcome, lambda _: None)
+    evictions = [each.weights.evictions for each in engine.stats().services.values() if each.weights]
+    assert not weights.memory_bytes or min(evictions) > 0
+    engine.close()
+    return outcome
+
+
+def test_grammars_penalties_and_logprobs_stay_where_they_are(tmp_path: Path) -> None:
+    models = {kind: make_model(tmp_path / kind, tiny_config(kind)) for kind in ("llama", "qwen3")}
+    for folder in models.values():
+        write_tokenizer(folder)
+    sampling: list[dict[str, Any]] = [
+        {"grammar": Grammar(GrammarKind.REGEX, "[abc]{3}(0|1)+x[ab01]{10,14}"), "ignore_eos": False},
+        {"temperature": 1.3, "top_k": 11, "repetition_penalty": 1.2, "frequency_penalty": 0.3},
+        {"temperature": 1.0, "top_p": 0.95, "logprobs": 2},
+        {"prompt_logprobs": 1},
+        {"embed": True, "max_tokens": 1},
+    ]
+    requests = [
+        make_request(
+            str(at),
+            list(models)[at % 2],
+            make_prompt(5 + 4 * at, seed=at),
+            30,
+            seed=at,
+            **sampling[at // 2 % 5],
+        )
+        for at in range(20)
+    ]
+    with_all = answers(models, requests, WeightsOptions())
+    one = max(size_of(models, kind) for kind in models)
+    with_one = answers(models, requests, WeightsOptions(memory_bytes=one, quantum_s=0.01))
+    assert with_one.tokens == with_all.tokens
+    assert not with_one.errors
+    assert with_one.embeddings.keys() == with_all.embeddings.keys()
+    for given, expected in (
+        (with_one.logprobs, with_all.logprobs),
+        (with_one.prompt_logprobs, with_all.prompt_logprobs),
+    ):
+        assert given.keys() == expected.keys()
+        for name, entries in given.items():
+            assert [entry.token for entry in entries] == [entry.token for entry in expected[name]]
