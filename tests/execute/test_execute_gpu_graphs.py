@@ -9,7 +9,7 @@ import torch
 from attention_builders import Sequences, Shape
 from execute_builders import needs_triton
 from graph_builders import FakeCapturer, RecordingCapturer
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from strict_interpreter import strict_interpreter
 
@@ -191,7 +191,12 @@ def steps(draw: st.DrawFn) -> tuple[list[Row], list[int], bool]:
     return rows, sampled, draw(st.booleans())
 
 
+SMALL: tuple[list[Row], list[int], bool] = ([(3, 1, 3)], [], False)
+LARGE: tuple[list[Row], list[int], bool] = ([(0, 20, 21), (1, 2, 13), (2, 0, 3), (3, 0, 3)], [3, 0, 2], True)
+
+
 @settings(max_examples=examples(5), deadline=None)
+@example(plans=[SMALL, LARGE, SMALL], window=None, wide=False)
 @given(
     plans=st.lists(steps(), min_size=2, max_size=4),
     window=st.sampled_from([None, 7]),
