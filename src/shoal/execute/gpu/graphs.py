@@ -19,7 +19,7 @@ from shoal.execute.model.transformers_forward import Forward
 from shoal.execute.transfers import to_device
 
 _FEW_ROWS = 64
-_MOST_PROMPTS = 32
+_MOST_PROMPTS = 16
 """Of a captured step. Each may have a tile of its own, and tiles without tokens take time, too."""
 
 
