@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from benchmarks.gpu_check.cases import Cases, Figures, SkipCase, quantile
 from benchmarks.gpu_check.models import WAYS, engine_of, load, require_memory, service_of, steps_of_prompts
 from benchmarks.gpu_check.shapes import LLAMA_1B, LLAMA_8B, TINY, VOCABULARY, Llama
-from benchmarks.gpu_check.timing import traced
+from benchmarks.gpu_check.timing import free_bytes, traced
 from shoal.core import Request, SamplingParams
 from shoal.engine import Engine
 
@@ -105,15 +105,18 @@ class _Mixed:
         services = [service_of(model, self._folder) for model in models]
         begun = time.perf_counter()
         loaded = load(self._device, services)
+        free = free_bytes(self._device)
         loaded_at = time.perf_counter()
         self._engine = engine_of(loaded, services, kv_bytes, depth=2)
         built_at = time.perf_counter()
+        graph_bytes = free - free_bytes(self._device) - kv_bytes if self._device != "cpu" else 0
         for recorded in WAYS.values():
             with steps_of_prompts(recorded):
                 self._answer(1)
         return {
             "loading, s": loaded_at - begun,
             "compiling and recording, s": built_at - loaded_at,
+            "graphs and code, GiB": graph_bytes / 2**30,
             "first requests, s": time.perf_counter() - built_at,
         }
 
