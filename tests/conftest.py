@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from at_hand import shared_folder
 from hypothesis_profiles import register_profiles
+from image_caches import use_image_cache
 
 register_profiles()
 
@@ -33,11 +34,7 @@ def calibration() -> Path:
 @pytest.fixture
 def image_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, in which weight images are made without a child process."""
-    from shoal.execute.model import images
-    from shoal.execute.model.make_image import make_image
-
-    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(images, "_make_in_child", lambda order, target: make_image(*order, target))
+    use_image_cache(tmp_path / "cache", monkeypatch)
     return tmp_path / "cache"
 
 

@@ -2,14 +2,13 @@
 
 import json
 import os
-import subprocess
 import threading
 from pathlib import Path
 
 import pytest
 import torch
 from execute_builders import VOCAB, make_model, tiny_config
-from weight_builders import cache, image_of  # noqa: F401 (a fixture)
+from weight_builders import image_of
 
 from at_hand import on_cpu
 from shoal.core import ConfigError, ModelUnavailable, ModelUnsupported, ShoalError
@@ -49,7 +48,7 @@ def logits_in_halves(forward: Forward) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.usefixtures("cache")
+@pytest.mark.usefixtures("image_cache")
 def test_a_model_from_an_image_computes_the_same_bits(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
     folder = make_model(tmp_path / kind, tiny_config(kind), torch.float32)
     expected, model = load_model("tiny", folder, dtype, CPU, None, onednn=False), fetched(folder, dtype)
@@ -63,7 +62,7 @@ def test_a_model_from_an_image_computes_the_same_bits(kind: str, dtype: torch.dt
     assert type(model.forward) is type(expected.forward)
 
 
-@pytest.mark.usefixtures("cache")
+@pytest.mark.usefixtures("image_cache")
 def test_random_weights_have_an_image_for_each_seed(tmp_path: Path) -> None:
     make_model(tmp_path / "m", tiny_config("llama"))
     (tmp_path / "m" / "model.safetensors").unlink()
@@ -74,7 +73,7 @@ def test_random_weights_have_an_image_for_each_seed(tmp_path: Path) -> None:
     assert [model.weights_name == models[0].weights_name for model in models] == [True, False, True]
 
 
-@pytest.mark.usefixtures("cache")
+@pytest.mark.usefixtures("image_cache")
 def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
     sizes = []
     for tied in (False, True):
@@ -85,7 +84,7 @@ def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch, cache: Path) -> list[Path]:  # noqa: F811
+def made(monkeypatch: pytest.MonkeyPatch, image_cache: Path) -> list[Path]:
     """The images that were made."""
     made: list[Path] = []
     make = images._make_in_child
@@ -155,7 +154,7 @@ def test_an_image_that_others_can_write_is_not_loaded(made: list[Path], llama: P
     path = images.image_folder(llama, torch.float32, None) / name
     assert path.stat().st_mode & 0o077 == 0
     path.chmod(0o722)
-    with pytest.raises(ModelUnavailable, match="others may write it.*remove it, or set SHOAL_CACHE"):
+    with pytest.raises(ModelUnavailable, match=r"others may write it.*remove it, or set SHOAL_CACHE"):
         fetched(llama)
     path.chmod(0o700)
     monkey = path.with_name("moved")
@@ -214,7 +213,7 @@ class Lambda(torch.nn.Module):
         self.function = lambda x: x
 
 
-@pytest.mark.usefixtures("cache")
+@pytest.mark.usefixtures("image_cache")
 def test_a_model_that_cannot_be_pickled_is_refused(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*arguments: object, **keywords: object) -> LoadedModel:
         model = load_model(*arguments, **keywords)  # type: ignore[arg-type]
@@ -227,7 +226,7 @@ def test_a_model_that_cannot_be_pickled_is_refused(llama: Path, monkeypatch: pyt
     assert not images.image_folder(llama, torch.float32, None).exists()
 
 
-@pytest.mark.usefixtures("cache")
+@pytest.mark.usefixtures("image_cache")
 def test_a_model_whose_copy_computes_something_else_is_refused(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

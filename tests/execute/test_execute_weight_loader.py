@@ -54,7 +54,7 @@ def test_weights_come_leave_and_come_again_at_the_same_address(
 
 def test_memory_is_held_only_while_the_weights_are_there(tmp_path: Path, loader: WeightLoader) -> None:
     size = 64 << 20
-    tensor, image = tensor_image(tmp_path / "image", torch.ones(size, dtype=torch.uint8))
+    _tensor, image = tensor_image(tmp_path / "image", torch.ones(size, dtype=torch.uint8))
     absent = resident_bytes()
     for _ in range(5):
         loader.fetch("a", image)

@@ -4,13 +4,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
 import torch
 
 from shoal.core import Arrival, StepPlan
-from shoal.execute.model import images
 from shoal.execute.model.loading import LoadedModel
-from shoal.execute.model.make_image import make_image
 from shoal.execute.protocol import Executor
 from shoal.execute.weights.image import WeightImage, open_image, write_image
 from shoal.execute.weights.loader import WeightLoader
@@ -18,15 +15,6 @@ from shoal.execute.weights.skeleton import take_apart
 
 AMPLE = 1 << 30
 """Memory for all weights of a test."""
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, in which images are made without a child process."""
-    folder = tmp_path / "cache"
-    monkeypatch.setenv("SHOAL_CACHE", str(folder))
-    monkeypatch.setattr(images, "_make_in_child", lambda order, target: make_image(*order, target))
-    return folder
 
 
 def tensor_image(folder: Path, tensor: torch.Tensor) -> tuple[torch.Tensor, WeightImage]:
