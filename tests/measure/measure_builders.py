@@ -45,6 +45,7 @@ def make_totals(steps=10, mean=0.5, peak=0.9, **more):
         prefill_tokens=100,
         cached_tokens=0,
         output_tokens=50,
+        **more,
     )
 
 

@@ -11,8 +11,8 @@ from measure_builders import NS, make_row, make_run, make_totals, random_run, re
 from rich.console import Console
 
 from shoal.core import SLO
-from shoal.measure import Spread, compare, summarise, summary_tables
-from shoal.measure.tables import figure, latency_grid, requests_grid, seconds, share
+from shoal.measure import Spread, WeightsTotals, compare, summarise, summary_tables
+from shoal.measure.tables import figure, latency_grid, requests_grid, seconds, share, weights_grid
 
 
 def printed(*tables, width=100):
@@ -168,6 +168,34 @@ def test_a_table_says_how_many_requests_moved_if_any_did():
     lines = printed(*summary_tables(summary)).splitlines()
     told = [line.split() for line in lines if line.split()[:1] in (["live"], ["tokens"])]
     assert told == [["live", "1,234", "5", "0"], ["tokens", "0", "0", "2"]]
+
+
+def test_a_table_counts_weights_that_come_and_go_over_all_engines():
+    assert "Weights" not in printed(*summary_tables(summarise(make_run([make_row()]))))
+
+    def totals(*services, waiting_s, longest_wait_s):
+        return WeightsTotals(
+            services=services, num_bytes=3 * 2**30, fetches=2, evictions=1, fetching_s=0.5, waits=4,
+            waiting_s=waiting_s, longest_wait_s=longest_wait_s,
+        )  # fmt: skip
+
+    engines = (
+        make_totals(weights={"w": totals("chat", "code", waiting_s=2.0, longest_wait_s=0.9)}),
+        make_totals(
+            weights={
+                "w": totals("chat", waiting_s=6.0, longest_wait_s=1.5),
+                "x": totals("[red]base", waiting_s=0.0, longest_wait_s=0.0),
+            }
+        ),
+    )
+    summary = summarise(make_run([make_row()], engines=engines))
+    assert summary.to_dict()["engines"][1]["weights"]["x"]["waits"] == 4
+    assert weights_grid(summary).rows == [
+        ["chat, code", "3.00 GiB", "4", "2", "12.0 GiB", "1.00 s", "8", "1.00 s", "1.50 s"],
+        ["[red]base", "3.00 GiB", "2", "1", "6.00 GiB", "500 ms", "4", "0 s", "0 s"],
+        ["all", "6.00 GiB", "6", "3", "18.0 GiB", "1.50 s", "12", "667 ms", "1.50 s"],
+    ]
+    assert "…" not in printed(*summary_tables(summary), width=80)
 
 
 def test_tables_fit_a_narrow_terminal_and_take_names_as_they_are():

@@ -19,7 +19,14 @@ from shoal.measure.files import (
 from shoal.measure.html_report import report_html, write_report
 from shoal.measure.inter_token_latencies import InterTokenLatencies
 from shoal.measure.plots import Panel, Series, require_plots, save_plot
-from shoal.measure.records import EngineTotals, RequestRow, RunRecord, Sample, StepSpan
+from shoal.measure.records import (
+    EngineTotals,
+    RequestRow,
+    RunRecord,
+    Sample,
+    StepSpan,
+    WeightsTotals,
+)
 from shoal.measure.summary import GroupSummary, Spread, Summary, summarise
 from shoal.measure.tables import compare, summary_tables
 
@@ -40,6 +47,7 @@ __all__ = [
     "StepSpan",
     "Summary",
     "InterTokenLatencies",
+    "WeightsTotals",
     "compare",
     "compare_with_measured",
     "report_html",

@@ -68,6 +68,37 @@ class StepSpan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsTotals:
+    """Totals of the weights of one service, or of several that share them, over the run."""
+
+    services: tuple[str, ...]
+    num_bytes: int
+    """Size on each device."""
+    fetches: int
+    evictions: int
+    fetching_s: float
+    """Total duration of the fetches."""
+    waits: int
+    """How often a request waited for the weights, until they came."""
+    waiting_s: float
+    """Total duration of these waits."""
+    longest_wait_s: float
+
+    def __add__(self, other: "WeightsTotals") -> "WeightsTotals":
+        """Totals of the same weights on two engines."""
+        return WeightsTotals(
+            services=tuple(dict.fromkeys((*self.services, *other.services))),
+            num_bytes=max(self.num_bytes, other.num_bytes),
+            fetches=self.fetches + other.fetches,
+            evictions=self.evictions + other.evictions,
+            fetching_s=self.fetching_s + other.fetching_s,
+            waits=self.waits + other.waits,
+            waiting_s=self.waiting_s + other.waiting_s,
+            longest_wait_s=max(self.longest_wait_s, other.longest_wait_s),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTotals:
     """Totals of one engine over the run."""
 
@@ -89,6 +120,8 @@ class EngineTotals:
     cached_tokens: int
     """Prompt tokens found in the prefix cache."""
     output_tokens: int
+    weights: Mapping[str, WeightsTotals] = field(default_factory=dict)
+    """By name of the weights; empty if all stay in the device's memory."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from shoal.measure.records import EngineTotals, RunRecord
+from shoal.measure.records import EngineTotals, RunRecord, WeightsTotals
 from shoal.measure.summary import GroupSummary, Spread, Summary, summarise
 
 NOTHING = "-"
@@ -50,7 +50,8 @@ class Grid:
 
 
 def summary_tables(summary: Summary) -> list[Table]:
-    """The summary for a terminal: requests, latencies, tokens; several engines and migrations, if any."""
+    """The summary for a terminal: requests, latencies, tokens; several engines, weights that come and go, and
+    migrations, if any."""
     return [grid.to_rich() for grid in summary_grids(summary)]
 
 
@@ -58,6 +59,8 @@ def summary_grids(summary: Summary) -> list[Grid]:
     grids = [requests_grid(summary), latency_grid(summary), tokens_grid(summary)]
     if len(summary.engines) > 1:
         grids.append(engines_grid(summary))
+    if any(engine.weights for engine in summary.engines):
+        grids.append(weights_grid(summary))
     return [*grids, migrations_grid(summary)] if summary.moves or summary.withdrawn else grids
 
 
@@ -129,6 +132,39 @@ def engines_grid(summary: Summary) -> Grid:
     heads = ["engine", "steps", "busy", "output", "prefill", "KV", "peak", "preempts", "again"]
     rows = [_engine_row(number, engine, summary.duration_s) for number, engine in enumerate(summary.engines)]
     return Grid(title="Engines", heads=heads, rows=rows)
+
+
+def weights_grid(summary: Summary) -> Grid:
+    """One row for each weights, summed over engines: fetches, evictions, and waits of requests for them."""
+    totals: dict[str, WeightsTotals] = {}
+    for engine in summary.engines:
+        for name, weights in engine.weights.items():
+            totals[name] = totals[name] + weights if name in totals else weights
+    rows = [_weights_row(", ".join(each.services), [each]) for each in totals.values()]
+    if len(rows) > 1:
+        rows.append(_weights_row("all", list(totals.values())))
+    heads = ["weights of", "size", "fetches", "evictions", "fetched", "fetching", "waits", "mean", "longest"]
+    return Grid(title="Weights that come and go", heads=heads, rows=rows)
+
+
+def _weights_row(name: str, totals: Sequence[WeightsTotals]) -> list[str]:
+    waits = sum(each.waits for each in totals)
+    waiting_s = sum(each.waiting_s for each in totals)
+    return [
+        name,
+        _gib(sum(each.num_bytes for each in totals)),
+        f"{sum(each.fetches for each in totals):,}",
+        f"{sum(each.evictions for each in totals):,}",
+        _gib(sum(each.fetches * each.num_bytes for each in totals)),
+        seconds(sum(each.fetching_s for each in totals)),
+        f"{waits:,}",
+        seconds(waiting_s / waits if waits else None),
+        seconds(max(each.longest_wait_s for each in totals)),
+    ]
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{figure(num_bytes / 2**30)} GiB"
 
 
 def migrations_grid(summary: Summary) -> Grid:

@@ -156,8 +156,10 @@ class DecodeRuns:
         if limit <= 0:
             return None
         until_ns = min(self._guard.earliest_starvation_ns(state), self._residency.settled_until(now_ns))
-        if (slo_expired_ns := state.waiting.next_slo_expired_ns) is not None:
-            until_ns = min(until_ns, slo_expired_ns)  # the order of the queue changes then
+        # The order of a queue changes then, or a request ends; also one that waits for weights.
+        for other in store.services.values():
+            if other.waiting and (slo_expired_ns := other.waiting.next_slo_expired_ns) is not None:
+                until_ns = min(until_ns, slo_expired_ns)
         if until_ns <= now_ns:
             return None
         steps = self._steps_within_memory(state, limit)

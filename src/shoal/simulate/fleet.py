@@ -220,6 +220,11 @@ class Fleet:
         self._emit(EpochBegan(output))
         self._timers.set(self._clock.now_ns + self._epoch_ns, self._begin_epoch)
 
+    def _start(self, number: int, ready: EngineReady) -> None:
+        """An engine has loaded again; where not all weights fit, it fetches some before the next request."""
+        self._emit(ready)
+        self.touched.add(number)
+
     def _drain(self, number: int) -> None:
         self._emit(EngineDraining(str(number)))
         self._tick()
@@ -285,7 +290,7 @@ class Fleet:
                 number = int(action.engine)
                 self._incarnations[number] = action.incarnation
                 ready = self._ready(number, action.incarnation)
-                self._timers.set(self._clock.now_ns + self._load_ns, partial(self._emit, ready))
+                self._timers.set(self._clock.now_ns + self._load_ns, partial(self._start, number, ready))
             case Refuse():
                 if (request := self._forget(action.request)) is not None:
                     self._refuse(request, -1, action.message)

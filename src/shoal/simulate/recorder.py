@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shoal.measure import EngineTotals, Sample, StepSpan
+from shoal.measure import EngineTotals, Sample, StepSpan, WeightsTotals
 from shoal.schedule import SchedulerStats
 
 
@@ -112,6 +112,7 @@ class Recorder:
             prefill_tokens=sum(service.prompt_tokens - service.cached_tokens for service in services),
             cached_tokens=sum(service.cached_tokens for service in services),
             output_tokens=sum(service.output_tokens for service in services),
+            weights=_weights_totals(stats),
         )
 
     def _span(self, span: StepSpan) -> None:
@@ -141,3 +142,28 @@ class Recorder:
         self.samples.append(Sample(self._next_ns, self._engine, waiting, running, share, rate))
         self._tokens = 0
         self._next_ns += self._sample_ns
+
+
+def _weights_totals(stats: Sequence[SchedulerStats]) -> dict[str, WeightsTotals]:
+    """Totals by name of the weights, over all schedulers that the engine had."""
+    totals: dict[str, WeightsTotals] = {}
+    for each in stats:
+        own: dict[str, WeightsTotals] = {}
+        for service, state in each.services.items():
+            weights = state.weights
+            if weights is None:
+                continue
+            known = own.get(weights.name)
+            own[weights.name] = WeightsTotals(
+                services=(service,) if known is None else (*known.services, service),
+                num_bytes=weights.num_bytes,
+                fetches=weights.fetches,
+                evictions=weights.evictions,
+                fetching_s=weights.fetching_s,
+                waits=weights.waits,
+                waiting_s=weights.waiting_s,
+                longest_wait_s=weights.longest_wait_s,
+            )
+        for name, found in own.items():
+            totals[name] = totals[name] + found if name in totals else found
+    return totals
