@@ -111,6 +111,13 @@ def test_an_unservable_plan_is_rejected_before_the_search(tmp_path: Path) -> Non
     assert "expected one of maximum" in shown
 
 
+def test_a_limit_on_weights_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "scenario.yaml").write_text("weights: {memory: 20GiB}\n")
+    code, shown = plan(tmp_path, "slo.ttft=1s", "--config", str(tmp_path / "scenario.yaml"))
+    assert code != 0
+    assert "planning keeps all weights on their devices" in shown
+
+
 @pytest.mark.parametrize("text", ["TIMESTAMP,ContextTokens,GeneratedTokens\n", ""])
 def test_a_trace_without_requests_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "devices.yaml").write_text(CATALOGUE)

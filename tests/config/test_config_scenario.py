@@ -23,6 +23,7 @@ from shoal.forecast.device_specs import device_spec
 from shoal.forecast.model_spec import ModelSpec, model_spec
 from shoal.forecast.roofline import RooflineTimes, kv_tokens
 from shoal.schedule import Fcfs, Oracle
+from shoal.schedule.policies.residency import FcfsResidency
 from shoal.workload import LENGTHS, AtOnce, FixedLength, Gamma, Poisson, Replay, UniformLength, Weibull
 
 LLAMA = "latency: {roofline: {model: llama-3.1-8b, device: a100-80}}\n"
@@ -43,9 +44,11 @@ kv_cache:
   {memory: 40GiB, utilisation: 80%, reserved: 1GiB, block_size: 32, layout: split, swap: 64GiB,
    swap_bytes_per_s: 2e9, prefix_caching: false}
 scheduler: {preset: vllm, admission: oracle, lengths: oracle, starvation: never, max_running: 8}
+weights: {memory: 20GiB, policy: fcfs, quantum: 500ms, max_absence: 5s, bandwidth: 10GB/s, slowdown: 1.2}
 packing: {epoch: 2s, budgets: {engine: 1GiB, host: 2GiB, prefill_tokens: 500}}
 services:
-  - {name: chat, model: shape, dtype: float32, context: 4096, slo: {ttft: 2s, e2e_scale: 5}, quota: 4}
+  - {name: chat, model: shape, dtype: float32, context: 4096, slo: {ttft: 2s, e2e_scale: 5}, quota: 4,
+     pin: true}
   - {name: code, model: meta-llama/Llama-3.1-8B-Instruct, execution: 1.2s,
      latency: {roofline: {model: llama-3.1-8b, device: RTX 4090, tp: 1}}}
 workload:
@@ -107,13 +110,18 @@ def test_every_key_is_read(tmp_path):
     budgets = MigrationBudgets(engine_bytes=2**30, host_bytes=2**31, prefill_tokens=500)
     assert read.packing == PackingOptions(epoch_s=2, budgets=budgets)
     assert read.link == Link(bytes_per_s=1e9, latency_s=0.25)
+    weights = read.weights
+    assert (weights.memory_bytes, weights.policy) == (20 * 2**30, FcfsResidency())
+    assert (weights.quantum_s, weights.max_absence_s) == (0.5, 5)
+    assert (weights.bandwidth, weights.slowdown) == (1e10, 1.2)
     assert read.drains == (Incident(engine=2, at_s=20), Incident(engine=0, at_s=60))
     assert (read.deaths, read.load_s) == ((Incident(engine=1, at_s=30),), 5)
     chat, code = read.services
     assert chat.model == ModelSpec.from_config(shape | {"num_key_value_heads": 2}, "shape")
-    assert (chat.dtype, chat.context_tokens, chat.quota) == ("float32", 4096, 4)
+    assert (chat.dtype, chat.context_tokens, chat.quota, chat.pin) == ("float32", 4096, 4, True)
     assert chat.slo == SLO(ttft_s=2, e2e_scale=5)
     assert chat.latency is None
+    assert not code.pin
     assert (code.model, code.execution_s) == (model_spec("llama-3.1-8b"), 1.2)
     assert isinstance(code.latency, RooflineLatency)
     assert code.latency.roofline.device == device_spec("rtx-4090")

@@ -41,6 +41,16 @@ def test_candidates_have_all_single_changes_before_drawn_ones():
     assert few != scheduler_candidates(default, 8, seed=1)
 
 
+def test_where_weights_come_and_go_no_admission_is_by_slices(tmp_path):
+    default = SchedulerOptions()
+    assert any(each.admission.slice_tokens for each in scheduler_candidates(default, 81, seed=0))
+    found = scheduler_candidates(default, 81, seed=0, slices=False)
+    assert len(set(found)) == 81
+    assert not any(each.admission.slice_tokens for each in found)
+    limited = SCENARIO.replace("workload:", "weights: {memory: 16GiB}\nworkload:")
+    tune(prepared(tmp_path, limited), replace(HERE, trials=30))
+
+
 def test_the_later_part_is_held_out():
     assert split(10, 0.6) == (Part(0, 6), Part(6, 10))
     assert split(10, 0.999) == (Part(0, 9), Part(9, 10))

@@ -18,7 +18,7 @@ WANTED = "What is wanted"
 SEARCH = "Search"
 RESULTS = "Results"
 _EXCLUDED = {"model", "device", "tp", "clients", "engines", "dispatch", "kv-memory", "kv-tokens"}
-_EXCLUDED |= {"kv-cache-dtype", "prefix-caching", "swap"}
+_EXCLUDED |= {"kv-cache-dtype", "prefix-caching", "swap", "weights-memory"}
 PLAN_FLAGS = tuple(flag for flag in SCENARIO_FLAGS if flag.name not in _EXCLUDED)
 """The flags of a scenario that planning uses."""
 

@@ -12,6 +12,7 @@ from shoal.forecast.model_spec import ModelSpec
 from shoal.forecast.overhead import NO_OVERHEAD, HostOverhead
 from shoal.forecast.roofline_ops import Link
 from shoal.schedule import SchedulerOptions
+from shoal.schedule.weights_options import WeightsOptions, check_admission
 from shoal.simulate.spec import HOST_BYTES_PER_S
 from shoal.workload import WorkloadOptions
 
@@ -99,6 +100,8 @@ class ScenarioService:
     """Time of its mean request when it runs alone; None: computed."""
     quota: int = 8
     """As in ``core.Service``."""
+    pin: bool = False
+    """As in ``core.Service``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +134,17 @@ class ScenarioPool:
             raise ConfigError(f"the pool's size is written {len(given)} times: {', '.join(given)}; keep one")
         if self.tokens is not None and self.tokens < self.block_size:
             raise ConfigError(f"{self.tokens} tokens are less than one block of {self.block_size}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScenarioWeights(WeightsOptions):
+    """The memory for weights of each device, and what fetches cost.
+
+    The bandwidth is that of the devices' data sheet, or ``bandwidth`` if that is less.
+    """
+
+    slowdown: float = 1.0
+    """Duration of a step while weights come, relative to one without."""
 
 
 LARGEST_ENGINES = 4096
@@ -171,6 +185,7 @@ class Scenario:
     load_s: float = 10.0
     """Time until an engine that died accepts requests again."""
     kv_cache: ScenarioPool = field(default_factory=ScenarioPool)
+    weights: ScenarioWeights = field(default_factory=ScenarioWeights)
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
     preset: str = "shoal"
     """The preset that ``scheduler`` overrides."""
@@ -183,6 +198,7 @@ class Scenario:
             for incident in getattr(self, name):
                 if incident.engine >= self.engines:
                     raise ConfigError(unknown_engine_message(incident, what, self.engines))
+        check_admission(self.weights, self.scheduler.admission)
 
 
 def unknown_engine_message(incident: Incident, what: str, engines: int) -> str:

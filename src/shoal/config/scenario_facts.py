@@ -9,7 +9,8 @@ from shoal.config.scenario_latency import link_section, overhead_section
 from shoal.config.scenario_migrations import engine_link_section
 from shoal.config.scenario_pool import Deployment, Pools, capacity
 from shoal.config.scheduler_yaml import in_words
-from shoal.core.units import format_duration
+from shoal.config.settings import weights_section
+from shoal.core.units import format_byte_rate, format_duration
 from shoal.forecast import NO_OVERHEAD
 from shoal.simulate import EngineSpec
 from shoal.workload import Workload, WorkloadOptions
@@ -50,6 +51,8 @@ def state_facts(
             "none, so the admission sets aside what context and pool allow: few requests run at a time; "
             "write workload.max_tokens"
         )
+    if engine.weights.memory_bytes is not None:
+        facts["weights"] = _weights(engine)
     facts["KV pool"] = _pool(engine, pools)
     if scenario.scheduler.preemption_mode == "swap":
         facts["swap"] = _swap(pools)
@@ -124,6 +127,19 @@ def _pool(engine: EngineSpec, pools: Pools) -> str:
     int8 = ", int8" if any(view.shape.int8 for view in layout.services.values()) else ""
     caching = "" if engine.prefix_caching else ", no prefix caching"
     return f"{size}{room}, blocks of {layout.block_size}, {layout.kind}{int8}{caching}"
+
+
+def _weights(engine: EngineSpec) -> str:
+    """The memory for weights, of how many bytes, and how they come."""
+    assert engine.weights.memory_bytes is not None
+    sizes = {each.weights or name: each.weight_bytes for name, each in engine.services.items()}
+    rate = min(filter(None, (engine.fetch_bytes_per_s, engine.weights.bandwidth)))
+    [policy] = [key.kind for key in weights_section().keys if key.name == "policy"]
+    slower = f", steps x {engine.fetch_slowdown:g} meanwhile" if engine.fetch_slowdown > 1 else ""
+    return (
+        f"{engine.weights.memory_bytes / 2**30:.1f} GiB for {sum(sizes.values()) / 2**30:.1f} GiB, "
+        f"policy {policy.show(engine.weights.policy)}, fetched at {format_byte_rate(rate)}/s{slower}"
+    )
 
 
 def _swap(pools: Pools) -> str:

@@ -14,6 +14,7 @@ from shoal.config.scenario import (
     Scenario,
     ScenarioPool,
     ScenarioService,
+    ScenarioWeights,
     unknown_engine_message,
 )
 from shoal.config.scenario_flags import apply_flags
@@ -30,7 +31,7 @@ from shoal.config.scenario_migrations import engine_link_section
 from shoal.config.sections import Key, Section, UnknownKey, section_of
 from shoal.config.services import check_name, goal_kinds
 from shoal.config.setting_tree import Node, Scalar, Table, place_of, problem, read_yaml
-from shoal.config.settings import hint_other_section, scheduler_section
+from shoal.config.settings import hint_other_section, scheduler_section, weights_section
 from shoal.config.value_kinds import Choice, Kind, Maybe, Several, as_table, integer, number, seconds
 from shoal.core import ConfigError, slo_problem
 from shoal.workload import FORMATS, AtOnce, Poisson, Replay, WorkloadOptions, guess_format
@@ -192,6 +193,9 @@ def scenario_section(folder: Path = Path()) -> Section:
         (Scenario, "link"): Maybe(engine_link_section()),
         (Incident, "engine"): integer(0),
         (Scenario, "scheduler"): scheduler_section(offline=True),
+        (Scenario, "weights"): weights_section(
+            ScenarioWeights, {(ScenarioWeights, "slowdown"): number(minimum=1)}
+        ),
         (Scenario, "sample_s"): seconds(minimum=SHORTEST_SAMPLE_S),
         (Scenario, "workload"): _workload_section(folder),
     }

@@ -4,7 +4,7 @@ from shoal.cluster.manager.dispatch import DISPATCH_NAMES
 from shoal.config.flags import ENGINE_FLAGS, Flag, overlay
 from shoal.config.setting_tree import Node, Table
 
-_SHARED_FLAGS = ("kv-cache-dtype", "block-size", "layout", "prefix-caching", "swap")
+_SHARED_FLAGS = ("kv-cache-dtype", "block-size", "layout", "prefix-caching", "swap", "weights-memory")
 
 SCENARIO_FLAGS = (
     Flag("model", "latency.roofline.model", "NAME", "Model on record, or its config.json."),

@@ -31,6 +31,11 @@ class Deployment:
     ranks: int = 1
     """Data-parallel ranks, with expert parallelism."""
 
+    @property
+    def weight_bytes(self) -> int:
+        """Size of the weights on each device; 0: not known."""
+        return 0 if self.model is None else self.model.weight_bytes(self.tp, self.ranks)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pools:
@@ -61,7 +66,8 @@ def plan_pools(scenario: Scenario, deployments: Mapping[str, Deployment]) -> Poo
                 "model (services: [{name: chat, model: llama-3.1-8b}]), or the size of the pool as "
                 "kv_cache.tokens or kv_cache.blocks"
             )
-        memory = pool.memory_bytes or _memory_after_weights(deployments, pool)
+        limit = scenario.weights.memory_bytes
+        memory = pool.memory_bytes or _memory_after_weights(deployments, pool, limit)
         try:
             layout = plan_layout(shapes, memory_bytes=memory, block_size=pool.block_size, kind=kind)
         except ConfigError as error:
@@ -130,8 +136,13 @@ def _swap_layout(scenario: Scenario, layout: PoolLayout, unknown: Sequence[str])
     return None
 
 
-def _memory_after_weights(deployments: Mapping[str, Deployment], pool: ScenarioPool) -> int:
-    """Device memory left for KV after the weights; services on one model share them."""
+def _memory_after_weights(
+    deployments: Mapping[str, Deployment], pool: ScenarioPool, limit: int | None
+) -> int:
+    """Device memory left for KV after the weights; services on one model share them.
+
+    limit: of the memory for weights.
+    """
     devices = {deployment.device for deployment in deployments.values()}
     device = next(iter(devices))
     if device is None or len(devices) > 1:
@@ -147,11 +158,14 @@ def _memory_after_weights(deployments: Mapping[str, Deployment], pool: ScenarioP
         if deployment.model is not None
     }
     weights = sum(model.weight_bytes(tp, ranks) for model, tp, ranks in models)
+    if limit is not None:
+        weights = min(weights, limit)
     usable = int(device.memory_bytes * pool.utilisation) - pool.reserved_bytes
     if usable <= weights:
         raise ConfigError(
             f"the weights take {weights / 2**30:.1f} GiB on each {device.name}, of which "
             f"{max(usable, 0) / 2**30:.1f} GiB may be used (kv_cache.utilisation and reserved); raise tp, or "
             "take a larger device"
+            + (", or write weights.memory: less of them" if limit is None and len(models) > 1 else "")
         )
     return usable - weights

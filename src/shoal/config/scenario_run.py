@@ -131,6 +131,8 @@ def prepare(scenario: Scenario) -> PreparedRun:
             ),
             quota=service.quota,
             weights=_weights_owner(service.name, deployments),
+            weight_bytes=deployments[service.name].weight_bytes,
+            pinned=service.pin,
         )
         for service in scenario.services
     }
@@ -141,6 +143,9 @@ def prepare(scenario: Scenario) -> PreparedRun:
         host=pools.host,
         host_bytes_per_s=scenario.kv_cache.swap_bytes_per_s,
         prefix_caching=scenario.kv_cache.prefix_caching,
+        weights=scenario.weights,
+        fetch_bytes_per_s=_fetch_bytes_per_s(deployments),
+        fetch_slowdown=scenario.weights.slowdown,
     )
     facts = state_facts(scenario, latencies, deployments, engine, pools, means, workload)
     models = {name: deployment.model for name, deployment in deployments.items()}
@@ -213,6 +218,13 @@ def _weights_owner(name: str, deployments: Mapping[str, Deployment]) -> str | No
     if model is None:
         return None
     return next(first for first, deployment in deployments.items() if deployment.model == model)
+
+
+def _fetch_bytes_per_s(deployments: Mapping[str, Deployment]) -> float | None:
+    """Rate at which weights come to the devices; None: it is not known."""
+    devices = {deployment.device for deployment in deployments.values()}
+    rates = [device.host_bytes_per_s for device in devices if device is not None]
+    return min(rates, default=None)
 
 
 def _mean_time_alone(times: StepTimes, mean: tuple[int, int] | None, max_batched_tokens: int) -> float | None:

@@ -19,7 +19,7 @@ from shoal.config.flags import overlay
 from shoal.config.foreign_files import reject_foreign_yaml, reject_modelfile
 from shoal.config.policies import Policy
 from shoal.config.presets import PRESETS
-from shoal.config.sections import Key, Section, UnknownKey, section_of
+from shoal.config.sections import Key, Rules, Section, UnknownKey, section_of
 from shoal.config.services import check_services, service_section
 from shoal.config.setting_tree import Node, Table, parse_yaml, problem, read_text
 from shoal.config.value_kinds import (
@@ -191,18 +191,17 @@ def scheduler_section(*, offline: bool = False) -> SchedulerSection:
     return SchedulerSection(SchedulerOptions, keys, renamed=_RENAMED)
 
 
-def weights_section() -> Section:
-    """The keys of the memory for weights."""
-    rules: dict[tuple[type, str], Any] = {
-        (WeightsOptions, "memory_bytes"): Maybe(size()),
-        (WeightsOptions, "policy"): Policy(
-            {name: section_of(cls, {}) for name, cls in RESIDENCY_POLICIES.items()}
-        ),
-        (WeightsOptions, "quantum_s"): seconds(above=0),
-        (WeightsOptions, "max_absence_s"): seconds(above=0),
-        (WeightsOptions, "bandwidth"): Maybe(byte_rate()),
+def weights_section(cls: type[WeightsOptions] = WeightsOptions, rules: Rules | None = None) -> Section:
+    """The keys of the memory for weights; rules: for further fields of ``cls``."""
+    policy = Policy({name: section_of(each, {}) for name, each in RESIDENCY_POLICIES.items()})
+    own: Rules = {
+        (cls, "memory_bytes"): Maybe(size()),
+        (cls, "policy"): policy,
+        (cls, "quantum_s"): seconds(above=0),
+        (cls, "max_absence_s"): seconds(above=0),
+        (cls, "bandwidth"): Maybe(byte_rate()),
     }
-    return section_of(WeightsOptions, rules)
+    return section_of(cls, {**own, **(rules or {})})
 
 
 def config_section(server: type[S], folder: Path = Path()) -> Section:

@@ -24,6 +24,9 @@ class DeviceSpec:
     """Memory bandwidth in bytes per second."""
     flops: float
     """Dense 16-bit matrix operations per second."""
+    host_bytes_per_s: float
+    """Rate at which weights come from host memory: of copies from pinned memory over PCIe, of copies from the
+    page cache on CPUs."""
     link: Link
     """Between the devices of a node."""
     efficiencies: Efficiencies
@@ -88,32 +91,43 @@ _PCIE = Link(9.41e9, 5.36e-6, 3.29e-6, 1.67)
 _PCIE_5 = Link(16e9, 2e-5, 3.29e-6, 1.67)
 _SHARED_MEMORY = Link(5e9, 5e-5, 1e-5)
 
+# About 80% of the nominal rate of 16 lanes.
+_PCIE_3_HOST, _PCIE_4_HOST, _PCIE_5_HOST = 12e9, 25e9, 50e9
+_PAGE_CACHE = 8e9
+
 
 def _device(
-    name: str, gib: int, bandwidth: float, flops: float, link: Link, efficiencies: Efficiencies
+    name: str,
+    gib: int,
+    bandwidth: float,
+    flops: float,
+    host_bytes_per_s: float,
+    link: Link,
+    efficiencies: Efficiencies,
 ) -> DeviceSpec:
     return DeviceSpec(
         name=name,
         memory_bytes=gib * _GIB,
         bandwidth=bandwidth,
         flops=flops,
+        host_bytes_per_s=host_bytes_per_s,
         link=link,
         efficiencies=efficiencies,
     )
 
 
 _SPECS = [
-    _device("a100-40", 40, 1555e9, 312e12, _A100_NVLINK, _A100),
-    _device("a100-80", 80, 2039e9, 312e12, _A100_NVLINK, _A100),
-    _device("a800", 80, 2039e9, 312e12, _A800_NVLINK, _A100),
-    _device("h100", 80, 3350e9, 989e12, _H100_NVLINK, _H100),
-    _device("h200", 141, 4800e9, 989e12, _H200_NVLINK, _H200),
-    _device("l40s", 48, 864e9, 362e12, _PCIE, _L40S),
-    _device("rtx-pro-6000", 96, 1792e9, 504e12, _PCIE_5, _L40S),
-    _device("rtx-4090", 24, 1008e9, 165.2e12, _PCIE, _RTX_4090),
-    _device("rtx-3090", 24, 936e9, 71e12, _PCIE, _RTX_4090),
-    _device("v100", 32, 900e9, 125e12, _V100_NVLINK, _A100),
-    _device("cpu", 16, 30e9, 418e9, _SHARED_MEMORY, _CPU),
+    _device("a100-40", 40, 1555e9, 312e12, _PCIE_4_HOST, _A100_NVLINK, _A100),
+    _device("a100-80", 80, 2039e9, 312e12, _PCIE_4_HOST, _A100_NVLINK, _A100),
+    _device("a800", 80, 2039e9, 312e12, _PCIE_4_HOST, _A800_NVLINK, _A100),
+    _device("h100", 80, 3350e9, 989e12, _PCIE_5_HOST, _H100_NVLINK, _H100),
+    _device("h200", 141, 4800e9, 989e12, _PCIE_5_HOST, _H200_NVLINK, _H200),
+    _device("l40s", 48, 864e9, 362e12, _PCIE_4_HOST, _PCIE, _L40S),
+    _device("rtx-pro-6000", 96, 1792e9, 504e12, _PCIE_5_HOST, _PCIE_5, _L40S),
+    _device("rtx-4090", 24, 1008e9, 165.2e12, _PCIE_4_HOST, _PCIE, _RTX_4090),
+    _device("rtx-3090", 24, 936e9, 71e12, _PCIE_4_HOST, _PCIE, _RTX_4090),
+    _device("v100", 32, 900e9, 125e12, _PCIE_3_HOST, _V100_NVLINK, _A100),
+    _device("cpu", 16, 30e9, 418e9, _PAGE_CACHE, _SHARED_MEMORY, _CPU),
 ]
 
 DEVICE_SPECS: Mapping[str, DeviceSpec] = {spec.name: spec for spec in _SPECS}

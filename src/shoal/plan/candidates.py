@@ -48,14 +48,18 @@ CHOICES: Mapping[str, Sequence[Any]] = {
 priorities, and policies that know output lengths beforehand."""
 
 
-def scheduler_candidates(default: SchedulerOptions, count: int, seed: int) -> list[SchedulerOptions]:
+def scheduler_candidates(
+    default: SchedulerOptions, count: int, seed: int, *, slices: bool = True
+) -> list[SchedulerOptions]:
     """``count`` different schedulers: the default, those that differ from it in one field, then random ones.
 
     If more than ``count`` differ in one field, a random sample of them. Fewer than ``count`` only if there
-    are no more. Fields that are not in ``CHOICES`` are the default's.
+    are no more. Fields that are not in ``CHOICES`` are the default's. slices: whether admissions may be by
+    slices, which need all weights to stay.
     """
     random = np.random.default_rng(seed)
-    neighbours = [each for each in dict.fromkeys(_neighbours(default)) if each != default]
+    choices = CHOICES if slices else _without_slices(CHOICES)
+    neighbours = [each for each in dict.fromkeys(_neighbours(default, choices)) if each != default]
     if count - 1 < len(neighbours):
         chosen = sorted(random.choice(len(neighbours), count - 1, replace=False).tolist())
         return [default, *(neighbours[index] for index in chosen)]
@@ -63,12 +67,18 @@ def scheduler_candidates(default: SchedulerOptions, count: int, seed: int) -> li
     for _ in range(50 * count):
         if len(found) >= count:
             break
-        drawn = {name: values[int(random.integers(len(values)))] for name, values in CHOICES.items()}
+        drawn = {name: values[int(random.integers(len(values)))] for name, values in choices.items()}
         found.setdefault(replace(default, **drawn))
     return list(found)
 
 
-def _neighbours(default: SchedulerOptions) -> Iterator[SchedulerOptions]:
-    for name, values in CHOICES.items():
+def _without_slices(choices: Mapping[str, Sequence[Any]]) -> Mapping[str, Sequence[Any]]:
+    return {**choices, "admission": [each for each in choices["admission"] if each.slice_tokens is None]}
+
+
+def _neighbours(
+    default: SchedulerOptions, choices: Mapping[str, Sequence[Any]]
+) -> Iterator[SchedulerOptions]:
+    for name, values in choices.items():
         for value in values:
             yield replace(default, **{name: value})

@@ -143,6 +143,8 @@ def build_demand(scenario: Scenario, catalogue: Catalogue, goals: SLO = NO_GOALS
             "clients wait for answers, however few devices there are: plan for a rate or a trace"
         )
     _check_pool(scenario.kv_cache)
+    if scenario.weights.memory_bytes is not None:
+        raise ConfigError("weights.memory: planning keeps all weights on their devices; leave it out")
     services = [_with_goals(service, goals) for service in scenario.services]
     names = [service.name for service in services]
     requests = build_workload(scenario.workload, names, scenario.kv_cache.block_size).requests

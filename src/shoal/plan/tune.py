@@ -106,7 +106,8 @@ def tune(prepared: PreparedRun, search: Search, progress: Progress | None = None
     searched = not_held_out.first(1 - _DECISION_SHARE)
     decided = Part(searched.stop, not_held_out.stop)
     default = prepared.scenario.scheduler
-    candidates = scheduler_candidates(default, search.trials, search.seed)
+    slices = prepared.engine.weights.memory_bytes is None
+    candidates = scheduler_candidates(default, search.trials, search.seed, slices=slices)
     ranked: list[Ranked[SchedulerOptions]] = []
     with Workers(prepared, search.processes) as workers:
 
