@@ -25,6 +25,7 @@ from shoal.engine.core import Engine
 from shoal.engine.info import EngineInfo
 from shoal.engine.migration import wire as migration_wire
 from shoal.engine.process.lifeline import Beat, Ready
+from shoal.engine.process.weights_reports import WeightsReports
 
 LOAD_S = 2.0
 FOLDER = Path("somewhere")
@@ -49,6 +50,7 @@ class FakeProcess:
     """Services that are to come or go, by the key of the question."""
     transfer: FakeTransfer = field(init=False)
     """Where KV comes and goes."""
+    weights: WeightsReports = field(init=False)
     to_engine: deque[bytes] = field(default_factory=deque)
     """Messages on their way, in their order; as the next."""
     to_router: deque[bytes] = field(default_factory=deque)
@@ -104,6 +106,7 @@ class FakeBackend:
             info = replace(info, services=services)
         process = FakeProcess(engine, incarnation, core, info)
         process.transfer = FakeTransfer(self, process)
+        process.weights = WeightsReports(core, lambda message: self.deliver(process, message))
         core.connect(process.transfer, lambda message: self.deliver(process, message))
         self.processes[engine] = process
         self.loop.call_later(config.heartbeat_s, self._beat, process, config.heartbeat_s)
@@ -138,6 +141,7 @@ class FakeBackend:
         process.on_message = on_message
         process.arrived.clear()
         process.core.cancel_all()
+        process.weights.restart()
         return FakeChannel(self, process)
 
     def _load(self, process: FakeProcess) -> None:
@@ -166,6 +170,7 @@ class FakeBackend:
             return
         events = process.core.step()
         self._answer_changes(process)
+        process.weights.send()
         if events:
             self.deliver(process, wire.Stepped(events))
 

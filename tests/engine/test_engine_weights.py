@@ -3,12 +3,24 @@
 import itertools
 import logging
 
-from engine_builders import FAKE_WEIGHT_BYTES, FETCH_S, expected_tokens, make_engine, make_request, run_all
+from engine_builders import (
+    FAKE_WEIGHT_BYTES,
+    FETCH_S,
+    ByteTokenizer,
+    expected_tokens,
+    make_engine,
+    make_request,
+    run_all,
+)
 
-from shoal.core import FinishReason
+from shoal.core import FinishReason, SamplingParams, TokenEvent
 from shoal.engine import wire
+from shoal.engine.absent_weights import AbsentWeights
+from shoal.engine.process.weights_reports import WeightsReports
+from shoal.frontend.reader import ChoiceReader
 from shoal.schedule import WeightsOptions
 from shoal.schedule.policies.residency import Place
+from shoal.schedule.weights_options import DEFAULT_BANDWIDTH
 
 ONE = WeightsOptions(memory_bytes=FAKE_WEIGHT_BYTES)
 
@@ -66,7 +78,53 @@ def test_a_failed_fetch_is_a_warning(caplog):
     assert events["r0"][-1].finish is FinishReason.LENGTH  # it was tried again
 
 
-def test_requests_end_with_an_error_after_three_failures():
-    _, _, events = run("a", model="fake?failing_fetches=9")
-    assert events["r0"][-1].finish is FinishReason.ERROR
+def test_requests_end_after_three_failures_and_may_go_on_elsewhere():
+    engine, _, events = run("a", model="fake?failing_fetches=9")
+    assert events["r0"][-1].finish is FinishReason.UNLOADED
     assert events["r0"][-1].error == "its weights cannot be loaded (the disk is gone)"
+    assert AbsentWeights(("a",), FAKE_WEIGHT_BYTES / DEFAULT_BANDWIDTH, failing=True) in engine.absent_weights
+
+
+def test_clients_see_an_error_where_weights_cannot_be_loaded():
+    event = TokenEvent("r", finish=FinishReason.UNLOADED, error="gone")
+    reader = ChoiceReader(make_request("r"), 0, SamplingParams(), ByteTokenizer())
+    delta = reader.read(event, 0)
+    assert (delta.finish, delta.error) == (FinishReason.ERROR, "gone")
+
+
+def test_a_client_is_told_of_absent_weights_when_they_change():
+    engine, _ = make_engine("fake", "fake", weights=ONE)
+    sent = []
+    reports = WeightsReports(
+        engine, lambda message: sent.append(wire.decode_from_engine(wire.encode(message)))
+    )
+
+    def absent():
+        """The services of what was reported since the last call."""
+        found = [[weights.services for weights in message.absent] for message in sent]
+        sent.clear()
+        return found
+
+    reports.send()
+    assert absent() == [[("a",), ("b",)]]
+    for request_id, service in (("r0", "a"), ("r1", "b")):
+        engine.submit(make_request(request_id, service=service))
+        run_all(engine)
+        reports.send()
+        reports.send()
+    assert absent() == [[("b",)], [("a",)]]
+    engine.submit(make_request("r2", service="b"))
+    run_all(engine)
+    reports.send()
+    assert absent() == []
+    reports.restart()
+    reports.send()
+    [again] = sent
+    assert again.absent == (AbsentWeights(("a",), FETCH_S),)
+
+
+def test_nothing_is_reported_where_all_weights_stay():
+    engine, _ = make_engine("fake", "fake")
+    sent = []
+    WeightsReports(engine, sent.append).send()
+    assert not sent

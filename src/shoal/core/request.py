@@ -136,6 +136,8 @@ class FinishReason(StrEnum):
     """Its constraints exclude every token (HTTP 400)."""
     REFUSED = "refused"
     """Its latency goals can no longer be met (HTTP 429)."""
+    UNLOADED = "unloaded"
+    """This engine cannot load its weights, but another may. Clients see ERROR instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,7 @@ class TokenEvent(NamedTuple):
     stop_token: int | None = None
     """The end-of-sequence or stop token that ended it, which is not part of the text."""
     error: str | None = None
-    """Message for FinishReason.ERROR, INVALID and REFUSED."""
+    """Message for FinishReason.ERROR, INVALID, REFUSED and UNLOADED."""
     cached_tokens: int = 0
     """Prefix cache hit at the first admission."""
     queue_ns: int = 0

@@ -26,6 +26,7 @@ from shoal.core import (
     TokenEvent,
 )
 from shoal.engine import wire
+from shoal.engine.absent_weights import AbsentWeights, absent_weights
 from shoal.engine.grammar_leases import GrammarLeases
 from shoal.engine.info import ServiceInfo
 from shoal.engine.migration import wire as migration_wire
@@ -285,6 +286,16 @@ class Engine:
         if self._migrations is not None and self._migrations.blocked:
             return True
         return bool(self._scheduler.postponed)
+
+    @property
+    def weights_changes(self) -> int:
+        """Number of changes of where weights are."""
+        return self._scheduler.weights_changes
+
+    @property
+    def absent_weights(self) -> tuple[AbsentWeights, ...]:
+        """Weights that are not in memory and not coming."""
+        return absent_weights(self._scheduler)
 
     @property
     def idle_until_ns(self) -> int | None:

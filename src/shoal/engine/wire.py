@@ -15,6 +15,7 @@ from shoal.core import (
     Service,
     TokenEvent,
 )
+from shoal.engine.absent_weights import AbsentWeights
 from shoal.engine.info import ServiceInfo
 from shoal.engine.migration import wire as migration_wire
 from shoal.engine.process.lifeline import PROTOCOL as PROTOCOL
@@ -167,8 +168,24 @@ class ServiceChanged(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Why the change failed; None: it is done."""
 
 
+class WeightsMoved(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """From the engine: weights came to its memory or left it. A new client gets it if any are absent."""
+
+    absent: tuple[AbsentWeights, ...]
+    """All that are absent now."""
+
+
 ToEngine = Hello | Submit | Cancel | AskStats | AddService | RemoveService | migration_wire.ToEngine
-FromEngine = Stepped | Refused | Accepted | Forgotten | Stats | ServiceChanged | migration_wire.FromEngine
+FromEngine = (
+    Stepped
+    | Refused
+    | Accepted
+    | Forgotten
+    | Stats
+    | ServiceChanged
+    | WeightsMoved
+    | migration_wire.FromEngine
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

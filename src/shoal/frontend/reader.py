@@ -123,7 +123,8 @@ class ChoiceReader:
         if event.finish is not None:
             text += self._detokenizer.finish()
         stop_reason: str | int | None = self._detokenizer.stop_reason
-        self.finish = FinishReason.STOP if stop_reason is not None else event.finish
+        finish = FinishReason.ERROR if event.finish is FinishReason.UNLOADED else event.finish
+        self.finish = FinishReason.STOP if stop_reason is not None else finish
         if stop_reason is None and event.stop_token in self._stop_token_ids:
             stop_reason = event.stop_token
         self._finish_ns = now_ns

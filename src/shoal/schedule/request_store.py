@@ -105,9 +105,9 @@ class RequestStore:
         return bool(found)
 
     def fail(self, services: Collection[str], error: str, now_ns: int) -> None:
-        """End all requests of these services, which are in no plan in flight, with an error."""
+        """End all requests of these services, which are in no plan in flight, as UNLOADED."""
         for request in [each for each in self.requests.values() if each.service in services]:
-            self._refused.append(self.end(request, FinishReason.ERROR, now_ns, error=error))
+            self._refused.append(self.end(request, FinishReason.UNLOADED, now_ns, error=error))
 
     def take_refused(self) -> list[TokenEvent]:
         """The last events of requests refused, or ended by ``fail``, since the last call."""

@@ -142,6 +142,15 @@ class Scheduler:
         return self._registry.weights.options
 
     @property
+    def weights_changes(self) -> int:
+        """Number of changes of the places of weights."""
+        return self._registry.weights.changes
+
+    def fetch_s(self, weights: WeightsEntry) -> float:
+        """Expected duration of a fetch."""
+        return self._registry.weights.fetch_s(weights)
+
+    @property
     def fetching(self) -> bool:
         """Whether weights are coming, so that the executor will report an arrival."""
         return self._registry.weights.coming is not None

@@ -133,7 +133,7 @@ class Assignment:
     def open_engines(self, call: ManagedCall) -> Sequence[EngineLoad]:
         """Loads of the engines that a request may be dispatched to now."""
         opened = self._opened(call.service)
-        if call.submitted.longest <= opened.least_tokens:
+        if call.submitted.longest <= opened.least_tokens and not call.unloadable_on:
             return opened.loads
         return [
             engine.load
@@ -143,8 +143,10 @@ class Assignment:
     def with_room(self, call: ManagedCall, engines: Sequence[Engine]) -> Sequence[Engine]:
         """Those of some engines whose memory holds a request at its largest length.
 
-        If no engine of the cluster has the room, the largest of these: its error says why.
+        If no engine of the cluster has the room, the largest of these: its error says why. Engines that could
+        not load the request's weights are left out.
         """
+        engines = [engine for engine in engines if engine.name not in call.unloadable_on]
         roomy = [engine for engine in engines if engine.has_room(call.submitted)]
         if roomy or self._room_expected(call):
             return roomy
@@ -157,6 +159,7 @@ class Assignment:
         return any(
             engine.residences.get(service, Residence.FAILED) is not Residence.FAILED
             and engine.state is not EngineState.DRAINING
+            and engine.name not in call.unloadable_on
             and engine.has_room(call.submitted)
             for engine in self._engines.values()
         )

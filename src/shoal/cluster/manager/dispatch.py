@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Protocol
 
 from shoal.cluster.manager.engine_load import EngineLoad, UnassignedRequest
@@ -33,9 +32,6 @@ class RoundRobin:
         return engines[unassigned.turn % len(engines)]
 
 
-_unfinished = attrgetter("unfinished")
-
-
 @dataclass(frozen=True, slots=True)
 class LeastRequests:
     """The engine with the fewest unfinished requests, each choice counted."""
@@ -43,7 +39,9 @@ class LeastRequests:
     reads_prefixes: bool = False
 
     def choose(self, unassigned: UnassignedRequest, engines: Sequence[EngineLoad]) -> EngineLoad:
-        return min(engines, key=_unfinished)
+        """Ties go to the engine that has the weights, or will have them first."""
+        service = unassigned.call.service
+        return min(engines, key=lambda engine: (engine.unfinished, engine.fetch_ns(service)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ class MaxMin:
     SCLS (section 4.5): an engine's load grows by a request's estimated time when it gets the request, and
     falls by the same when the request has ended. The time is that of a request alone: an engine that runs
     many at once is less loaded than the sum says. Ours: engines whose memory would be too small come last, in
-    order of how much is missing.
+    order of how much is missing; and where its weights are absent, the request costs their fetch as well.
     """
 
     reads_prefixes: bool = False
@@ -73,8 +71,13 @@ class LeastForecast:
     reads_prefixes: bool = False
 
     def choose(self, unassigned: UnassignedRequest, engines: Sequence[EngineLoad]) -> EngineLoad:
-        """Ties go to the engine with fewer requests."""
-        return min(engines, key=lambda engine: (engine.peak_share(unassigned), engine.unfinished))
+        """Ties go to the engine with fewer requests, then to one that has the weights."""
+        service = unassigned.call.service
+
+        def key(engine: EngineLoad) -> tuple[float, int, int]:
+            return engine.peak_share(unassigned), engine.unfinished, engine.fetch_ns(service)
+
+        return min(engines, key=key)
 
 
 @dataclass(frozen=True, slots=True)

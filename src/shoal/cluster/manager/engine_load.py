@@ -1,5 +1,6 @@
 """Estimated load of an engine (time, memory, cached prefixes), from the requests that were sent to it."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -7,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shoal.cluster.manager.events import ServiceSpeed, Submitted
+from shoal.engine.absent_weights import AbsentWeights
 from shoal.forecast import Demand
 
 MILLION = 1_000_000
@@ -14,6 +16,8 @@ INDEXED_BLOCKS = 65_536
 """Prompt blocks remembered per engine, the most recently sent ones."""
 
 _UNKNOWN = ServiceSpeed(prefill_s=1e-3, decode_s=1e-2)
+_FAILING_NS = 3_600_000_000_000
+"""Assumed time of a fetch that has failed again and again: more than any queue."""
 
 
 class UnassignedRequest(NamedTuple):
@@ -65,6 +69,8 @@ class EngineLoad:
         """Count of additions and removals."""
         self._speeds: dict[str, ServiceSpeed] = {}
         self._assigned: dict[str, AssignedRequest] = {}
+        self._requests: Counter[str] = Counter()  # by service
+        self._absent: tuple[AbsentWeights, ...] = ()
         # An ordered set, the most recently sent last.
         self._blocks: dict[int, None] | None = {} if indexes_prefixes else None
 
@@ -74,6 +80,8 @@ class EngineLoad:
         self.unfinished = self.remaining_ns = self.filled = 0
         self.changes += 1
         self._assigned.clear()
+        self._requests.clear()
+        self._absent = ()
         if self._blocks:
             self._blocks.clear()
 
@@ -107,7 +115,27 @@ class EngineLoad:
     def pressure(self, unassigned: UnassignedRequest) -> tuple[int, int]:
         """Its load with a request, as a sort key: excess over its memory, then estimated time."""
         too_small = max(MILLION, self.filled + self.share(unassigned))
-        return too_small, self.remaining_ns + self.cost_ns(unassigned)
+        time_ns = self.remaining_ns + self.cost_ns(unassigned) + self.fetch_ns(unassigned.call.service)
+        return too_small, time_ns
+
+    def weights_moved(self, absent: tuple[AbsentWeights, ...]) -> None:
+        """These weights are absent from its memory now, and no others."""
+        self._absent = absent
+
+    def fetch_ns(self, service: str) -> int:
+        """Estimated time of the fetch that a new request of a service causes.
+
+        0 if its weights are in memory, or come for another request. As there is one fetch at a time, those of
+        other absent weights with requests come before it.
+        """
+        own = next((weights for weights in self._absent if service in weights.services), None)
+        if own is None or self._is_wanted(own):
+            return 0
+        return _fetch_ns(own) + sum(_fetch_ns(each) for each in self._absent if self._is_wanted(each))
+
+    def _is_wanted(self, weights: AbsentWeights) -> bool:
+        """Whether it has requests for some weights."""
+        return any(self._requests[service] for service in weights.services)
 
     def add(self, unassigned: UnassignedRequest) -> None:
         call = unassigned.call
@@ -116,6 +144,7 @@ class EngineLoad:
         self._assigned[call.request] = AssignedRequest(
             call, unassigned.tokens, cost_ns, share, unassigned.now_ns, unassigned.turn
         )
+        self._requests[call.service] += 1
         self.unfinished += call.choices
         self.remaining_ns += cost_ns
         self.filled += share
@@ -125,6 +154,7 @@ class EngineLoad:
     def remove(self, request: str) -> None:
         self.changes += 1
         gone = self._assigned.pop(request)
+        self._requests[gone.call.service] -= 1
         self.unfinished -= gone.call.choices
         self.remaining_ns -= gone.cost_ns
         self.filled -= gone.share
@@ -166,6 +196,10 @@ class EngineLoad:
             blocks[block] = None
         for block in list(islice(blocks, max(0, len(blocks) - INDEXED_BLOCKS))):
             del blocks[block]
+
+
+def _fetch_ns(weights: AbsentWeights) -> int:
+    return _FAILING_NS if weights.failing else int(weights.fetch_s * 1e9)
 
 
 def _peak(rows: Sequence[tuple[int, int]]) -> int:

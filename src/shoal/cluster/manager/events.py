@@ -8,6 +8,8 @@ from enum import StrEnum
 
 import msgspec
 
+from shoal.engine.absent_weights import AbsentWeights
+
 
 class MigrationMethod(StrEnum):
     """How a running request migrates to another engine."""
@@ -179,6 +181,15 @@ class ServiceUnloaded(msgspec.Struct, frozen=True, tag=True):
     """As in ``ServiceLoaded``."""
 
 
+class WeightsMoved(msgspec.Struct, frozen=True, tag=True):
+    """Weights came to the memory of an engine, or left it."""
+
+    engine: str
+    incarnation: int
+    absent: tuple[AbsentWeights, ...]
+    """All that are absent now; none are when an engine becomes ready."""
+
+
 class Submitted(msgspec.Struct, frozen=True, tag=True, rename={"kv_transferable": "moves_kv"}):
     """A request was accepted."""
 
@@ -203,6 +214,13 @@ class Progressed(msgspec.Struct, frozen=True, tag=True):
     """A request got its first token after it was dispatched again; once per attempt except the first."""
 
     request: str
+
+
+class WeightsFailed(msgspec.Struct, frozen=True, tag=True):
+    """An engine gave a request up, since it cannot load its weights."""
+
+    request: str
+    error: str
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
@@ -303,8 +321,10 @@ ClusterEvent = (
     | EngineUndrained
     | EngineRemoved
     | ServiceEvent
+    | WeightsMoved
     | Submitted
     | Progressed
+    | WeightsFailed
     | Ended
     | MigrationWanted
     | MigrationEvent

@@ -35,6 +35,8 @@ from shoal.cluster.manager.events import (
     ServiceFailed,
     Submitted,
     Ticked,
+    WeightsFailed,
+    WeightsMoved,
 )
 from shoal.cluster.manager.expected_lengths import ExpectedLengths
 from shoal.cluster.manager.migrations import Migrations
@@ -96,7 +98,9 @@ class Manager:
             EngineRemoved: self._engine_removed,
             **dict.fromkeys(get_args(ServiceEvent), self._service_event),
             Submitted: self._submit,
+            WeightsMoved: self._weights_moved,
             Progressed: self._progressed,
+            WeightsFailed: self._weights_failed,
             Ended: self._ended,
             MigrationWanted: self._migration_wanted,
             **dict.fromkeys(get_args(MigrationEvent), self._migration_event),
@@ -303,6 +307,11 @@ class Manager:
             for call in list(self._waiting.of(service)):
                 self._refuse(call, RefusalKind.NO_ENGINE, message, now_ns)
 
+    def _weights_moved(self, event: WeightsMoved, now_ns: int) -> None:
+        engine = running_engine(self._engines, event)
+        if engine is not None:
+            engine.load.weights_moved(event.absent)
+
     # Requests
 
     def _submit(self, event: Submitted, now_ns: int) -> None:
@@ -334,6 +343,22 @@ class Manager:
             ):
                 self._actions.append(self._assignment.withdraw(call, now_ns))
             self._settle(now_ns)
+
+    def _weights_failed(self, event: WeightsFailed, now_ns: int) -> None:
+        """A request goes on at an engine that has not failed to load its weights, if there is one."""
+        call = self._calls.get(event.request)
+        if call is None or call.engine is None:
+            return
+        call.unloadable_on.add(call.engine.name)
+        engines = self._engines_of(call.service)
+        others = [each for each in engines if each.serves(call.service) or each.will_accept_requests]
+        if not self._assignment.with_room(call, others):
+            message = f"service {call.service!r} cannot be served now: {event.error}"
+            self._refuse(call, RefusalKind.NO_ENGINE, message, now_ns)
+            return
+        if call.migration is not None:
+            self._actions += self._migrations.ended(call, now_ns)
+        self._actions.append(self._assignment.withdraw(call, now_ns))
 
     def _ended(self, event: Ended, now_ns: int) -> None:
         call = self._calls.get(event.request)

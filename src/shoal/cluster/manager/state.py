@@ -18,6 +18,7 @@ from shoal.cluster.manager.events import (
     ServiceLoaded,
     ServiceUnloaded,
     Submitted,
+    WeightsMoved,
 )
 from shoal.cluster.status import EngineState, EngineStatus
 from shoal.engine.process.stall_tracker import StallTracker
@@ -67,6 +68,8 @@ class ManagedCall:
     """Whether it may migrate with its KV; False once that has failed."""
     no_migration_until_ns: int = 0
     """No migration before this time, because one has failed."""
+    unloadable_on: set[str] = field(default_factory=set)
+    """Engines that could not load its weights."""
 
     @property
     def id(self) -> str:
@@ -209,6 +212,7 @@ OfEngine = (
     | ServiceLoaded
     | ServiceFailed
     | ServiceUnloaded
+    | WeightsMoved
 )
 """Events about one start of an engine."""
 

@@ -5,7 +5,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from shoal.cluster.manager.events import ClusterEvent, Ended, Progressed
+from shoal.cluster.manager.events import ClusterEvent, Ended, Progressed, WeightsFailed
 from shoal.cluster.router.call import Call
 from shoal.cluster.router.fleet import Fleet
 from shoal.cluster.router.recovery_log import RecoveryLog
@@ -139,6 +139,9 @@ class CallTable:
         if event.finish is FinishReason.REFUSED:
             self.end(call, SLOExpired(event.error or "", self.retry_after_s(self._waiting)))
             return
+        if event.finish is FinishReason.UNLOADED:
+            self._give_up(call, event.error or "")
+            return
         made = len(reader.output)
         if event.tokens and event.position != made:
             why = f"{call.log_name} got token {event.position} after {made} tokens"
@@ -160,6 +163,12 @@ class CallTable:
         # Last, since the manager may decide about this call.
         if progressed and call.id in self._calls:
             self._emit(Progressed(call.id))
+
+    def _give_up(self, call: Call, error: str) -> None:
+        """The engine of a call cannot load its weights: another may take it."""
+        _log.warning("%s cannot go on at engine %s: %s", call.log_name, call.engine, error)
+        self._forget(call)
+        self._emit(WeightsFailed(call.id, error))
 
     def _finish(
         self, call: Call, reader: ChoiceReader, reason: FinishReason, *, ended_by_engine: bool

@@ -17,7 +17,7 @@ from typing import Self
 
 from shoal.cluster.backends.interface import EngineBackend
 from shoal.cluster.manager.dispatch import PackerDispatch, dispatch_named
-from shoal.cluster.manager.events import ClusterEvent, EpochBegan, Submitted, Ticked
+from shoal.cluster.manager.events import ClusterEvent, EpochBegan, Submitted, Ticked, WeightsMoved
 from shoal.cluster.manager.manager import Manager
 from shoal.cluster.options import ClusterOptions, EnginePlan
 from shoal.cluster.router.action_runner import ActionRunner, OnDecision
@@ -337,6 +337,8 @@ class Router:
                 self._calls.accepted(message)
             case wire.Stats() | wire.ServiceChanged():
                 self._fleet.engines[name].handle_answer(message)
+            case wire.WeightsMoved():
+                self._emit(WeightsMoved(name, self._fleet.engines[name].incarnation, message.absent))
             case wire.Forgotten():
                 self._fleet.kill_inconsistent(name, "it has forgotten its requests")
             case _:

@@ -36,6 +36,7 @@ from shoal.engine.process.hang_detector import StepTimer
 from shoal.engine.process.heartbeat import start_heartbeat
 from shoal.engine.process.lifeline import Lifeline
 from shoal.engine.process.pending_calls import PendingCall, PendingCalls
+from shoal.engine.process.weights_reports import WeightsReports
 from shoal.models.child_process import end_with_parent
 
 Builder = Callable[..., tuple[Engine, EngineInfo]]
@@ -76,6 +77,7 @@ class EngineServer:
         )
         self._service_changes: dict[int, tuple[str, Future[ServiceInfo] | Future[None]]] = {}
         """Pending service changes, by the key of the message."""
+        self._weights = WeightsReports(engine, self._send)
         engine.interrupted = self._has_messages
         engine.connect(transfer, self._send)
 
@@ -89,6 +91,7 @@ class EngineServer:
         self._take_messages()
         self._send_changes()
         events = self._engine.step()
+        self._weights.send()
         if events:
             self._send_events(events)
         elif self._engine.idle and not self._pending.ready:
@@ -134,6 +137,7 @@ class EngineServer:
             self._cancel_client()
             self._send(wire.Forgotten())
             self._link.accept_sender()
+            self._weights.restart()
             self._clock_offset_ns = self._engine.now_ns() - message.now_ns
             if abs(self._clock_offset_ns) < _OTHER_CLOCK_NS:
                 self._clock_offset_ns = 0
