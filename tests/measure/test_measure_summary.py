@@ -60,6 +60,24 @@ def test_the_figures_of_a_hand_made_run():
     assert (chat.cached_tokens, chat.prompt_tokens) == (4, 20)
 
 
+def test_tokens_on_time_are_a_share_of_those_with_deadlines():
+    slo = SLO(ttft_s=1.0, tpot_s=0.1)
+    rows = [
+        make_row("a", output=5, slo=slo, tokens_on_time=2),
+        make_row("b", output=3, slo=slo, tokens_on_time=3, finish="cancelled"),
+        make_row("c", output=50, slo=SLO(ttft_s=1.0)),
+        make_row("d", service="other", output=9),
+        refused_row(slo=slo, tokens_on_time=0),
+    ]
+    summary = summarise(make_run(rows))
+    assert summary.overall.tokens_on_time == summary.services["chat"].tokens_on_time == 5 / 8
+    assert summary.services["other"].tokens_on_time is None
+    grid = requests_grid(summary)
+    assert grid.heads[-1] == "on time"
+    assert [row[-1] for row in grid.rows] == ["62.5%", "-", "62.5%"]
+    assert "on time" not in requests_grid(summarise(make_run(rows[2:4]))).heads
+
+
 def test_answers_that_were_cut_are_counted_and_prompts_that_were_refused_are_not():
     rows = [make_row("a"), make_row("b", finish="length"), refused_row("c")]
     summary = summarise(make_run(rows))

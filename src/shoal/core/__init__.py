@@ -46,6 +46,7 @@ from shoal.core.step import (
     StepResult,
     StepTimings,
 )
+from shoal.core.token_deadlines import TokenDeadlines
 
 __all__ = [
     "ANONYMOUS_TOKEN",
@@ -82,6 +83,7 @@ __all__ = [
     "StepResult",
     "StepTimings",
     "SyntheticPrompt",
+    "TokenDeadlines",
     "TokenEvent",
     "TokenLogprobs",
     "attainment",

@@ -37,13 +37,15 @@ REQUEST_COLUMNS = (
     "slo_tpot_s",
     "slo_e2e_s",
     "slo_met",
+    "tokens_on_time",
 )
 """Columns of requests.jsonl and requests.csv, one row for each request, in order of their ends.
 
 Times are seconds on the run's clock, to the nanosecond. Cells are null (empty in CSV) for first_token_s and
 ttft_s without tokens, tpot_s and largest_gap_s below two tokens, normalised_latency of unanswered requests or
-services without an execution time, missing goals, and slo_met without goals or after a cancellation. e2e_s is
-from arrival to any kind of end. slo_met is true or false, also in CSV.
+services without an execution time, missing goals, slo_met without goals or after a cancellation, and
+tokens_on_time unless there are goals for the first token and for the others. e2e_s is from arrival to any
+kind of end. slo_met is true or false, also in CSV.
 """
 
 SAMPLE_COLUMNS = ("time_s", "engine", "waiting", "running", "kv_used", "tokens_per_s")
@@ -102,6 +104,7 @@ def request_cells(row: RequestRow, run: RunRecord) -> dict[str, Cell]:
         row.slo.tpot_s,
         row.slo.e2e_s,
         met_goals(row),
+        row.tokens_on_time,
     )
     return dict(zip(REQUEST_COLUMNS, cells, strict=True))
 

@@ -29,6 +29,8 @@ class RequestRow(RequestRecord):
     """Largest inter-token latency (MTPOT)."""
     slo: SLO = NO_GOALS
     """Goals of the request; those that it lacks are its service's."""
+    tokens_on_time: int | None = None
+    """Output tokens within their deadlines (``TokenDeadlines``); None: it has none, or nobody counted."""
 
     @property
     def answered(self) -> bool:

@@ -63,6 +63,9 @@ class GroupSummary:
     slo_attainment: float | None
     """Share of the requests with goals that met them. Refused and failed requests missed theirs; cancelled
     requests do not count."""
+    tokens_on_time: float | None
+    """Share of the tokens with deadlines (``TokenDeadlines``) that were on time; None if none has any. Tokens
+    that were never made do not count."""
     ttft_s: Spread | None
     tpot_s: Spread | None
     """Time per output token, over responses of two tokens or more."""
@@ -185,6 +188,7 @@ def _summarise_group(
         output_tokens_per_s=_rate(output_tokens, duration_s),
         goodput=_rate(outcomes.count(True), duration_s) if with_goals else None,
         slo_attainment=None if math.isnan(share) else share,
+        tokens_on_time=_share_on_time(rows),
         ttft_s=Spread.of(row.ttft_s for row in answered),
         tpot_s=Spread.of(row.tpot_s for row in multi_token),
         e2e_s=Spread.of(row.e2e_s for row in answered),
@@ -195,6 +199,12 @@ def _summarise_group(
         recomputed_tokens=sum(row.recomputed_tokens for row in rows),
         cached_tokens=sum(row.cached_tokens for row in rows),
     )
+
+
+def _share_on_time(rows: Sequence[RequestRow]) -> float | None:
+    counted = [(row.tokens_on_time, row.output_tokens) for row in rows if row.tokens_on_time is not None]
+    tokens = sum(tokens for _, tokens in counted)
+    return sum(on_time for on_time, _ in counted) / tokens if tokens else None
 
 
 def _inter_token_spread(latencies: InterTokenLatencies) -> Spread | None:

@@ -67,9 +67,10 @@ def summary_grids(summary: Summary) -> list[Grid]:
 def requests_grid(summary: Summary) -> Grid:
     """One row for each service: how its requests ended, throughput, goodput and SLO attainment.
 
-    Empty columns of refused, failed, cancelled and cut requests are left out.
+    Empty columns of refused, failed, cancelled and cut requests are left out, and that of tokens on time.
     """
     overall = summary.overall
+    deadlines = overall.tokens_on_time is not None
     endings = [name for name in ("refused", "failed", "cancelled", "cut") if getattr(overall, name)]
     rows = [
         [
@@ -79,10 +80,12 @@ def requests_grid(summary: Summary) -> Grid:
             figure(group.throughput),
             figure(group.goodput),
             share(group.slo_attainment),
+            *([share(group.tokens_on_time)] if deadlines else []),
         ]
         for name, group in _groups(summary)
     ]
     heads = ["service", "answered", *endings, "req/s", "goodput", "SLO met"]
+    heads += ["on time"] if deadlines else []
     title = f"{overall.requests:,} requests in {seconds(summary.duration_s)}"
     return Grid(title=title, heads=heads, rows=rows)
 
@@ -209,6 +212,7 @@ def _run_cells(summary: Summary) -> dict[str, str]:
         "E2E s": _mean_and_tail(group.e2e_s),
         "x alone": _mean_and_tail(group.normalised_latency),
         "SLO": share(group.slo_attainment),
+        "on time": share(group.tokens_on_time),
         "goodput": figure(group.goodput),
         "preempted": f"{group.preemptions:,}",
     }

@@ -19,6 +19,7 @@ from shoal.simulate.lock_step import LockStep
 from shoal.simulate.look_ahead import StepsAhead
 from shoal.simulate.recorder import Recorder
 from shoal.simulate.spec import EngineSpec
+from shoal.simulate.tokens_on_time import TokensOnTime
 
 LONGEST_RUN, SHORTEST_RUN = 512, 64
 """Bounds on steps computed ahead at once: twice as many as were used the last time."""
@@ -61,7 +62,8 @@ class Replica:
 
     clock: the simulation's. on_end: runs for every request that ends. on_plan: called for every plan that is
     over, skipped ones included, but not for one without rows; this costs time. lock_step: the group that it
-    is a rank of, whose owner calls ``group_started`` when the group's step has begun.
+    is a rank of, whose owner calls ``group_started`` when the group's step has begun. on_time: counts tokens
+    within their deadlines.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Replica:
         skip_ahead: bool,
         on_plan: OnPlan | None = None,
         lock_step: LockStep | None = None,
+        on_time: TokensOnTime | None = None,
     ) -> None:
         self.spec = spec
         self.recorder = recorder
@@ -83,6 +86,7 @@ class Replica:
         """Weights that came until then are known."""
         self._clock = clock
         self._on_end, self._on_plan = on_end, on_plan
+        self._on_time = TokensOnTime() if on_time is None else on_time
         self._plans_in_flight: deque[tuple[StepPlan, int]] = deque()
         """Plans in flight and their times of planning, for ``on_plan``."""
         self._pool = BlockPool(spec.layout, prefix_caching=spec.prefix_caching)
@@ -239,6 +243,8 @@ class Replica:
         """Complete the oldest plan in flight."""
         if self._on_plan is not None and self._executor.plan.seq_ids:
             self._on_plan(*self._plans_in_flight.popleft(), self._executor.durations_ns)
+        executor = self._executor
+        self._on_time.count(self.scheduler.services, executor.plan, executor.iteration_ends_ns)
         self._engine.complete()
 
     @property
@@ -318,6 +324,7 @@ class Replica:
         plan, growth = self.scheduler.decode_runs.commit(run, run.planned(steps))
         self._executor.skip(plan, steps, ends_ns[-1])
         durations_ns = [end - start for start, end in pairwise([start_ns, *ends_ns])]
+        self._on_time.count(self.scheduler.services, plan, ends_ns)
         tokens = [[ANONYMOUS_TOKEN] * run.rows] * steps
         self.scheduler.update(plan, StepResult(tokens, durations_ns), ends_ns[-1])
         if self._on_plan is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from shoal.cluster.manager.dispatch import DispatchPolicy, PackerDispatch, RoundRobin
-from shoal.core import ConfigError, FinishReason, Request, StepPlan
+from shoal.core import ConfigError, FinishReason, Request, StepPlan, TokenDeadlines
 from shoal.core.slo import resolve_slo
 from shoal.measure import InterTokenLatencies, RequestRow, RunRecord
 from shoal.schedule import RequestState
@@ -17,6 +17,7 @@ from shoal.simulate.recorder import Recorder
 from shoal.simulate.replica import Replica, VirtualClock
 from shoal.simulate.sources import Source
 from shoal.simulate.spec import Deaths, EngineSpec, MigrationSpec, Watch
+from shoal.simulate.tokens_on_time import TokensOnTime
 
 OnPlan = Callable[[int, StepPlan, int, Sequence[int]], None]
 """Called for a finished plan: number of its engine, plan, time of planning, duration of each iteration in ns.
@@ -57,6 +58,7 @@ class Simulation:
         self._watch, self._on_plan = watch, on_plan
         self._rows: list[RequestRow] = []
         self._gaps: dict[str, InterTokenLatencies] = defaultdict(InterTokenLatencies)
+        self._on_time = TokensOnTime()
         self._due: list[tuple[int, int]] = []
         self._specs = engines
         self._services = {service for spec in engines for service in spec.services}
@@ -80,7 +82,8 @@ class Simulation:
 
     def _replica(self, number: int) -> Replica:
         def ended(state: RequestState, reason: FinishReason, now_ns: int) -> None:
-            self._rows.append(row_of(state, reason, now_ns, number))
+            on_time = self._on_time.take(state.request.id)
+            self._rows.append(row_of(state, reason, now_ns, number, on_time))
             self._fleet.ended(state, reason)
             self._source.ended(state.request.id, now_ns)
 
@@ -92,6 +95,7 @@ class Simulation:
             skip_ahead=self._watch.skip_ahead,
             on_plan=None if self._on_plan is None else partial(self._on_plan, number),
             lock_step=self._lock_step,
+            on_time=self._on_time,
         )
         replica.scheduler.observe_inter_token_latency(lambda service, *gaps: self._gaps[service].add(*gaps))
         return replica
@@ -296,7 +300,11 @@ def _limited(spec: EngineSpec) -> bool:
     return spec.weights.memory_bytes is not None
 
 
-def row_of(state: RequestState, reason: FinishReason, now_ns: int, engine: int) -> RequestRow:
+def row_of(
+    state: RequestState, reason: FinishReason, now_ns: int, engine: int, on_time: int | None = None
+) -> RequestRow:
+    """The record of a request that has ended; on_time: its tokens within their deadlines."""
+    has_deadlines = TokenDeadlines.of(state.slo, state.request.arrival_ns) is not None
     return RequestRow(
         request_id=state.request.id,
         service=state.service,
@@ -313,4 +321,5 @@ def row_of(state: RequestState, reason: FinishReason, now_ns: int, engine: int) 
         recomputed_tokens=state.num_recomputed_tokens,
         largest_gap_ns=state.largest_gap_ns,
         slo=state.slo,
+        tokens_on_time=on_time if has_deadlines else None,
     )
