@@ -321,6 +321,11 @@ def test_flags_alone_need_no_file():
         ("slo: {ttft: 0}", "line 2: services[0].slo.ttft: must be more than 0s, got 0"),
         ("slo: {tpot: 0ms}", "line 2: services[0].slo.tpot: must be more than 0s, got 0ms"),
         ("slo: {e2e: -1s}", "line 2: services[0].slo.e2e: expected a time such as 200ms"),
+        (
+            "pace: true",
+            "line 2: services[0].pace: needs the time between two tokens of a stream: write slo.tpot, or leave "
+            "pace out",
+        ),
         ("slo: {e2e_scale: 0}", "line 2: services[0].slo.e2e_scale: must be more than 0, got 0"),
         ("slo: {e2e_scale: .inf}", "line 2: services[0].slo.e2e_scale: expected a number"),
         ("slo: {e2e_scale: 1e7}", "line 2: services[0].slo.e2e_scale: must be at most 1e+06, got 1e7"),

@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from shoal.core import Service, weights_problem
+from shoal.core import SLO, Service, service_problem
 
 
 def service(**fields):
@@ -13,11 +13,18 @@ def service(**fields):
     [({}, None), ({"weights": "random"}, 0), ({"weights": "random", "weights_seed": 2**63 - 1}, 2**63 - 1)],
 )
 def test_valid_weights(fields, seed):
-    assert weights_problem(service(**fields)) is None
+    assert service_problem(service(**fields)) is None
     assert service(**fields).random_seed == seed
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(service(**fields)), type=Service) == service(
         **fields
     )
+
+
+def test_pacing_needs_a_goal():
+    key, wrong = service_problem(service(pace=True, slo=SLO(ttft_s=1)))
+    assert key == "pace"
+    assert "write slo.tpot" in wrong
+    assert service_problem(service(pace=True, slo=SLO(tpot_s=1))) is None
 
 
 @pytest.mark.parametrize(
@@ -30,7 +37,7 @@ def test_valid_weights(fields, seed):
     ],
 )
 def test_invalid_weights(fields, key, wrong):
-    found = weights_problem(service(**fields))
+    found = service_problem(service(**fields))
     assert found is not None
     assert found[0] == key
     assert wrong in found[1]

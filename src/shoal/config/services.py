@@ -9,7 +9,7 @@ from typing import Any
 from shoal.config.sections import Rules, Section, section_of
 from shoal.config.setting_tree import Node, Scalar, Table, below, place_of, problem
 from shoal.config.value_kinds import Choice, Maybe, OrNever, Several, Template, Text, integer, number, seconds
-from shoal.core import SLO, ConfigError, SamplingDefaults, Service, slo_problem, weights_problem
+from shoal.core import SLO, ConfigError, SamplingDefaults, Service, service_problem, slo_problem
 from shoal.core.service import LARGEST_SEED
 from shoal.core.slo import LARGEST_SCALE
 
@@ -36,7 +36,7 @@ class ServiceSection(Section):
         if found := slo_problem(service.slo, service.execution_s):
             goal, wrong = found
             raise problem(place_of(node, "slo", goal), below(path, f"slo.{goal}"), wrong)
-        if found := weights_problem(service):
+        if found := service_problem(service):
             key, wrong = found
             raise problem(place_of(node, key), below(path, key), wrong)
         return service

@@ -31,7 +31,7 @@ from shoal.core.request import (
     TokenLogprobs,
 )
 from shoal.core.sampling import SamplingDefaults, SamplingParams, sampling_params
-from shoal.core.service import NO_GOALS, SLO, Service, weights_problem
+from shoal.core.service import NO_GOALS, SLO, Service, service_problem
 from shoal.core.slo import attainment, has_goal, met, resolve_slo, slo_problem
 from shoal.core.step import (
     ANONYMOUS_TOKEN,
@@ -97,5 +97,5 @@ __all__ = [
     "sampling_params",
     "slo_problem",
     "uniform",
-    "weights_problem",
+    "service_problem",
 ]

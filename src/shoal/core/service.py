@@ -59,6 +59,9 @@ class Service:
     idle_after_s: float | None = None
     """Time without a request after which it is unloaded; the next request loads it again. None: never. Used
     only by servers."""
+    pace: bool = False
+    """Whether streams pass on tokens that come in bursts one after another, ``slo.tpot_s`` apart. Used only
+    by servers."""
     pin: bool = False
     """Whether its weights always stay in the device's memory; else they may leave for those of other
     services where ``weights.memory`` holds not all."""
@@ -69,8 +72,10 @@ class Service:
         return self.weights_seed if self.weights == "random" else None
 
 
-def weights_problem(service: Service) -> tuple[str, str] | None:
-    """(key, problem) if the weights options of ``service`` are invalid, else None."""
+def service_problem(service: Service) -> tuple[str, str] | None:
+    """(key, problem) if options of ``service`` are invalid or contradict each other, else None."""
+    if service.pace and service.slo.tpot_s is None:
+        return "pace", "needs the time between two tokens of a stream: write slo.tpot, or leave pace out"
     if service.weights not in get_args(Weights):
         return "weights", f"must be one of {', '.join(get_args(Weights))}, got {service.weights!r}"
     if not 0 <= service.weights_seed <= LARGEST_SEED:

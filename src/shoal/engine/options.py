@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from shoal.core import ConfigError, Service, slo_problem, weights_problem
+from shoal.core import ConfigError, Service, service_problem, slo_problem
 from shoal.core.slo import LONGEST_GOAL_S
 from shoal.kvcache.options import KV_DTYPES, KVCacheOptions
 from shoal.schedule.options import SchedulerOptions
@@ -73,6 +73,6 @@ def _check_service(service: Service) -> None:
     if found := slo_problem(service.slo, service.execution_s):
         goal, wrong = found
         raise ConfigError(f"service {service.name}: slo.{goal} {wrong}")
-    if found := weights_problem(service):
+    if found := service_problem(service):
         key, wrong = found
         raise ConfigError(f"service {service.name}: {key} {wrong}")

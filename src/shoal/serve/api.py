@@ -11,7 +11,7 @@ from msgspec import Struct
 from starlette.responses import Response
 
 import shoal
-from shoal.core import InvalidRequest, Service
+from shoal.core import SLO, InvalidRequest, Service
 from shoal.engine.info import ServiceInfo
 from shoal.frontend.validation import Limits, most_prompt_tokens
 from shoal.serve.backend import Backend, TextCodec
@@ -95,6 +95,16 @@ class Api:
     def tokenizer(self, service: str) -> TextCodec:
         """A service's tokenizer; raises an InvalidRequest (404) if the service was removed."""
         return self._find(service).tokenizer
+
+    def pace_s(self, service: str, slo: SLO) -> float | None:
+        """Time between two tokens to which streams are smoothed; None: they are not.
+
+        slo: goals of the request. Raises an InvalidRequest (404) if the service was removed.
+        """
+        served = self._find(service).service
+        if not served.pace:
+            return None
+        return served.slo.tpot_s if slo.tpot_s is None else slo.tpot_s
 
     def limits(self, service: str) -> ServiceInfo:
         """A service's limits; raises an InvalidRequest (404) if the service was removed."""

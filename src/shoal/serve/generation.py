@@ -28,6 +28,7 @@ from shoal.serve.errors import GenerationFailed
 from shoal.serve.metrics.server_metrics import ServerMetrics
 from shoal.serve.openai.error_field_names import FieldNames, client_field_names
 from shoal.serve.openai.response_bodies import PromptTokensDetails, Usage
+from shoal.serve.pacing import Indexed, pace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,8 @@ class GenerationRequest:
     """As in ``shoal.core.Request``."""
     cache_salt: str | None = None
     """As in ``shoal.core.Request``."""
+    pace_s: float | None = None
+    """Time between two tokens to which its stream is smoothed; None: tokens are sent as they come."""
     hide_output: bool = False
     """Whether only the prompts matter: the output, one token, is neither returned nor counted."""
     field_names: FieldNames = field(default_factory=dict)
@@ -81,19 +84,26 @@ class Generation:
         self._inter_token = self.metrics.inter_token(self.request.service)
         self._choices = [_ChoiceProgress() for _ in range(len(self.streams) * self.request.sampling.n)]
 
-    async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
-        """(index, delta) of all choices in order of arrival; raises the error that ends the request."""
-        n = self.request.sampling.n
+    async def deltas(self, pace_s: float | None = None) -> AsyncGenerator[Indexed]:
+        """(index, delta) of all choices in order of arrival; raises the error that ends the request.
+
+        pace_s: time between two tokens to which bursts are smoothed; None: they are passed on as they come.
+        """
+        arriving = self._arriving()
+        sent = arriving if pace_s is None else pace(arriving, pace_s)
+        async with aclosing(arriving), aclosing(sent):
+            async for index, delta in sent:
+                self._record_delta(index, delta)
+                yield index, self._visible(delta)
+
+    async def _arriving(self) -> AsyncGenerator[Indexed]:
         if len(self.streams) == 1:
             async for delta in self.streams[0]:
-                self._record_delta(delta.choice, delta)
-                yield delta.choice, self._visible(delta)
+                yield delta.choice, delta
             return
         async with aclosing(_merge(self.streams)) as merged:
             async for prompt, delta in merged:
-                index = prompt * n + delta.choice
-                self._record_delta(index, delta)
-                yield index, self._visible(delta)
+                yield prompt * self.request.sampling.n + delta.choice, delta
 
     def _visible(self, delta: Delta) -> Delta:
         if not self.request.hide_output:

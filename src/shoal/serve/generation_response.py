@@ -140,7 +140,7 @@ class GenerationResponse(Response):
         await send({"type": "http.response.body", "body": body})
 
     async def _send_stream(self, generation: Generation, send: Send) -> None:
-        async with aclosing(generation.deltas()) as deltas:
+        async with aclosing(generation.deltas(self._request.pace_s)) as deltas:
             async for index, delta in deltas:
                 chunks = self._format.chunks(index, delta, generation.choice_usage(index))
                 events = b"".join(map(self._framing.event, chunks))

@@ -132,15 +132,17 @@ class GenerationEndpoints:
         if body.bad_words:
             banned = await _banned_sequences(tokenizer, body.bad_words)
             sampling = replace(sampling, banned_sequences=banned)
+        slo = NO_GOALS if body.slo is None else body.slo.slo()
         request = GenerationRequest(
             id=f"{prefix}-{context_of(http_request.scope).id}",
             service=body.model,
             prompts=prompts,
             sampling=sampling,
             arrival_ns=arrival_ns,
-            slo=NO_GOALS if body.slo is None else body.slo.slo(),
+            slo=slo,
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
+            pace_s=self._api.pace_s(body.model, slo),
             hide_output=hide_output,
             field_names=body.field_names() if chat is None else chat.field_names,
         )

@@ -71,13 +71,15 @@ class ResponsesEndpoints:
         chat = await self._prepare(request, body)
         with client_field_names(FIELD_NAMES):
             tokens = await self._api.encode(body.model, [chat.text], add_special_tokens=False)
+        slo = NO_GOALS if body.slo is None else body.slo.slo()
         generation = GenerationRequest(
             id=f"resp_{context_of(request.scope).id}",
             service=body.model,
             prompts=tokens,
             sampling=chat.sampling,
             arrival_ns=arrival_ns,
-            slo=NO_GOALS if body.slo is None else body.slo.slo(),
+            slo=slo,
+            pace_s=self._api.pace_s(body.model, slo),
             field_names=chat.field_names,
         )
         tokenizer = self._api.tokenizer(body.model)
