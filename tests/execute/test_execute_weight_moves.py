@@ -133,31 +133,40 @@ def test_weights_move_in_a_plan_behind_one_that_failed(
     assert next_arrival(hand.executor).weights == hand.name_of("gpt2")
 
 
-def _prefill(hand: MovingHand, service: str, iterations: int = 1, first: int = 900) -> StepPlan:
-    """A prompt, of which the last token is sampled; or, with several iterations, decodes behind it."""
-    blocks = hand.blocks(service, 40)
-    joined = NewSequence(first, PROMPTS[0], len(PROMPTS[0]), len(PROMPTS[0]) - 1, blocks, GREEDY, 0)
+def _prefill(hand: MovingHand, service: str, number: int = 900) -> StepPlan:
+    """A plan of a whole prompt."""
+    prompt, blocks = PROMPTS[0], hand.blocks(service, 40)
+    joined = NewSequence(number, prompt, len(prompt), 0, blocks, GREEDY, 0)
     return StepPlan(
         number=0,
         service=service,
-        seq_ids=(first,),
-        new_tokens=(1,),
+        seq_ids=(number,),
+        new_tokens=(len(prompt),),
         sampled=(0,),
         joined=(joined,),
-        iterations=iterations,
+    )
+
+
+def _decodes(service: str, iterations: int, number: int) -> StepPlan:
+    """A plan of several decodes behind ``_prefill``."""
+    return StepPlan(
+        number=0, service=service, seq_ids=(number,), new_tokens=(1,), sampled=(0,), iterations=iterations
     )
 
 
 def test_an_arrival_ends_the_iterations_of_a_plan(hand: MovingHand) -> None:
     hand.fetch("llama")
-    hand.executor.submit(_prefill(hand, "llama", 5))
+    for number in (900, 901):
+        hand.executor.submit(_prefill(hand, "llama", number))
+        hand.executor.collect()
+    hand.executor.submit(_decodes("llama", 5, 900))
     assert len(hand.executor.collect().tokens) == 5
     hand.move(fetch=("gpt2",))
     weights = hand.models.weights
     assert weights is not None
     while not weights.arrived:
         pass
-    hand.executor.submit(_prefill(hand, "llama", 5, first=901))
+    hand.executor.submit(_decodes("llama", 5, 901))
     assert len(hand.executor.collect().tokens) == 1
     assert next_arrival(hand.executor).weights == hand.name_of("gpt2")
 
