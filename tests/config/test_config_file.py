@@ -323,8 +323,8 @@ def test_flags_alone_need_no_file():
         ("slo: {e2e: -1s}", "line 2: services[0].slo.e2e: expected a time such as 200ms"),
         (
             "pace: true",
-            "line 2: services[0].pace: needs the time between two tokens of a stream: write slo.tpot, or leave "
-            "pace out",
+            "line 2: services[0].pace: needs the time between two tokens of a stream: write slo.tpot, or"
+            " leave pace out",
         ),
         ("slo: {e2e_scale: 0}", "line 2: services[0].slo.e2e_scale: must be more than 0, got 0"),
         ("slo: {e2e_scale: .inf}", "line 2: services[0].slo.e2e_scale: expected a number"),
