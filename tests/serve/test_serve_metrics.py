@@ -13,7 +13,7 @@ from shoal.cluster.manager.actions import MigrationOutcome
 from shoal.cluster.manager.events import MigrationMethod
 from shoal.cluster.status import EngineState, EngineStatus, ServiceStatus
 from shoal.config.api_keys import ApiKey
-from shoal.core import SLO, FinishReason, RequestRecord, Service, ServiceUnavailable
+from shoal.core import SLO, FinishReason, RequestRecord, Service, ServiceUnavailable, TokenDeadlines
 from shoal.engine.info import EngineInfo
 from shoal.engine.stats import EngineStats, PoolStats, ServiceStats, StepTotals
 from shoal.forecast import Accuracy, Spread, Traffic
@@ -379,6 +379,33 @@ NEVER, ALWAYS = {"e2e": 1e-9}, {"e2e": 600, "ttft": 600, "tpot": 600}
 )
 def test_the_goals_of_a_request_override_those_of_its_service(path, body, expected):
     assert goals_counted(scrape_after((path, body))) == expected
+
+
+def tokens_counted(values, service):
+    """(on time, late)"""
+    return tuple(
+        values.get(("shoal_slo_tokens_total", ("outcome", outcome), ("service", service)))
+        for outcome in ("on_time", "late")
+    )
+
+
+def test_tokens_count_by_their_deadlines():
+    soon = {"ttft": 1e-9, "tpot": 1e-9}
+    values = scrape_after(
+        ("/v1/completions", completion(slo=ALWAYS, n=2)),
+        ("/v1/completions", completion(slo=soon, stream=True)),
+    )
+    on_time, late = tokens_counted(values, "base")
+    assert on_time == 2 * late > 0
+    assert on_time + late == values["shoal_request_output_tokens_sum", ("service", "base")]
+
+
+def test_tokens_have_deadlines_with_goals_for_the_first_and_the_others():
+    values = scrape_after(("/v1/completions", completion(slo={"ttft": 600, "e2e": 600})))
+    assert tokens_counted(values, "base") == (None, None)
+    metrics = ServerMetrics([Service(name="base", model="m", slo=SLO(ttft_s=1, tpot_s=2))])
+    assert tokens_counted(samples(metrics.render((), {}).decode()), "base") == (0, 0)
+    assert metrics.token_deadlines("base", SLO(tpot_s=3), 5) == TokenDeadlines(5, 1, 3)
 
 
 def test_a_request_that_fails_has_missed_its_goals():

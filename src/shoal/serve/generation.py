@@ -19,6 +19,7 @@ from shoal.core import (
     SamplingParams,
     ServiceUnavailable,
     SLOExpired,
+    TokenDeadlines,
 )
 from shoal.core.service import NO_GOALS
 from shoal.frontend.reader import Delta
@@ -79,9 +80,12 @@ class Generation:
     _cached_tokens: dict[int, int] = field(init=False, default_factory=dict)
     """Tokens of prefix cache hits, by the prompt's number."""
     _inter_token: Histogram = field(init=False)
+    _deadlines: TokenDeadlines | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self._inter_token = self.metrics.inter_token(self.request.service)
+        service, slo = self.request.service, self.request.slo
+        self._inter_token = self.metrics.inter_token(service)
+        self._deadlines = self.metrics.token_deadlines(service, slo, self.request.arrival_ns)
         self._choices = [_ChoiceProgress() for _ in range(len(self.streams) * self.request.sampling.n)]
 
     async def deltas(self, pace_s: float | None = None) -> AsyncGenerator[Indexed]:
@@ -120,6 +124,10 @@ class Generation:
                 self._inter_token.observe((now_ns - choice.last_token_ns) / len(delta.tokens) / 1e9)
             else:
                 choice.first_token_ns, choice.queue_ns = now_ns, delta.queue_ns
+            if self._deadlines is not None:
+                count = len(delta.tokens)
+                on_time = self._deadlines.num_on_time(choice.output_tokens, count, now_ns)
+                self.metrics.count_deadlines(self.request.service, on_time, count - on_time)
             choice.last_token_ns = now_ns
             choice.output_tokens += len(delta.tokens)
         prompt, number = divmod(index, self.request.sampling.n)

@@ -14,6 +14,7 @@ from shoal.core import (
     Service,
     ServiceUnavailable,
     SLOExpired,
+    TokenDeadlines,
     has_goal,
     met,
     normalised_latency,
@@ -107,6 +108,12 @@ class ServerMetrics:
             "service",
             "outcome",
         )
+        self._goal_tokens = self._counter(
+            "shoal_slo_tokens",
+            "Tokens of requests with goals for TTFT and TPOT, by outcome: on_time or late.",
+            "service",
+            "outcome",
+        )
         for service in services:
             self.add_service(service)
 
@@ -139,6 +146,8 @@ class ServerMetrics:
         if has_goal(service.slo):
             for outcome in _OUTCOMES.values():
                 self._goals.labels(service.name, outcome)
+        if TokenDeadlines.of(service.slo, 0) is not None:
+            self.count_deadlines(service.name, 0, 0)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"shoal_request_{name}", text, ("service",), buckets=buckets, registry=self.registry)
@@ -146,6 +155,17 @@ class ServerMetrics:
     def inter_token(self, service: str) -> Histogram:
         """The histogram of a service's inter-token latency in seconds; look it up once for many tokens."""
         return self._inter_token.labels(service)
+
+    def token_deadlines(self, name: str, slo: SLO, arrival_ns: int) -> TokenDeadlines | None:
+        """Deadlines of the tokens of a request; slo: its own goals."""
+        service = self._services[name]
+        own = SLO(ttft_s=slo.ttft_s, tpot_s=slo.tpot_s)
+        return TokenDeadlines.of(resolve_slo(own, service.slo, service.execution_s), arrival_ns)
+
+    def count_deadlines(self, service: str, on_time: int, late: int) -> None:
+        """Count tokens within and after their deadlines."""
+        self._goal_tokens.labels(service, "on_time").inc(on_time)
+        self._goal_tokens.labels(service, "late").inc(late)
 
     def count_http(self, route: str, method: str, status: int) -> None:
         self._http.labels(route, method, str(status)).inc()
