@@ -209,11 +209,12 @@ def test_a_table_counts_weights_that_come_and_go_over_all_engines():
     summary = summarise(make_run([make_row()], engines=engines))
     assert summary.to_dict()["engines"][1]["weights"]["x"]["waits"] == 4
     assert weights_grid(summary).rows == [
-        ["chat, code", "3.00 GiB", "4", "2", "12.0 GiB", "1.00 s", "8", "1.00 s", "1.50 s"],
-        ["[red]base", "3.00 GiB", "2", "1", "6.00 GiB", "500 ms", "4", "0 s", "0 s"],
-        ["all", "6.00 GiB", "6", "3", "18.0 GiB", "1.50 s", "12", "667 ms", "1.50 s"],
+        ["chat, code", "3.00 GiB", "4", "2", "12.0 GiB", "8", "1.00 s", "1.50 s"],
+        ["[red]base", "3.00 GiB", "2", "1", "6.00 GiB", "4", "0 s", "0 s"],
+        ["all", "6.00 GiB", "6", "3", "18.0 GiB", "12", "667 ms", "1.50 s"],
     ]
-    assert "…" not in printed(*summary_tables(summary), width=80)
+    text = printed(*summary_tables(summary), width=80)
+    assert all(head in text for head in weights_grid(summary).heads)
 
 
 def test_tables_fit_a_narrow_terminal_and_take_names_as_they_are():

@@ -146,7 +146,7 @@ def weights_grid(summary: Summary) -> Grid:
     rows = [_weights_row(", ".join(each.services), [each]) for each in totals.values()]
     if len(rows) > 1:
         rows.append(_weights_row("all", list(totals.values())))
-    heads = ["weights of", "size", "fetches", "evictions", "fetched", "fetching", "waits", "mean", "longest"]
+    heads = ["weights of", "size", "fetches", "evicted", "fetched", "waits", "mean", "longest"]
     return Grid(title="Weights that come and go", heads=heads, rows=rows)
 
 
@@ -159,7 +159,6 @@ def _weights_row(name: str, totals: Sequence[WeightsTotals]) -> list[str]:
         f"{sum(each.fetches for each in totals):,}",
         f"{sum(each.evictions for each in totals):,}",
         _gib(sum(each.fetches * each.num_bytes for each in totals)),
-        seconds(sum(each.fetching_s for each in totals)),
         f"{waits:,}",
         seconds(waiting_s / waits if waits else None),
         seconds(max(each.longest_wait_s for each in totals)),
