@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 from engine_builders import expected_tokens, make_request
 from fake_cluster import LOAD_S, FakeBackend, make_router
-from virtual_loop import run_virtually
 
 from shoal.cluster.backends.interface import EngineWaiting
 from shoal.cluster.manager.actions import ClusterAction
@@ -22,6 +21,7 @@ from shoal.cluster.status import EngineState
 from shoal.core import EngineDied, FinishReason, SamplingParams, ServiceUnavailable
 from shoal.engine.process.lifeline import Loading
 from shoal.frontend.reader import Delta
+from virtual_loop import run_virtually
 
 QUICK = ClusterOptions(restart=RestartOptions(first_s=0.1, factor=1.0, max_s=0.1), heartbeat_s=0.2)
 PROMPT = [97, 98, 99, 100, 101]

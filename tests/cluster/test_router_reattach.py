@@ -8,13 +8,13 @@ import pytest
 from engine_builders import ByteTokenizer, make_options
 from fake_cluster import FOLDER, FakeBackend, make_router
 from test_router import PROMPT, QUICK, expected, greedy, tokens_of
-from virtual_loop import run_virtually
 
 from shoal.cluster.backends.interface import EngineConfig
 from shoal.cluster.router.router import Router
 from shoal.cluster.status import EngineState, ServiceState
 from shoal.core import ConfigError, EngineDied, Service
 from shoal.schedule import ORDERS
+from virtual_loop import run_virtually
 
 
 async def started(backend: FakeBackend, **options) -> Router:
