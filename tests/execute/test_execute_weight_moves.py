@@ -15,6 +15,7 @@ from weight_builders import AMPLE, image_of, moves, next_arrival
 from at_hand import on_cpu
 from image_caches import use_image_cache
 from shoal.core import ConfigError, NewSequence, Service, StepPlan
+from shoal.execute.model import model_set
 from shoal.execute.model.model_set import load_models
 from shoal.execute.protocol import StepFailed, WeightsAbsent
 from shoal.execute.torch_services import TorchServices
@@ -308,19 +309,22 @@ def test_a_service_that_is_added_must_fit_beside_what_is_pinned(folders: dict[st
 def test_weights_that_the_machine_cannot_hold_are_refused(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shoal.execute.model import model_set
-
     services = [Service(name="a", model="a", dtype="float32")]
     monkeypatch.setattr(model_set, "free_bytes", lambda device: 1000)
     with pytest.raises(ConfigError, match=r"weights.memory: weights would take .* are free"):
         load_models(services, {"a": folders["llama"]}, weights_bytes=AMPLE)
 
 
+def test_weights_come_and_go_on_linux_only(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_set.sys, "platform", "darwin")
+    services = [Service(name="a", model="a", dtype="float32")]
+    with pytest.raises(ConfigError, match=r"weights\.memory: .* on Linux only, and this is darwin"):
+        load_models(services, {"a": folders["llama"]}, weights_bytes=AMPLE)
+
+
 def test_memory_for_kv_is_what_weights_leave(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shoal.execute.model import model_set
-
     services = [Service(name="a", model="a", dtype="float32")]
     models = load_models(services, {"a": folders["llama"]}, weights_bytes=AMPLE)
     monkeypatch.setattr(model_set, "free_bytes", lambda device: models.weight_bytes + 1000)
