@@ -197,48 +197,52 @@ def test_a_bandwidth_holds_for_the_whole_fetch(
     loader.close()
 
 
-def gated(stopped: bool = False) -> tuple[WeightLoader, threading.Event, threading.Event]:
-    """A loader that stops after a chunk; an event that it has, and one that lets it go on."""
-    reached, go_on = threading.Event(), threading.Event()
+class Gate:
+    """Stops a loader after each chunk, until it is opened."""
 
-    def wait(seconds: float) -> bool:
-        reached.set()
-        go_on.wait(60)
-        return stopped
+    def __init__(self) -> None:
+        self.reached, self.open = threading.Event(), threading.Event()
+        self.chunks = 0
+        self.loader = WeightLoader(bandwidth=1.0, wait=self.wait)
 
-    return WeightLoader(bandwidth=1.0, wait=wait), reached, go_on
+    def wait(self, seconds: float) -> bool:
+        self.chunks += 1
+        self.reached.set()
+        assert self.open.wait(60)
+        return False
 
 
 def test_weights_that_are_forgotten_do_not_arrive(
     stored: tuple[torch.Tensor, WeightImage, torch.Tensor], tmp_path: Path
 ) -> None:
     tensor, image, _ = stored
-    loader, reached, go_on = gated()
-    loader.fetch("a", image)
-    assert reached.wait(60)
+    gate = Gate()
+    gate.loader.fetch("a", image)
+    assert gate.reached.wait(60)
     assert image.place is Place.COMING
-    loader.fetch("b", tensor_image(tmp_path / "b", torch.ones(4))[1])
-    loader.forget("a")
+    gate.loader.fetch("b", tensor_image(tmp_path / "b", torch.ones(4))[1])
+    gate.loader.forget("a")
     assert image.place is Place.ABSENT
-    go_on.set()
-    assert next_arrival(loader).weights == "b"
+    gate.open.set()
+    assert next_arrival(gate.loader).weights == "b"
     assert not tensor.any()
-    loader.close()
+    assert gate.chunks == 2  # the rest of what was forgotten is not read
+    gate.loader.close()
 
 
 def test_weights_may_be_fetched_again_while_the_fetch_that_was_forgotten_ends(
     stored: tuple[torch.Tensor, WeightImage, torch.Tensor],
 ) -> None:
     tensor, image, expected = stored
-    loader, reached, go_on = gated()
-    loader.fetch("a", image)
-    assert reached.wait(60)
-    loader.forget("a")
-    loader.fetch("a", image)
-    go_on.set()
-    assert next_arrival(loader).error is None
+    gate = Gate()
+    gate.loader.fetch("a", image)
+    assert gate.reached.wait(60)
+    gate.loader.forget("a")
+    gate.loader.fetch("a", image)
+    gate.open.set()
+    assert next_arrival(gate.loader).error is None
     assert torch.equal(tensor, expected)
-    loader.close()
+    gate.loader.close()
 
 
 def test_an_arrival_that_nobody_took_is_forgotten(
@@ -251,7 +255,7 @@ def test_an_arrival_that_nobody_took_is_forgotten(
     assert loader.arrivals() == []
 
 
-def test_closing_ends_a_fetch(stored: tuple[torch.Tensor, WeightImage, torch.Tensor]) -> None:
+def test_closing_ends_the_pause_of_a_fetch(stored: tuple[torch.Tensor, WeightImage, torch.Tensor]) -> None:
     tensor, image, _ = stored
     loader = WeightLoader(bandwidth=1.0)  # it would take months
     loader.fetch("a", image)
@@ -260,3 +264,24 @@ def test_closing_ends_a_fetch(stored: tuple[torch.Tensor, WeightImage, torch.Ten
     loader.close()
     assert image.place is Place.ABSENT
     assert not tensor.any()
+
+
+def test_closing_ends_a_fetch_after_the_present_chunk(
+    loader: WeightLoader,
+    stored: tuple[torch.Tensor, WeightImage, torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    starts: list[int] = []
+    read, reached = os.preadv, threading.Event()
+
+    def read_until_closed(file: int, parts: list[memoryview], at: int) -> int:
+        starts.append(at)
+        reached.set()
+        assert loader._closed.wait(60)
+        return read(file, parts, at)
+
+    monkeypatch.setattr(images.os, "preadv", read_until_closed)
+    loader.fetch("a", stored[1])
+    assert reached.wait(60)
+    loader.close()
+    assert (starts, stored[1].place) == ([0], Place.ABSENT)
