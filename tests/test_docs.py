@@ -114,7 +114,8 @@ def test_every_attention_backend_is_described(name: str) -> None:
 
 def exported() -> dict[str, dict[str, set[str]]]:
     """Every sample on a page of /metrics after a request: its labels, and the values they took."""
-    service = Service(name="chat", model="m", slo=SLO(e2e_scale=5), execution_s=1)
+    goals = SLO(ttft_s=1, tpot_s=1, e2e_scale=5)
+    service = Service(name="chat", model="m", slo=goals, execution_s=1)
     metrics = ServerMetrics([service], {"version": "1", "kernels": "k", "device": "cpu"})
     metrics.count_http("/health", "GET", 200)
     record = RequestRecord(
