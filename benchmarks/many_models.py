@@ -187,23 +187,15 @@ def figures(record: RunRecord, requests: Sequence[Request]) -> dict[str, float]:
     }
 
 
-def print_table(device: str, rows: Mapping[int, Mapping[str, dict[str, float] | None]]) -> None:
-    """One row for each number of models and policy."""
+def print_row(point: Point, row: Mapping[str, float]) -> None:
+    """One simulation."""
+    rate = row["requests"] / row["end_s"] if row["end_s"] else 0.0
     print(
-        f"\n| {device}: models | policy | requests/s | on time | goals | goodput | TTFT | p99 | gap p99 |",
-        end="",
+        f"| {point.device} | {point.models} | {point.policy} | {rate:.2f} | {row['on_time']:.1%} | "
+        f"{row['goals']:.1%} | {row['goodput']:.2f} | {row['ttft_s']:.2f} | {row['ttft_p99_s']:.1f} | "
+        f"{row['gap_p99_s']:.1f} | {row['fetches']:,.0f} | {row['wait_s']:.2f} |",
+        flush=True,
     )
-    print(" fetches | wait |\n|---:|---|" + "---:|" * 9)
-    for models, found in rows.items():
-        for policy, row in found.items():
-            if row is not None:
-                rate = row["requests"] / row["end_s"] if row["end_s"] else 0.0
-                print(
-                    f"| {models} | {policy} | {rate:.2f} | {row['on_time']:.1%} | {row['goals']:.1%} | "
-                    f"{row['goodput']:.2f} | {row['ttft_s']:.2f} | {row['ttft_p99_s']:.1f} | "
-                    f"{row['gap_p99_s']:.1f} | {row['fetches']:,.0f} | {row['wait_s']:.2f} |",
-                    flush=True,
-                )
 
 
 def write_csv(file: Path, points: Sequence[Point], rows: Sequence[dict[str, float] | None]) -> None:
@@ -265,14 +257,16 @@ def main() -> None:
         for models in arguments.models
         for policy in arguments.policies
     ]
+    heads = (
+        "device | models | policy | requests/s | on time | goals | goodput | TTFT | p99 | gap p99 | fetches"
+    )
+    print(f"| {heads} | wait |\n|---|---:|---|" + "---:|" * 9)
+    rows = []
     with ProcessPoolExecutor(arguments.jobs) as pool:
-        rows = list(pool.map(measure, points))
-    for device in arguments.devices:
-        found: dict[int, dict[str, dict[str, float] | None]] = {}
-        for point, row in zip(points, rows, strict=True):
-            if point.device == device:
-                found.setdefault(point.models, {})[point.policy] = row
-        print_table(device, found)
+        for point, row in zip(points, pool.map(measure, points), strict=True):
+            rows.append(row)
+            if row is not None:
+                print_row(point, row)
     if arguments.csv is not None:
         write_csv(arguments.csv, points, rows)
 
