@@ -12,6 +12,9 @@ class InlineCodec:
 
     closed = 0
 
+    async def ready(self) -> None:
+        """It always is."""
+
     async def encode_texts(
         self: Any, texts: Sequence[str], add_special_tokens: bool = True, most_tokens: int | None = None
     ) -> Encoded:

@@ -35,7 +35,7 @@ class Tokenizer(engine_builders.ByteTokenizer, inline_codecs.InlineCodec):
         return 0
 
 class Tokenizers(launch.Tokenizers):
-    async def load(self, folder, chat_template=None):
+    async def load(self, folder, chat_template=None, *, wait=True):
         return Tokenizer()
 
 class Router(launch.Router):

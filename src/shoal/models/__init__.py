@@ -12,6 +12,7 @@ from shoal.models.folder.checks import check_config, check_weights
 from shoal.models.folder.context_length import context_tokens
 from shoal.models.folder.description import ModelDescription, describe_model, describe_random_model
 from shoal.models.folder.facts import LayerFacts, ModelFacts, read_facts
+from shoal.models.folder.file_results import digest_of
 from shoal.models.folder.generation_config import advised_sampling, read_sampling_defaults
 from shoal.models.folder.weights import (
     derived_folder,
@@ -26,7 +27,6 @@ from shoal.models.listing import ModelInfo, list_models
 from shoal.models.progress import Progress, in_words
 from shoal.models.resolve import check_model, pull_model, resolve_model
 from shoal.models.services import check_service, resolve_service
-from shoal.models.tokenizer.load import digest_of
 from shoal.models.tokenizer.no_tokenizer import NoTokenizer
 from shoal.models.tokenizer.tokenizer import NO_CHAT_TEMPLATE, Tokenizer, TokenizerDescription
 from shoal.models.tokenizer.vocabulary import Vocabulary

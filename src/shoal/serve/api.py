@@ -202,6 +202,7 @@ class Api:
         output. Raises ServiceUnavailable, too.
         """
         tokenizer, limits = self.tokenizer(service), self.limits(service)
+        await tokenizer.ready()
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if not texts:
             return [prompt for prompt in prompts if not isinstance(prompt, str)]

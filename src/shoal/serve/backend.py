@@ -30,6 +30,9 @@ class TextCodec(Protocol):
     def chat_template(self) -> ChatTemplate:
         """Renders chats as text; raises InvalidRequest where there is none."""
 
+    async def ready(self) -> None:
+        """Wait until the methods below that are not coroutines may be called; raises ServiceUnavailable."""
+
     async def encode_texts(
         self, texts: Sequence[str], add_special_tokens: bool = True, most_tokens: int | None = None
     ) -> Encoded:

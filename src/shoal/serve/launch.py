@@ -171,19 +171,42 @@ class _Server:
             except InvalidRequest as error:
                 raise ConfigError(f"chat_template of service {service.name!r}: {error}") from error
         loading = (
-            tokenizers.load(self._folders[service.name], service.chat_template) for service in self._services
+            tokenizers.load(self._folders[service.name], service.chat_template, wait=False)
+            for service in self._services
         )
         loaded = await asyncio.gather(*loading)
         codecs = {service.name: codec for service, codec in zip(self._services, loaded, strict=True)}
-        router = await Router.start(
-            self._plans,
-            self._folders,
-            codecs,
-            make_backend(self._cluster),
-            self._cluster,
-            progress=on_load,
+        # Many tokenizers take longer than engines. The rest is read after the start, or at its first use.
+        reading = tokenizers.read_all()
+        starting = asyncio.create_task(
+            Router.start(
+                self._plans,
+                self._folders,
+                codecs,
+                make_backend(self._cluster),
+                self._cluster,
+                progress=on_load,
+            )
         )
+        try:
+            await asyncio.wait((reading, starting), return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                await reading
+            router = await starting
+        except BaseException:
+            starting.cancel()
+            await asyncio.wait((starting,))
+            if not starting.cancelled() and starting.exception() is None:
+                await starting.result().close()
+            raise
+        reading.add_done_callback(_log_unreadable)
         return router, codecs
+
+
+def _log_unreadable(reading: "asyncio.Task[None]") -> None:
+    """Log why a tokenizer could not be read, after the start; its requests get the error."""
+    if not reading.cancelled() and (error := reading.exception()) is not None:
+        _log.error("%s", error)
 
 
 def _report_ready(

@@ -60,13 +60,20 @@ class TokenizerWorker:
         self._medium, self._large = asyncio.Lock(), asyncio.Lock()
         self._vocabulary: Vocabulary | None = None
 
-    async def vocabulary(self) -> Vocabulary:
-        """The tokenizer's vocabulary; raises ModelUnavailable if it cannot be read."""
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The tokenizer's vocabulary, once it was read."""
+        assert self._vocabulary is not None, "the tokenizer is not ready"
+        return self._vocabulary
+
+    async def read(self) -> None:
+        """Read the tokenizer, unless that was done; raises ModelUnavailable if that fails."""
         for _ in range(_ATTEMPTS):
+            if self._vocabulary is not None:
+                return
             with suppress(SubprocessEnded):
                 await self._running()
-                assert self._vocabulary is not None
-                return self._vocabulary
+                return
         raise ModelUnavailable(f"the process that reads the tokenizer ended {_ATTEMPTS} times before it had")
 
     async def ask(self, question: TokenizerRequest, kind: type[Answer]) -> Answer:
@@ -149,19 +156,27 @@ class ServedTokenizer(WithChatTemplate):
     def __init__(
         self,
         worker: TokenizerWorker,
-        vocabulary: Vocabulary,
         template: ChatTemplate | None,
         close: Callable[[], None],
     ) -> None:
         super().__init__(template)
         self._worker = worker
         self.close = close
-        self.decode = vocabulary.decode
-        self.token_bytes = vocabulary.token_bytes
-        self._special_ids = vocabulary.special_ids
+
+    async def ready(self) -> None:
+        try:
+            await self._worker.read()
+        except ModelUnavailable as error:
+            raise ServiceUnavailable(str(error), _RETRY_AFTER_S) from error
+
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return self._worker.vocabulary.decode(tokens, skip_special_tokens)
+
+    def token_bytes(self, token: int) -> bytes:
+        return self._worker.vocabulary.token_bytes(token)
 
     def special_token(self, text: str) -> int | None:
-        return self._special_ids.get(text)
+        return self._worker.vocabulary.special_ids.get(text)
 
     async def encode_texts(
         self, texts: Sequence[str], add_special_tokens: bool = True, most_tokens: int | None = None
@@ -185,9 +200,15 @@ class Tokenizers:
         self._workers: dict[_Key, TokenizerWorker] = {}
         self._reference_counts: Counter[_Key] = Counter()
         self._ending: set[asyncio.Task[None]] = set()
+        self._reading: asyncio.Task[None] | None = None
 
-    async def load(self, folder: Path, chat_template: str | None = None) -> ServedTokenizer:
-        """The tokenizer of the model in ``folder``; arguments and errors as in ``Tokenizer.from_folder``."""
+    async def load(
+        self, folder: Path, chat_template: str | None = None, *, wait: bool = True
+    ) -> ServedTokenizer:
+        """The tokenizer of the model in ``folder``; arguments and errors as in ``Tokenizer.from_folder``.
+
+        wait: until it is read; else that is done at its first use, or by ``read_all``.
+        """
         described, digest = await to_thread.run_sync(_describe, folder, chat_template, abandon_on_cancel=True)
         bos_token = described.special_tokens.get("bos_token") if described.prepend_bos else None
         key = digest, bos_token
@@ -196,13 +217,27 @@ class Tokenizers:
         worker = self._workers[key]
         self._reference_counts[key] += 1
         try:
-            vocabulary = await worker.vocabulary()
+            if wait:
+                await worker.read()
         except BaseException:
             self._release(key)
             raise
-        return ServedTokenizer(worker, vocabulary, described.template, partial(self._release, key))
+        return ServedTokenizer(worker, described.template, partial(self._release, key))
+
+    def read_all(self) -> "asyncio.Task[None]":
+        """Read all tokenizers in the background, one at a time; the task ends with the first error."""
+        self._reading = asyncio.create_task(self._read_all())
+        return self._reading
+
+    async def _read_all(self) -> None:
+        for worker in list(self._workers.values()):
+            with suppress(InvalidRequest):  # removed meanwhile
+                await worker.read()
 
     async def aclose(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait((self._reading,))
         workers = list(self._workers.values())
         await asyncio.gather(*(worker.aclose() for worker in workers), *self._ending)
 

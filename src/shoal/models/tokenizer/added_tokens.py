@@ -16,6 +16,7 @@ from typing import Any
 import tokenizers
 
 from shoal.core import ModelUnavailable
+from shoal.models.folder.file_results import FileResults
 from shoal.models.folder.json_files import read_json
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -28,6 +29,8 @@ _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_
 _LIST = re.compile(rb'(?<!\\)"added_tokens"\s*:\s*(?=\[)')
 _LIST_BYTES = 2**16
 _DECODER = json.JSONDecoder()
+_complete = FileResults[bool]()
+_ids = FileResults[Any]()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,11 @@ def stored_tokens(file: Path) -> dict[str, Mapping[str, Any]]:
     return {entry["content"]: entry for entry in entries if isinstance(entry.get("content"), str)}
 
 
+def stored_id(file: Path, text: str) -> Any:
+    """The ``id`` of the added token ``text`` in ``file``, a tokenizer.json; None if it is not listed."""
+    return _ids.get([file], lambda: stored_tokens(file).get(text, {}).get("id"), text)
+
+
 def _listed(file: Path) -> list[Any]:
     """Parse only the list, which is near the beginning: parsing all of a large file takes a second."""
     if not file.stat().st_size:
@@ -82,8 +90,13 @@ def _listed(file: Path) -> list[Any]:
 
 def is_complete(folder: Path) -> bool:
     """Whether tokenizer.json lists all tokens of the other files in ``folder``, with the same properties."""
-    stored = _stored(folder)
-    return all(stored.get(token.text) == token for token in _named_tokens(folder, stored))
+
+    def compare() -> bool:
+        stored = _stored(folder)
+        return all(stored.get(token.text) == token for token in _named_tokens(folder, stored))
+
+    names = (TOKENIZER_FILE, *CONFIG_FILES, ADDED_TOKENS_FILE)
+    return _complete.get([folder / name for name in names], compare)
 
 
 def write_complete(folder: Path, target: Path) -> None:

@@ -1,6 +1,5 @@
 """Loading ``tokenizer.json``, which takes seconds for a large vocabulary and blocks all other threads."""
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,6 @@ from shoal.models.tokenizer.token_bytes import max_growth
 
 # Real normalizers replace a character by a few at most.
 _MAX_GROWTH = 64
-
-
-def digest_of(file: Path) -> str:
-    """SHA-256 of a file; raises ModelUnavailable if it cannot be read."""
-    try:
-        with file.open("rb") as content:
-            return hashlib.file_digest(content, "sha256").hexdigest()
-    except OSError as error:
-        raise ModelUnavailable(f"{file} cannot be read: {error}") from error
 
 
 def load_backend(file: Path) -> tokenizers.Tokenizer:

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import IO
 
 from shoal.core import ShoalError
+from shoal.models.folder.file_results import digest_of
 from shoal.models.tokenizer.encoding import encode_texts, tokenize
-from shoal.models.tokenizer.load import digest_of, load_backend
+from shoal.models.tokenizer.load import load_backend
 from shoal.models.tokenizer.messages import (
     HEADER,
     SHORT_BYTES,

@@ -12,11 +12,12 @@ from shoal.core import ConfigError, InvalidRequest
 from shoal.models.chat_template.files import DEFAULT, TOOL_USE, read_templates
 from shoal.models.chat_template.template import ChatTemplate
 from shoal.models.conversion.run_conversion import tokenizer_folder
+from shoal.models.folder.file_results import digest_of
 from shoal.models.folder.json_files import read_json
 from shoal.models.progress import silent
 from shoal.models.tokenizer.added_tokens import TOKENIZER_FILE, special_tokens
 from shoal.models.tokenizer.end_tokens import end_token_ids
-from shoal.models.tokenizer.load import digest_of, load_backend, state_of
+from shoal.models.tokenizer.load import load_backend, state_of
 from shoal.models.tokenizer.token_bytes import BYTES_OF_PIECE, TokenAlphabet, alphabet_of, never_shortens
 
 NO_CHAT_TEMPLATE = "no_chat_template"

@@ -58,6 +58,7 @@ async def prepare_chat(
     """
     tokenizer = api.tokenizer(service)
     template = tokenizer.chat_template.chosen(bool(use.tools))
+    await tokenizer.ready()
     format = format_of(template.source, tokenizer.special_token)
     client_grammar = sampling.grammar
     with client_field_names({GRAMMAR: "tools"}):
@@ -95,6 +96,7 @@ async def chat_text(
     """
     tokenizer = api.tokenizer(service)
     template = tokenizer.chat_template.chosen(bool(tools))
+    await tokenizer.ready()
     return await api.workers.run(
         f"chats of {service}",
         f"laying out these messages with the chat template of {service}",
