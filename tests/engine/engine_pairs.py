@@ -240,6 +240,8 @@ class Client:
                 self._add_event(host, event)
             return
         assert not isinstance(message, wire.Refused), message
+        if isinstance(message, wire.WeightsMoved):
+            return
         self.log.append(message)  # type: ignore[arg-type]
         migration = self.migrations.get(message.migration)  # type: ignore[union-attr]
         if migration is None:

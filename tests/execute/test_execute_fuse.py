@@ -148,7 +148,7 @@ def test_a_model_that_reads_its_layers_weights_is_left_unpacked(
 
     monkeypatch.setattr(LlamaMLP, "forward", reads_weights)
     # Fused layers do not call their MLPs.
-    monkeypatch.setattr(loading, "choose_products", lambda device: None)
+    monkeypatch.setattr(loading, "choose_products", lambda device, **options: None)
     folder = make_model(tmp_path / "m", tiny_config("llama"), dtype=torch.bfloat16)
     models = load_models([Service(name="s", model="m")], {"s": folder})
     module = models.services["s"].model.module

@@ -75,7 +75,7 @@ def models_on_a_gpu(monkeypatch: pytest.MonkeyPatch, **backends: type[PagedAtten
     for name, backend in backends.items():
         shape = KVShape("bfloat16", (LayerShape(2, 16, 16),) * 8)
         model: Any = SimpleNamespace(
-            weight_bytes=GIB, dtype=torch.bfloat16, kv_shape=shape, vocab_size=100_000
+            weight_bytes=GIB, dtype=torch.bfloat16, kv_shape=shape, vocab_size=100_000, image=None
         )
         models.services[name] = ServedModel(model, backend, context_tokens=1024)
     return models
