@@ -105,6 +105,15 @@ def test_the_memory_for_weights_is_shown_where_it_is_limited(capsys):
     assert "32.0 MiB of 48.0 MiB" in ready
 
 
+def test_the_memory_for_weights_leaves_the_other_columns_whole_in_80_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    limited = READY | {"weights_memory_bytes": 4800 << 20, "weight_bytes": 3200 << 20}
+    text, _ = ask(capsys, "engines", "list", engines={"data": [limited]})
+    assert max(map(len, text.splitlines())) <= 80
+    for part in ("name", "heartbeat", "chat,", "4321", "64.0 MiB", "4,800.0", "3,200.0"):
+        assert part in text
+
+
 def test_places_of_weights_have_the_names_of_engines_where_they_differ(capsys):
     away = CHAT | {"name": "away", "weights": {"0": "absent"}}
     mixed = CHAT | {"name": "mixed", "weights": {"0": "absent", "b": "coming"}}

@@ -75,6 +75,12 @@ def test_the_summary_shows_dtype_and_limits():
     assert "engine" not in text
 
 
+def test_a_limit_on_the_memory_for_weights_is_shown():
+    limited = replace(engine("0", chat=CHAT), weights_memory_bytes=300 << 20)
+    assert "weights up to 300.0 MiB of an engine's are in memory; others come when" in summary(limited)
+    assert "up to" not in summary(engine("0", chat=CHAT))
+
+
 def test_facts_missing_from_older_engines_are_left_out():
     text = summary(engine("0", chat=replace(CHAT, dtype="", weight_bytes=0)))
     assert "chat x[/red]/tiny, 2,048 tokens a request, KV for 6,144 tokens" in text

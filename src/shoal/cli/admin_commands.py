@@ -98,7 +98,7 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[Text]]) -> None
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0))
     for heading in headings:
         # Only lists wrap.
-        table.add_column(heading, no_wrap=heading not in ("services", "engines"), overflow="fold")
+        table.add_column(heading, no_wrap=heading not in ("services", "engines", "weights"), overflow="fold")
     for row in rows:
         table.add_row(*row)
     Console().print(table)

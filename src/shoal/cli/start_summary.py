@@ -44,6 +44,11 @@ def print_engines(
         else:
             what = f"{info.device}, {info.threads} threads, KV pool {pool}: {', '.join(info.services)}"
             _print_labelled("engine", f"{name}  {what}{most}", console)
+    for limit in dict.fromkeys(engine.weights_memory_bytes for engine in engines):
+        if limit is not None:
+            size = f"{limit / 2**20:,.1f} MiB"
+            what = f"up to {size} of an engine's are in memory; others come when requests need them"
+            _print_labelled("weights", what, console)
 
 
 _NOT_LOADED = "in the memory of no engine; a request loads it"
