@@ -299,7 +299,7 @@ def test_a_child_process_makes_an_image(llama: Path, tmp_path: Path, monkeypatch
     read_weights(image_of(model), check=True)
     expected = load_model("tiny", llama, torch.float32, CPU, None)
     assert torch.equal(logits(model.forward), logits(expected.forward))
-    assert lines == ["storing the weights of tiny as they are read (float32)"]
+    assert lines == ["making the weight image of tiny (float32), for this and later starts"]
 
 
 @pytest.mark.slow

@@ -74,7 +74,9 @@ def _open(target: Path, order: _Order, progress: Callable[[str], None] | None) -
 
     def build(partial: Path) -> None:
         if progress is not None:
-            progress(f"storing the weights of {order.name} as they are read ({_short(order.dtype)})")
+            progress(
+                f"making the weight image of {order.name} ({_short(order.dtype)}), for this and later starts"
+            )
         _make_in_child(order, partial)
 
     try:
