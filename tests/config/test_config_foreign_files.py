@@ -28,6 +28,16 @@ models:
   hub: {cmd: "llama-server -hf org/x-GGUF:Q4_K_M -a other"}
   shell: {cmd: "bash -c 'vllm serve x'"}
 """
+SWAP_GROUPS = """
+globalTTL: 120
+models:
+  big: {cmd: "llama-server -m big.gguf"}
+  small: {cmd: "llama-server -m small.gguf", ttl: 0}
+  code: {cmd: "llama-server -m code.gguf", ttl: -1}
+groups:
+  forever: {persistent: true, swap: false, exclusive: false, members: [small]}
+  others: {swap: true, exclusive: true, members: [big, code]}
+"""
 LITELLM = """
 model_list:
   - {model_name: chat, litellm_params: {model: hosted_vllm/Qwen/Q, api_base: http://x, api_key: sk-secret}}
@@ -91,7 +101,17 @@ FILES = {
             S("python", "org/x", max_model_len=64),
             S("hub", "org/x-GGUF:Q4_K_M"),
         ],
-        ["shell: no model is named"],
+        ["shell: no model is named", "add weights: {memory: SIZE}"],
+    ),
+    "groups of llama-swap": (
+        SWAP_GROUPS,
+        "looks like llama-swap's",
+        [
+            S("big", "big.gguf", idle_after_s=120),
+            S("small", "small.gguf", pin=True),
+            S("code", "code.gguf", idle_after_s=120),
+        ],
+        ["add weights: {memory: SIZE}"],
     ),
     "litellm": (
         LITELLM,

@@ -28,6 +28,10 @@ _UNSUPPORTED = {
     "MESSAGE": "clients send messages",
 }
 _LOCAL_PROVIDERS = ("hosted_vllm", "vllm", "huggingface", "ollama", "ollama_chat", "lm_studio", "llamafile")
+_MORE_THAN_FIT = (
+    "all of these are in memory together; if they do not fit, add weights: {memory: SIZE}, and they come "
+    "when requests need them: docs/many-models.md"
+)
 _COMPOSE_KEYS = frozenset({"image", "build", "container_name"})
 
 
@@ -75,13 +79,24 @@ def _llama_swap(content: Mapping[str, Any]) -> Draft | None:
     if not isinstance(models, dict) or not any("cmd" in _mapping(model) for model in models.values()):
         return None
     draft = Draft(remarks=["Shoal runs all services itself, and starts no other programs"])
+    if len(models) > 1:
+        draft.remarks.append(_MORE_THAN_FIT)
+    groups = map(_mapping, _mapping(content.get("groups")).values())
+    staying = {name for group in groups if group.get("persistent") == "true" for name in _members(group)}
     for name, model in models.items():
-        command, ttl = str(_mapping(model).get("cmd", "")), str(_mapping(model).get("ttl") or 0)
+        command, ttl = str(_mapping(model).get("cmd", "")), str(_mapping(model).get("ttl", "-1"))
         for macro, value in _mapping(content.get("macros")).items():
             command = command.replace(f"${{{macro}}}", str(value))
-        idle = {"idle_after": f"{ttl}s"} if ttl.isdecimal() and int(ttl) else {}
-        draft.add(service_from_command(split_command(command)) | idle, name)
+        ttl = str(content.get("globalTTL", "0")) if ttl == "-1" else ttl
+        known: dict[str, Any] = {"idle_after": f"{ttl}s"} if ttl.isdecimal() and int(ttl) else {}
+        known |= {"pin": True} if name in staying else {}
+        draft.add(service_from_command(split_command(command)) | known, name)
     return draft
+
+
+def _members(group: Mapping[str, Any]) -> list[str]:
+    members = group.get("members")
+    return list(map(str, members)) if isinstance(members, list) else []
 
 
 def _litellm(content: Mapping[str, Any]) -> Draft | None:

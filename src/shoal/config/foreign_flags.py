@@ -159,7 +159,22 @@ _HINTS: tuple[tuple[str, str], ...] = (
         "--kv-transfer-config --disaggregation-mode",
         "leave it out: an engine computes prompts and outputs; running requests move by themselves",
     ),
-    ("--enable-sleep-mode", "write --service NAME=MODEL,idle_after=10m, which unloads it"),
+    (
+        "--enable-sleep-mode",
+        "write --weights-memory SIZE, and the weights of services leave for those of others; or "
+        "--service NAME=MODEL,idle_after=10m, which unloads it",
+    ),
+    (
+        "--models-max",
+        "write --weights-memory SIZE: the limit is on the bytes of all weights, not on the number of models",
+    ),
+    (
+        "--models-dir --models-preset",
+        "leave it out, and name each of its models as MODEL, or in a file: --config FILE",
+    ),
+    ("--models-autoload", _ALWAYS),
+    ("--no-models-autoload", "leave it out: models come when requests need them"),
+    ("--sleep-idle-seconds", "write --service NAME=MODEL,idle_after=10m, which unloads it"),
     ("--allowed-origins", "write --cors-origins ORIGIN, once for each, or --cors-origins '*'"),
     (
         "--allowed-methods --allowed-headers --allow-credentials",
@@ -190,11 +205,13 @@ VARIABLES: Mapping[str, str] = {
     "OLLAMA_ORIGINS": "--cors-origins",
     "OLLAMA_KEEP_ALIVE": "idle_after of a service, as in --service NAME=MODEL,idle_after=5m",
     "OLLAMA_CONTEXT_LENGTH": "--max-model-len",
+    "OLLAMA_MAX_LOADED_MODELS": "--weights-memory SIZE, a limit on their bytes",
     "OLLAMA_NUM_PARALLEL": "--max-running",
     "OLLAMA_MAX_QUEUE": "--max-queue",
     "OLLAMA_KV_CACHE_TYPE": "--kv-cache-dtype",
     "OLLAMA_MODELS": "a folder or GGUF file as MODEL",
     "LLAMA_API_KEY": "SHOAL_API_KEY",
+    "LLAMA_ARG_MODELS_MAX": "--weights-memory SIZE, a limit on their bytes",
 }
 """Environment variables of other servers, which have no effect, and what to use instead."""
 
