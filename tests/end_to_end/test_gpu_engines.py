@@ -239,7 +239,7 @@ def test_interpreted_kernels_give_the_tokens_of_transformers(
 
     gpu = GpuOnCpu(monkeypatch, attention=None)
     products = DenseProductBuilder(TritonLayerKernels())
-    monkeypatch.setattr("shoal.execute.model.loading.choose_products", lambda device: products)
+    monkeypatch.setattr("shoal.execute.model.loading.choose_products", lambda device, **options: products)
     folder = make_model(tmp_path / kind, tiny_config(kind))
     prompts = [make_prompt(length, seed=length) for length in (1, 5, 23)]
     some = [make_request(str(at), kind, prompt, 4) for at, prompt in enumerate(prompts)]

@@ -53,7 +53,7 @@ def products() -> Iterator[DenseProductBuilder]:
 @pytest.fixture
 def _loads_fused(products: ProductBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Models are loaded on a CPU as they are on a GPU."""
-    monkeypatch.setattr(loading, "choose_products", lambda device: products)
+    monkeypatch.setattr(loading, "choose_products", lambda device, **options: products)
 
 
 def probed_model(folder: Path, kind: str, dtype: torch.dtype = torch.float32) -> tuple[Any, ProbeResult]:
