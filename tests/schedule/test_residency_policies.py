@@ -85,12 +85,16 @@ def test_turns_serves_the_most_normalised_wait_per_second_first():
 
 
 def test_turns_serves_weights_that_come_fast_first():
+    """One request that is served in 1.2 s comes before two that are in 10 s."""
     view = view_of(absent("slow", requests(2), fetch_s=9.0), absent("fast", requests(1)), free_bytes=1)
     assert fetched(decide(view)) == ["fast", "slow"]
 
 
 def test_turns_serves_equal_weights_by_age():
+    """Wait so far counts: also a request of 9 s comes before three of 2 s."""
     view = view_of(absent("b", requests(at_s=2.0)), absent("a", requests(at_s=3.0)), free_bytes=1)
+    assert fetched(decide(view)) == ["b", "a"]
+    view = view_of(absent("b", requests(at_s=1.0)), absent("a", requests(3, at_s=8.0)), free_bytes=1)
     assert fetched(decide(view)) == ["b", "a"]
 
 
@@ -104,21 +108,30 @@ def running(count=1, *, at_s=10.0, **others):
     return requests(count, at_s=at_s, last_step_s=at_s, **others)
 
 
-@pytest.mark.parametrize(("count", "pays"), [(10, False), (11, True)])
+@pytest.mark.parametrize(("count", "pays"), [(5, False), (6, True)])
 def test_turns_swaps_where_that_saves_more_wait_than_it_costs(count, pays):
-    """The stream ends in 0.5 s, which each request saves. The swap costs the stream 5 s: two fetches, and 1 s
+    """The stream ends in 1 s, which each request saves. The swap costs the stream 5 s: two fetches, and 1 s
     in which the requests are served."""
-    stream = resident("a", running(service_time_s=0.5), fetch_s=2.0, since_s=9.5)
+    stream = resident("a", running(), fetch_s=2.0, since_s=9.5)
     assert swapped(stream, absent("b", requests(count, at_s=9.9), fetch_s=2.0)) == pays
 
 
 def test_turns_adds_up_the_cost_of_all_that_have_to_leave():
-    """As above, but the weights that come need the room of two, each with a stream. These share the device,
-    so they would be done in 1 s; for each of them a swap costs two fetches, and 2 s of requests."""
-    here = [resident(name, running(service_time_s=0.5), fetch_s=2.0, since_s=9.5) for name in "ab"]
-    for count, leaving in ((12, []), (13, ["a", "b"])):
+    """As above, but the weights that come need the room of two, each with a stream."""
+    here = [resident(name, running(), fetch_s=2.0, since_s=9.5) for name in "ab"]
+    for count, leaving in ((10, []), (11, ["a", "b"])):
         new = absent("c", requests(count, at_s=9.9), fetch_s=2.0, num_bytes=2)
         assert evicted_for(decide(view_of(*here, new)), "c") == leaving
+
+
+def test_turns_adds_the_wait_of_all_others_while_the_device_idles():
+    """As above, with three requests for other weights. They lose 12 s in two fetches, unless others step."""
+    stream = resident("a", running(), fetch_s=2.0, since_s=9.5)
+    others = absent("other", requests(3, at_s=9.9), fetch_s=2.0)
+    stepping = resident("other", requests(3, at_s=9.9), evictable=False, evictable_s=11.0, fetch_s=2.0)
+    for third, count, leaving in ((others, 17, []), (others, 18, ["a"]), (stepping, 6, ["a"])):
+        view = view_of(stream, absent("b", requests(count, at_s=9.9), fetch_s=2.0), third)
+        assert evicted_for(decide(view), "b") == leaving
 
 
 def test_turns_lets_the_weights_with_the_least_work_leave():

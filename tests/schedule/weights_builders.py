@@ -70,6 +70,9 @@ class WeightsMachine:
     fetch_ns: duration of a fetch by weights. fails: whether the n-th fetch (from 0) fails.
     """
 
+    limit = 200_000
+    """Of events in a run."""
+
     def __init__(
         self,
         scheduler: Scheduler,
@@ -97,7 +100,7 @@ class WeightsMachine:
         scheduler, turns = self.scheduler, 0
         while turns == 0 or heap or scheduler.unfinished or self._flights or self.coming:
             turns += 1
-            assert turns < 200_000, "no end in sight"
+            assert turns < self.limit, "no end in sight"
             if until_ns is not None and self.now_ns >= until_ns:
                 break
             while heap and heap[0][0] <= self.now_ns:

@@ -4,7 +4,9 @@
 2. Weights that came stay until every request that was there had a step, at most a quantum.
 3. A request that starves for absent weights, or a stream without a token for ``max_absence``, demands a
    fetch. Demands come before the proposals of the policy, the longest waiting first; each weights demand once
-   per absence. So a request waits at most for the fetch and the quantum of those before it.
+   per absence. Under overload there is always a demand, and the policy would have no effect; so every other
+   fetch is one that it proposes. So a request waits at most for twice as many fetches and quanta as there are
+   weights before its own.
 4. There is at most one fetch at a time. While no request wants absent weights, free memory is filled with new
    ones, in the order of their declaration.
 5. A failed fetch is tried again later; after three failures in a row the requests for the weights end.
@@ -46,6 +48,8 @@ class Residency:
         """What had happened at the last decision."""
         self._until_ns = _NEVER
         """When to decide again."""
+        self._demanded = False
+        """Whether the newest fetch was demanded."""
 
     def settled_until(self, now_ns: int) -> int:
         """Time before which no decision is due if nothing happens; ``now_ns``: one is due."""
@@ -91,16 +95,19 @@ class Residency:
         if not (demands or with_requests or new):
             return _NEVER
         view = self._view(now_ns)
-        swaps: Sequence[Swap] = new
-        if demands:
-            swaps = [Swap(demands[0].name, _least_recently_used(view))]
-        elif with_requests:
+        proposed: Sequence[Swap] = new
+        if with_requests and (not demands or (self._demanded and not demands[0].pinned)):
             decision = self._policy.decide(view, now_ns)
-            swaps = decision.swaps
+            proposed = decision.swaps
             until_ns = _NEVER if decision.until_ns is None else decision.until_ns
-        for swap in swaps:
-            if self._swap(swap, view, now_ns):
-                return _NEVER
+        elif demands:
+            proposed = ()
+        if any(self._swap(swap, view, now_ns) for swap in proposed):
+            self._demanded = False
+            return _NEVER
+        if demands and self._swap(Swap(demands[0].name, _least_recently_used(view)), view, now_ns):
+            self._demanded = True
+            return _NEVER
         later = [each.evictable_ns for each in view.weights.values() if each.evictable_ns is not None]
         return min([until_ns, *[time for time in later if time > now_ns]])
 
@@ -142,7 +149,7 @@ class Residency:
         return [entry for entry in self._entries() if entry.place is Place.ABSENT]
 
     def _demands(self, now_ns: int) -> list[WeightsEntry]:
-        """Absent weights that must come before the policy is asked, those due first."""
+        """Absent weights that must come before those that the policy proposes, those due first."""
         found = [(self._due_ns(entry), place) for place, entry in enumerate(self._entries())]
         entries = list(self._entries())
         return [

@@ -1,13 +1,11 @@
 """Residency policy ``turns`` (ours): weights come where that saves more wait than it costs, and in turns."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
-from shoal.schedule.policies.residency.fcfs import absent_with_work, by_last_step, oldest_ns
+from shoal.schedule.policies.residency.fcfs import absent_with_work, by_last_step
 from shoal.schedule.policies.residency.protocol import (
     Place,
     ResidencyDecision,
@@ -21,17 +19,15 @@ _SHORTEST_S = 1e-6
 """Times below it count as so much, so that no quotient is infinite."""
 _SMALLEST_SHARE = 1e-6
 """Of time, for the same reason."""
-_MARGIN = 1.0
-"""A swap has to save this many times the wait that it causes."""
 
 
 class _Work(NamedTuple):
-    """The requests of some weights. Weights that are resident together share the device."""
+    """The requests of some weights."""
 
     value: float
     """Their normalised wait per second in which they make no progress: 1 / execution time for each."""
-    drain_s: float
-    """Until the present ones have ended, if the weights are resident."""
+    execution_s: float
+    """Until those there have ended, once they step; they are in one batch."""
     turn_s: float
     """How long the weights stay if others want the room; infinite: they stay."""
     absence_s: float
@@ -47,29 +43,28 @@ class TurnsResidency:
     Wait is normalised: a second counts 1 / (execution time) for each request that makes no progress, so the
     sum over all requests is what the mean normalised latency (SeaLLM) adds to its least possible value.
 
-    *Gain and cost.* Weights j are resident and would keep their room for D_j, until their requests have
-    ended or their turn is over; absent weights i need F_i to come and D_i for their requests. Let w be the
-    sum of 1 / (execution time) over requests. If i come now, its requests wait D_j less, and those of j wait
-    F_i + D_i + F_j more, as j have to come again. So i come if w_i D_j > w_j (F_i + D_i + F_j). Weights
-    without requests cost nothing; they leave first, the least recently used before others.
+    *Gain and cost.* Weights j are resident. They would keep their room for D_j, until their requests have
+    ended or their turn is over. Absent weights i need F_i to come and D_i for their requests, of which a
+    batch takes as long as one, the execution time. Let w be the sum of 1 / (execution time) over requests. If
+    i come now, its requests wait D_j less, and those of j wait F_i + D_i + F_j more, since j have to come
+    again. So i come if w_i D_j > w_j (F_i + D_i + F_j). Where no other resident weights have requests, the
+    device idles during both fetches, which is added for the requests of all others. Weights without requests
+    cost nothing: they leave first, the least recently used before others, and absent weights come at once
+    where this makes room, also while the other resident ones still have work.
 
-    *Turns.* Where all weights have requests at all times, nothing drains and comparing two of them does not
-    help. Let weights i have n requests of execution time L at a time, s the share of time in which they are
-    resident, P the period of their turns, so that a turn lasts s P. A request takes 1 / s times as long, the
-    first token waits (1 - s)^2 P / 2 on average, and F / P of the time is lost in fetches. Let m be what a
-    second of room is worth. The sum over all weights of n / s is least under the limit on memory if
+    *Turns.* Where all weights have requests at all times, nothing ends and comparing two of them does not
+    help. Let weights have n requests of execution time L at a time, let s be the share of time in which they
+    are resident, and P the period of their turns, so that a turn lasts s P. A request takes 1 / s times as
+    long, a first token waits (1 - s)^2 P / 2 on average, and F / P of the time is lost in fetches. Let m be
+    what a second of room is worth. The sum of n / s over all weights is least under the limit on memory if
     n / s^2 = m, so s ~ sqrt(n / bytes), at most 1. Then (n / L) (1 - s)^2 P / 2 + m F / P is least if
 
         P = sqrt(2 F L) / (s (1 - s)),    a turn lasts sqrt(2 F L) / (1 - s),
                                           an absence sqrt(2 F L) / s.
 
     So turns come at a rate in proportion to sqrt(w / F), the square-root rule of cyclic polling, and their
-    length grows with the root of fetch times work: fetches take a bounded share of the time. L is the time
-    while the resident weights share the device. Weights leave for others when their turn and the absence of
-    the others are over.
-
-    Room without use never waits: absent weights with requests come at once if nothing with requests has to
-    leave for them, also while the others still have work.
+    length grows with the root of fetch time and work, which bounds the share of time lost in fetches. Weights
+    leave for others when their turn and the absence of the others are over.
     """
 
     def decide(self, view: ResidencyView, now_ns: int) -> ResidencyDecision:
@@ -78,21 +73,22 @@ class TurnsResidency:
         if not wanted:
             return ResidencyDecision()
         works = _works(view)
+        stepping = {name for name in works if view.weights[name].place is Place.RESIDENT}
         evictable = [each for each in view.weights.values() if each.evictable]
         idle = by_last_step(each for each in evictable if not each.num_requests)
         busy = [each for each in evictable if each.num_requests]
         room = view.free_bytes + sum([view.weights[name].num_bytes for name in idle])
         swaps = []
-        for each in sorted(wanted, key=lambda each: _rank(each, works[each.name])):
-            contest = _Contest(each, works, now_ns)
+        for each in sorted(wanted, key=lambda each: _rank(each, works[each.name], now_ns)):
+            contest = _Contest(each, works, stepping, now_ns)
             swaps.append(Swap(each.name, [*idle, *contest.leaving(busy, each.num_bytes - room)]))
         return ResidencyDecision(swaps, _until_ns(view, wanted, works, now_ns))
 
 
-def _rank(absent: WeightsView, work: _Work) -> tuple[float, int, str]:
-    """The most wait saved per second first; equal ones by age."""
-    saved_s = work.value / (absent.fetch_s + work.drain_s)
-    return -saved_s, oldest_ns(absent), absent.name
+def _rank(absent: WeightsView, work: _Work, now_ns: int) -> tuple[float, str]:
+    """Those with the most wait so far first, by the time that it takes to end it."""
+    waited = (now_ns - work.last_ns) * work.value
+    return -waited / (absent.fetch_s + work.execution_s), absent.name
 
 
 class _Contest(NamedTuple):
@@ -100,6 +96,8 @@ class _Contest(NamedTuple):
 
     absent: WeightsView
     works: Mapping[str, _Work]
+    stepping: Set[str]
+    """Resident weights with requests."""
     now_ns: int
 
     def leaving(self, busy: Iterable[WeightsView], num_bytes: int) -> list[str]:
@@ -118,18 +116,27 @@ class _Contest(NamedTuple):
         staying = [each for each in chosen if self.stay_s(each) > 0]
         if not staying:
             return names
-        loss = sum([self._loss(each) for each in staying])
+        loss = sum([self._loss(each) for each in staying]) + self._idle_loss(chosen)
         gain = self.works[self.absent.name].value * max([self.stay_s(each) for each in staying])
-        return names if gain > _MARGIN * loss else []
+        return names if gain > loss else []
 
     def stay_s(self, resident: WeightsView) -> float:
         """How long the resident weights keep their room if no swap pays."""
         over_ns = turn_over_ns(resident, self.absent, self.works)
-        return min(self.works[resident.name].drain_s, (over_ns - self.now_ns) / _NS)
+        return min(self.works[resident.name].execution_s, (over_ns - self.now_ns) / _NS)
+
+    def _idle_loss(self, leaving: Sequence[WeightsView]) -> float:
+        """Normalised wait of all other requests while the device has nothing to do but fetch weights."""
+        names = {each.name for each in leaving}
+        if self.stepping > names:
+            return 0.0
+        fetches_s = self.absent.fetch_s + sum([each.fetch_s for each in leaving])
+        others = [work.value for name, work in self.works.items() if name not in names | {self.absent.name}]
+        return fetches_s * sum(others)
 
     def _loss(self, resident: WeightsView) -> float:
         """Normalised wait that the swap causes for requests of the resident weights."""
-        away_s = self.absent.fetch_s + self.works[self.absent.name].drain_s + resident.fetch_s
+        away_s = self.absent.fetch_s + self.works[self.absent.name].execution_s + resident.fetch_s
         return self.works[resident.name].value * away_s
 
 
@@ -155,26 +162,20 @@ def _until_ns(
 def _works(view: ResidencyView) -> dict[str, _Work]:
     """Work of all weights with requests, by name."""
     weights = [each for each in view.weights.values() if each.num_requests]
-    sharing = max(1, sum([each.place is not Place.ABSENT for each in weights]))
     shares = _shares(view, weights)
-    return {each.name: _work(each, shares[each.name], sharing) for each in weights}
+    return {each.name: _work(each, shares[each.name]) for each in weights}
 
 
-def _work(weights: WeightsView, share: float, sharing: int) -> _Work:
-    """share: of time in which they should be resident. sharing: number of weights that step in turn."""
+def _work(weights: WeightsView, share: float) -> _Work:
+    """share: of time in which they should be resident."""
     execution_s = max(weights.execution_s, _SHORTEST_S)
-    table = weights.requests()
-    budgets = table.service_time_ns / (_NS * execution_s)
-    # The time of a request is unknown: twice as much again for one that has used up what was assumed.
-    left = np.exp2(np.floor(np.log2(budgets + 1)) + 1) - 1 - budgets
-    length_s = execution_s * sharing
-    visit_s = math.sqrt(2 * max(weights.fetch_s, _SHORTEST_S) * length_s)
+    length_s = math.sqrt(2 * max(weights.fetch_s, _SHORTEST_S) * execution_s)
     return _Work(
         value=weights.num_requests / execution_s,
-        drain_s=float(left.max()) * length_s,
-        turn_s=visit_s / (1 - share) if share < 1 else math.inf,
-        absence_s=visit_s / share,
-        last_ns=int(table.last_scheduled_ns.min()),
+        execution_s=execution_s,
+        turn_s=length_s / (1 - share) if share < 1 else math.inf,
+        absence_s=length_s / share,
+        last_ns=int(weights.requests().last_scheduled_ns.min()),
     )
 
 
