@@ -170,7 +170,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         "--models-dir --models-preset",
-        "leave it out, and name each of its models as MODEL, or in a file: --config FILE",
+        "leave it out, and name each of its models as MODEL",
     ),
     ("--models-autoload", _ALWAYS),
     ("--no-models-autoload", "leave it out: models come when requests need them"),
