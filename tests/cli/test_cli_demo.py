@@ -163,6 +163,32 @@ def test_metrics_of_several_engines_are_summed_and_dead_ones_do_not_age():
     assert summary == MetricsSummary({"chat": 6, "complete": 0}, 0.75, 0.125, 0.5, 6)
 
 
+def test_fetches_of_weights_and_waits_for_them_are_reported(tmp_path):
+    page = METRICS + (
+        'shoal_weight_fetches_total{engine="0",service="chat"} 3.0\n'
+        'shoal_weight_fetches_total{engine="0",service="complete"} 2.0\n'
+        'shoal_weight_waits_total{engine="0",service="chat"} 4.0\n'
+        'shoal_weight_wait_seconds_total{engine="0",service="chat"} 6.0\n'
+    )
+    summary = MetricsSummary()
+    summary.add(page)
+    report = summarise(Burst([make_demo_request(1, CHAT)], metrics=summary, duration_s=1.0))
+    told = "weights: 5 fetches, for which requests waited 4 times, 1.5 s on average"
+    assert told in list(report_notes(report))
+    assert report.to_json()["fetches"] == 5
+    without = summarise(Burst([make_demo_request(1, CHAT)], metrics=MetricsSummary(), duration_s=1.0))
+    assert not [note for note in report_notes(without) if "weights" in note]
+
+
+def test_the_shared_engine_may_have_less_memory_than_its_weights_need(tmp_path):
+    for weight_bytes in (700 << 20, None):
+        setup = DemoSetup(kv_bytes=24 << 20, preset="shoal", weight_bytes=weight_bytes)
+        for text, expected in ((setup.shared_config(), weight_bytes), (setup.separate_config(2), None)):
+            (tmp_path / "shoal.yaml").write_text(text)
+            for engine in load_config(ServerOptions, file=tmp_path / "shoal.yaml").engine_plans():
+                assert engine.options.weights.memory_bytes == expected
+
+
 def engine_card(name, pid, requests):
     return {"name": name, "state": "ready", "pid": pid, "requests": requests}
 

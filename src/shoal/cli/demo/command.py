@@ -17,6 +17,12 @@ def demo(
     kv_memory: Annotated[
         str, typer.Option(metavar="SIZE", help="KV pool; small by default, so that it really fills up.")
     ] = "24MiB",
+    weights_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Memory for weights of the shared engine: 700MiB holds one model at a time."
+        ),
+    ] = None,
     preset: Annotated[
         str, typer.Option(metavar="NAME", help="Scheduler, as in `shoal serve`, such as vllm or seallm-join.")
     ] = "shoal",
@@ -51,6 +57,8 @@ def demo(
 
     `shoal demo --kill`
 
+    `shoal demo --weights-memory 700MiB --no-compare`
+
     `shoal demo --requests 48 --kv-memory 16MiB --preset vllm --json demo.json`
     """
     from shoal.cli.demo.prompts import demo_prompts
@@ -58,11 +66,19 @@ def demo(
     from shoal.config import parse_size
 
     check_outputs(json_path)
-    try:
-        memory = parse_size(kv_memory)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--kv-memory") from None
 
-    setup = DemoSetup(kv_bytes=memory, preset=preset, kill=kill, compare=compare and not kill)
+    def read(size: str, flag: str) -> int:
+        try:
+            return parse_size(size)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint=flag) from None
+
+    setup = DemoSetup(
+        kv_bytes=read(kv_memory, "--kv-memory"),
+        weight_bytes=None if weights_memory is None else read(weights_memory, "--weights-memory"),
+        preset=preset,
+        kill=kill,
+        compare=compare and not kill,
+    )
     if not run_demo(demo_prompts(requests, max_tokens, chat_share), setup, json_path):
         raise typer.Exit(1)

@@ -1,6 +1,6 @@
 """Preemptions, KV pool use and resumed requests from the server's /metrics, for the demo."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -24,6 +24,13 @@ class MetricsSummary:
     resumed: int = 0
     """Requests resumed after the end of their engine, from the last page."""
 
+    fetches: int = 0
+    """Fetches of weights, from the last page; 0 where all stay."""
+    weight_waits: int = 0
+    """How often a request waited for weights, from the last page."""
+    weight_wait_s: float = 0.0
+    """Total time of these waits."""
+
     def add(self, page: str) -> None:
         """Add a page in Prometheus' text format."""
         pool_bytes: Counter[str] = Counter()
@@ -31,6 +38,7 @@ class MetricsSummary:
         ages_s: dict[str, float] = {}
         ended = set()
         resumed = 0
+        weights: defaultdict[str, float] = defaultdict(float)
         for family in text_string_to_metric_families(page):
             for sample in family.samples:
                 engine = sample.labels.get("engine", "")
@@ -44,8 +52,13 @@ class MetricsSummary:
                     pool_bytes[sample.labels["use"]] += int(sample.value)
                 elif sample.name == "shoal_requests_resumed_total":
                     resumed += int(sample.value)
+                elif sample.name.startswith("shoal_weight_") and sample.name.endswith("_total"):
+                    weights[sample.name] += sample.value
         self.preemptions.update(preemptions)
         self.resumed = max(resumed, self.resumed)
+        self.fetches = int(weights["shoal_weight_fetches_total"])
+        self.weight_waits = int(weights["shoal_weight_waits_total"])
+        self.weight_wait_s = weights["shoal_weight_wait_seconds_total"]
         self.age_s = max((age for engine, age in ages_s.items() if engine not in ended), default=0.0)
         if {"total", "live", *_WASTE_USES} <= pool_bytes.keys():
             used = pool_bytes["live"] / pool_bytes["total"]

@@ -65,6 +65,12 @@ class DemoReport:
     """The engine that was killed during the burst, if any."""
     resumed: int = 0
     """How often a request was resumed after the end of its engine."""
+    fetches: int = 0
+    """Fetches of weights; 0 where all stay."""
+    weight_waits: int = 0
+    """How often a request waited for weights."""
+    weight_wait_s: float = 0.0
+    """Total time of these waits."""
 
     @property
     def succeeded(self) -> bool:
@@ -115,6 +121,9 @@ def summarise(burst: Burst) -> DemoReport:
         ),
         kill=burst.kill,
         resumed=burst.metrics.resumed,
+        fetches=burst.metrics.fetches,
+        weight_waits=burst.metrics.weight_waits,
+        weight_wait_s=burst.metrics.weight_wait_s,
     )
 
 
@@ -175,6 +184,12 @@ def report_notes(report: DemoReport) -> Iterator[str]:
         yield (
             f"engine {report.kill.engine} (process {report.kill.pid}) was killed with {report.kill.requests} "
             f"requests under way: {report.resumed} went on, {len(report.failures) or 'none'} failed"
+        )
+    if report.fetches:
+        mean_s = report.weight_wait_s / max(1, report.weight_waits)
+        yield (
+            f"weights: {report.fetches} fetches, for which requests waited {report.weight_waits} times, "
+            f"{mean_s:.2g} s on average"
         )
     yield "preemptions: " + ", ".join(f"{name} {service.preemptions}" for name, service in services.items())
 

@@ -41,6 +41,8 @@ class DemoSetup:
     """KV memory of a server; with an engine for each model, divided between them."""
     preset: str
     """Scheduler of each engine."""
+    weight_bytes: int | None = None
+    """Memory for weights of an engine with both models; None: for all."""
     kill: bool = False
     """Whether to serve from two engines, each with both models, and to kill one during the burst."""
     compare: bool = False
@@ -52,6 +54,7 @@ class DemoSetup:
         return self._config(
             devices=["cpu"] * engines,
             kv_cache={"memory": self.kv_bytes},
+            weights={"memory": self.weight_bytes},
         )
 
     def separate_config(self, threads: int) -> str:
