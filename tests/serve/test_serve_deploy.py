@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
-from serve_builders import completion, make_app, make_client
+from serve_builders import FakeEngine, completion, make_app, make_client
+from weights_status import engine_with_weights
+
+from shoal.schedule.policies.residency import Place
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ALERTS = DEPLOY / "prometheus" / "alerts.yml"
@@ -23,7 +26,8 @@ def page():
     """Labels by name of everything that /metrics prints."""
 
     async def main():
-        async with make_client(make_app()) as client:
+        limited = engine_with_weights("b", {"chat": Place.RESIDENT})
+        async with make_client(make_app(FakeEngine(others=(limited,)))) as client:
             await client.post("/v1/completions", json=completion())
             return (await client.get("/metrics")).text
 
