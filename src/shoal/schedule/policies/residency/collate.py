@@ -10,7 +10,7 @@ from shoal.schedule.policies.residency.protocol import ResidencyDecision, Reside
 class CollateResidency:
     """Weights stay as long as they have requests, also those that arrived after requests for absent ones.
 
-    As servers do that put requests for one model together, such as llama-swap. It needs the fewest fetches.
+    As servers do that put requests for one model together. It needs the fewest fetches.
     Weights with requests at all times leave only because a request for others has waited too long.
     """
 
