@@ -142,21 +142,42 @@ class _Contest(NamedTuple):
 
 def turn_over_ns(resident: WeightsView, absent: WeightsView, works: Mapping[str, _Work]) -> float:
     """Time from which ``resident`` leave for ``absent`` even though both have requests; may be infinite."""
-    here, away = works[resident.name], works[absent.name]
-    return max(resident.since_ns + here.turn_s * _NS, away.last_ns + away.absence_s * _NS)
+    return max(_turn_end_ns(resident, works), _absence_end_ns(absent, works))
+
+
+def _turn_end_ns(resident: WeightsView, works: Mapping[str, _Work]) -> float:
+    return resident.since_ns + works[resident.name].turn_s * _NS
+
+
+def _absence_end_ns(absent: WeightsView, works: Mapping[str, _Work]) -> float:
+    work = works[absent.name]
+    return work.last_ns + work.absence_s * _NS
 
 
 def _until_ns(
     view: ResidencyView, wanted: Sequence[WeightsView], works: Mapping[str, _Work], now_ns: int
 ) -> int | None:
-    """The next time at which a turn is over, or at which weights may leave; None: no turn ends."""
+    """The next time at which a turn is over for some absent weights, or at which weights may leave.
+
+    None: no turn ends.
+    """
     resident = [each for each in view.weights.values() if each.evictable_ns is not None]
-    times = [each.evictable_ns for each in resident if each.evictable_ns is not None]
-    for each in resident:
-        if each.num_requests:
-            ends_ns = [turn_over_ns(each, absent, works) for absent in wanted]
-            times += [math.ceil(end_ns) for end_ns in ends_ns if math.isfinite(end_ns)]
-    return min([time for time in times if time > now_ns], default=None)
+    times: list[float] = [each.evictable_ns for each in resident if each.evictable_ns is not None]
+    turns = [_turn_end_ns(each, works) for each in resident if each.num_requests]
+    absences = [_absence_end_ns(each, works) for each in wanted]
+    next_turn, next_absence = _after(turns, now_ns), _after(absences, now_ns)
+    if min(absences) <= now_ns:
+        times.append(next_turn)
+    if min(turns, default=math.inf) <= now_ns:
+        times.append(next_absence)
+    times.append(max(next_turn, next_absence))
+    until = _after(times, now_ns)
+    return math.ceil(until) if math.isfinite(until) else None
+
+
+def _after(times: Iterable[float], now_ns: int) -> float:
+    """The first of these times that is to come; infinite: none is."""
+    return min([time for time in times if time > now_ns], default=math.inf)
 
 
 def _works(view: ResidencyView) -> dict[str, _Work]:
