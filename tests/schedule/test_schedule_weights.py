@@ -6,7 +6,7 @@ from schedule_builders import make_pool, make_request, make_scheduler
 from weights_builders import FETCH_NS, Eager, Never, WeightsMachine, finished, memory_for
 
 from shoal.core import ConfigError, FinishReason
-from shoal.schedule.policies.residency import Place
+from shoal.schedule.policies.residency import Place, ResidencyDecision
 
 
 def make(services="abc", *, count=1, blocks=64, policy=None, memory=None, **options):
@@ -53,6 +53,43 @@ def test_streams_keep_their_kv_while_their_weights_are_absent():
     assert stats["a"].preemptions == 0
     assert stats["a"].recomputed_tokens == 0
     assert sum(stats[name].swapped_tokens for name in "ab") == 0
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_weights_may_leave_as_soon_as_they_owe_no_step(depth):
+    """Not only at the end of a quantum, or when a request arrives or ends."""
+    memory = memory_for(1, Eager(), quantum_steps=1000)
+    machine = WeightsMachine(make("ab", memory=memory, depth=depth))
+    run = machine.go([(0, make_request(8, 6, service=name)) for name in "ab"])
+    assert len(run.fetched) >= 4
+    assert machine.now_ns <= 12 * (FETCH_NS + depth * STEP_NS)
+
+
+def test_a_quantum_covers_recomputing_and_a_token():
+    """Each time the other weights take the memory for KV, so a prompt takes twelve steps again."""
+    memory = memory_for(1, Eager(), quantum_steps=3)
+    scheduler = make(
+        "ab", memory=memory, blocks=12, max_batched_tokens=3, preemption_mode="recompute", starvation_s=1e6
+    )
+    requests = [make_request(36, 8, service=name) for name in "ab"]
+    machine = WeightsMachine(scheduler)
+    run = machine.go([(0, request) for request in requests])
+    assert finished(run) == {request.id for request in requests}
+    fetches_by_token = len(run.fetched) / 16
+    assert fetches_by_token < 2
+
+
+def test_a_policy_that_wants_to_decide_in_the_past_is_asked_again_later():
+    calls = []
+
+    class Past:
+        def decide(self, view, now_ns):
+            calls.append(now_ns)
+            return ResidencyDecision((), max(0, now_ns - 5))
+
+    machine = WeightsMachine(make("ab", memory=memory_for(1, Past()), starvation_s=1.0))
+    machine.go([(0, make_request(8, 2, service=name)) for name in "ab"])
+    assert len(calls) <= 2 * 1_000 + 10  # once each millisecond until requests of a, then of b starve
 
 
 def test_kv_of_absent_weights_gives_way_to_waiting_requests_and_is_swapped():

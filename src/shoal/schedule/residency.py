@@ -1,7 +1,8 @@
 """Residency: when weights are fetched and which leave for them; the rules that hold for every policy.
 
 1. Pinned weights are fetched first, and never leave. Weights with a step in flight do not leave.
-2. Weights that came stay until every request that was there had a step, at most a quantum.
+2. Weights that came stay until every request that was there had a step, and every stream a token, at most a
+   quantum. Beyond it they stay while KV that requests lost is computed again, which else might never end.
 3. A request that starves for absent weights, or a stream without a token for ``max_absence``, demands a
    fetch. Demands come before the proposals of the policy, the longest waiting first; each weights demand once
    per absence. Under overload there is always a demand, and the policy would have no effect; so every other
@@ -25,9 +26,11 @@ from shoal.schedule.running_batch import RequestTable
 from shoal.schedule.service_state import ServiceState
 from shoal.schedule.starvation import StarvationGuard
 from shoal.schedule.step_tracker import StepTracker
-from shoal.schedule.weights import MAX_FAILURES, Weights, WeightsEntry
+from shoal.schedule.weights import MAX_FAILURES, Weights, WeightsEntry, is_recomputing, owes_step
 
 _NEVER = sys.maxsize
+_SOON_NS = 1_000_000
+"""Delay of a decision that a policy wants at a time in the past."""
 
 
 class Residency:
@@ -71,8 +74,12 @@ class Residency:
         if self._weights.coming is None:
             times += [entry.retry_ns for entry in self._weights.entries.values() if entry.retry_ns > now_ns]
             times += [due for entry in self._absent() if (due := self._due_ns(entry)) > now_ns]
-        self._until_ns = max(now_ns + 1, min(times))
+        self._until_ns = min(times)
         self._decided = self._events()
+
+    def owes_step(self, service: str) -> bool:
+        """Whether weights may leave once the next step of a service has ended."""
+        return self._weights.owes_step(service)
 
     def arrived(self, arrival: Arrival, now_ns: int) -> None:
         """A fetch has ended."""
@@ -99,7 +106,8 @@ class Residency:
         if with_requests and (not demands or (self._demanded and not demands[0].pinned)):
             decision = self._policy.decide(view, now_ns)
             proposed = decision.swaps
-            until_ns = _NEVER if decision.until_ns is None else decision.until_ns
+            if decision.until_ns is not None:
+                until_ns = decision.until_ns if decision.until_ns > now_ns else now_ns + _SOON_NS
         elif demands:
             proposed = ()
         if any(self._swap(swap, view, now_ns) for swap in proposed):
@@ -184,7 +192,8 @@ class Residency:
         states = list(entry.states.values())
         resident = entry.place is Place.RESIDENT and not entry.pinned
         free_ns = entry.since_ns + self._quantum_ns
-        evictable = resident and (now_ns >= free_ns or not _owes_step(states, entry.since_ns))
+        stays = entry.owes_step and (is_recomputing(entry) or (now_ns < free_ns and owes_step(entry)))
+        evictable = resident and not stays
         waiting = [state.waiting[0].arrival_ns for state in states if state.waiting]
         with_requests = [state for state in states if len(state.running) or state.waiting] or states
         return WeightsView(
@@ -206,17 +215,6 @@ class Residency:
 
 def _has_requests(entry: WeightsEntry) -> bool:
     return any(len(state.running) or state.waiting for state in entry.states.values())
-
-
-def _owes_step(states: Iterable[ServiceState], since_ns: int) -> bool:
-    """Whether a request that was there at ``since_ns`` had no step since."""
-    for state in states:
-        running = state.running
-        if len(running) and ((running.last_scheduled_ns <= since_ns) & (running.in_flight == 0)).any():
-            return True
-        if any(request.last_scheduled_ns <= since_ns for request in state.waiting):
-            return True
-    return False
 
 
 def _all_requests(states: Iterable[ServiceState]) -> RequestTable:

@@ -34,6 +34,8 @@ class WeightsEntry:
     """When they came to this place."""
     last_step_ns: int = 0
     """Time of the newest result of a step."""
+    owes_step: bool = False
+    """Whether a request that was there when they came had no step since, or lost KV is computed again."""
     states: dict[str, ServiceState] = field(default_factory=dict)
     """Their services, by name."""
     pinned_by: set[str] = field(default_factory=set)
@@ -73,7 +75,7 @@ class Weights:
         self.steppable: dict[str, ServiceState] = {}
         """Services whose weights are resident, in the order of their declaration; others only read it."""
         self.changes = 0
-        """Number of changes of any place."""
+        """Number of changes of any place, and of weights that owe no more steps."""
         self.bandwidth = options.assumed_bandwidth
         """Bytes per second of a fetch, learned."""
         self._entry_of: dict[str, WeightsEntry] = {}
@@ -173,6 +175,7 @@ class Weights:
             state.starved_served_ns = now_ns
             self._count_waits(entry, state, now_ns)
         self._move(entry, Place.RESIDENT, now_ns)
+        entry.owes_step = owes_step(entry)
         return entry
 
     def _count_waits(self, entry: WeightsEntry, state: ServiceState, now_ns: int) -> None:
@@ -206,7 +209,15 @@ class Weights:
 
     def stepped(self, service: str, now_ns: int) -> None:
         """A step of a service has ended."""
-        self._entry_of[service].last_step_ns = now_ns
+        entry = self._entry_of[service]
+        entry.last_step_ns = now_ns
+        if entry.owes_step and not (owes_step(entry) or is_recomputing(entry)):
+            entry.owes_step = False
+            self.changes += 1
+
+    def owes_step(self, service: str) -> bool:
+        """Whether the next step may be the last one that the weights of a service owe."""
+        return self._entry_of[service].owes_step
 
     @property
     def changed(self) -> bool:
@@ -230,6 +241,34 @@ class Weights:
         for name, entry in self._entry_of.items():
             if entry.place is Place.RESIDENT:
                 self.steppable[name] = entry.states[name]
+
+
+def owes_step(entry: WeightsEntry) -> bool:
+    """Whether a request that was there when the weights came had no step since, or a stream no token."""
+    since_ns = entry.since_ns
+    for state in entry.states.values():
+        running = state.running
+        if len(running) and (running.last_scheduled_ns <= since_ns).any():
+            return True
+        if len(running) and ((running.last_token_ns > 0) & (running.last_token_ns <= since_ns)).any():
+            return True
+        for request in state.waiting:
+            if request.last_scheduled_ns <= since_ns or 0 < request.last_token_ns <= since_ns:
+                return True
+    return False
+
+
+def is_recomputing(entry: WeightsEntry) -> bool:
+    """Whether lost KV of a running request is computed again, which had no token since the weights came."""
+    since_ns = entry.since_ns
+    for state in entry.states.values():
+        running = state.running
+        if len(running):
+            behind = (running.prefilling != 0) & (running.last_token_ns <= since_ns)
+            behind &= running.arrival_ns <= since_ns
+            if any(running.requests[row].num_recomputed_tokens for row in behind.nonzero()[0].tolist()):
+                return True
+    return False
 
 
 def check_budget(memory_bytes: int | None, sizes: Mapping[str, int], pinned: set[str]) -> None:

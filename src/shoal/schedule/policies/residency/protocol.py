@@ -36,7 +36,8 @@ class WeightsView:
     evictable: bool
     """Resident, and may leave now."""
     evictable_ns: int | None
-    """When they may leave, at the latest, if nothing happens; None: never, or they are not resident."""
+    """When they may leave, at the latest, if nothing happens and no lost KV is computed again; None:
+    never, or they are not resident."""
     fetch_s: float
     """Expected duration of a fetch, also of one that is under way, from its begin."""
     num_waiting: int
@@ -86,8 +87,9 @@ class ResidencyDecision(NamedTuple):
 class ResidencyPolicy(Protocol):
     """Chooses which weights are resident; has options, no state.
 
-    It is asked when requests arrive or end, when weights have come, and at ``until_ns``, if requests want
-    absent weights; never while weights are coming, since there is at most one fetch at a time.
+    It is asked when requests arrive or end, when weights have come or may leave again, and at ``until_ns``,
+    if requests want absent weights. It is not asked while weights are coming, as there is at most one fetch
+    at a time.
     """
 
     def decide(self, view: ResidencyView, now_ns: int) -> ResidencyDecision:
