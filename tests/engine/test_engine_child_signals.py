@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import subprocess
+import threading
 
 from shoal.engine.process.child_signals import interrupts_held_back, kill_child
 
@@ -15,6 +16,28 @@ def test_interrupts_are_delivered_again_afterwards():
     assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     second.__exit__(None, None, None)
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_threads_hold_interrupts_back_for_themselves():
+    """Blocked signals are those of a thread: the last of several threads cannot unblock them for all."""
+    held = interrupts_held_back()
+    held.__enter__()
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold():
+        with interrupts_held_back():
+            entered.set()
+            leave.wait()
+
+    other = threading.Thread(target=hold)
+    other.start()
+    entered.wait()
+    held.__exit__(None, None, None)
+    blocked = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    leave.set()
+    other.join()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    assert not blocked
 
 
 def test_a_killed_process_has_its_own_exit_status():

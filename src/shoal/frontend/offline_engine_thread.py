@@ -17,6 +17,8 @@ _log = logging.getLogger(__name__)
 
 _POLL_S = 0.001
 _MAX_WAIT_S = 3600.0
+_SIGNAL_S = 0.5
+"""Ctrl-C is seen within this time."""
 _CLOSED = "this Shoal is closed; make a new one to generate"
 _CLOSED_DURING_CALL = "this Shoal was closed before the outputs were finished"
 
@@ -66,6 +68,9 @@ class EngineThread:
         """
         try:
             self.submit(batch)
+            # A signal that comes just before a wait begins is seen when the wait ends.
+            while not batch.done.done():
+                wait([batch.done], _SIGNAL_S)
             return batch.done.result()
         except KeyboardInterrupt:
             self.cancel(batch)

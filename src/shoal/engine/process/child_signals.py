@@ -3,11 +3,20 @@
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 _INTERRUPT = {signal.SIGINT}
-_holding = 0
+
+
+class _Holding(threading.local):
+    """Signals are blocked by thread, and so are the bodies counted."""
+
+    bodies = 0
+
+
+_holding = _Holding()
 
 
 @contextmanager
@@ -15,16 +24,15 @@ def interrupts_held_back() -> Iterator[None]:
     """Processes started in the body never get SIGINT, which a terminal sends to its whole process group.
 
     A SIGINT during the body is delivered to this process afterwards. If the child blocked the signal itself,
-    it could still be interrupted during its imports.
+    it could still be interrupted during its imports. The body must begin and end in one thread.
     """
-    global _holding
-    _holding += 1
+    _holding.bodies += 1
     signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPT)  # children inherit it
     try:
         yield
     finally:
-        _holding -= 1
-        if not _holding:
+        _holding.bodies -= 1
+        if not _holding.bodies:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPT)
 
 
