@@ -184,13 +184,13 @@ def test_waits_are_bounded(work, policy):
     ]
     quantum, threshold = 40, 100
     run = serve(work, policy, quantum_steps=quantum, starvation_steps=threshold).run
-    turns_ns = sum(fetch_ns + quantum * STEP_NS for fetch_ns in work["fetch_ns"].values())
     longest_fetch_ns = max(work["fetch_ns"].values())
+    turn_ns = max(quantum * STEP_NS, longest_fetch_ns)
+    turns_ns = sum(fetch_ns + turn_ns for fetch_ns in work["fetch_ns"].values())
     # A fetch is under way, or the weights have just left. Then all others come first, with as many that the
     # policy proposes, and requests for those step.
-    quantum_ns = quantum * STEP_NS
-    proposed_ns = len(work["fetch_ns"]) * (longest_fetch_ns + quantum_ns)
-    bound_ns = 2 * threshold * STEP_NS + longest_fetch_ns + turns_ns + proposed_ns + quantum_ns
+    proposed_ns = len(work["fetch_ns"]) * (longest_fetch_ns + turn_ns)
+    bound_ns = 2 * threshold * STEP_NS + longest_fetch_ns + turns_ns + proposed_ns + turn_ns
     for at_ns, request in work["requests"]:
         times_ns = run.tokens_ns[request.id]
         gaps_ns = [after - before for before, after in zip([at_ns, *times_ns], times_ns, strict=False)]

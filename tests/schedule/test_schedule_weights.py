@@ -163,8 +163,18 @@ def test_a_starved_request_comes_before_the_policy():
     long, other = make_request(8, 1000, service="a"), make_request(8, 3, service="b")
     run = WeightsMachine(scheduler).go([(0, long), (STEP_NS, other)])
     assert finished(run) == {long.id, other.id}
-    bound_ns = STEP_NS + 100 * STEP_NS + FETCH_NS + 3 * STEP_NS + FETCH_NS
+    # Both starve, and a comes first, for a turn as long as its fetch.
+    bound_ns = 100 * STEP_NS + FETCH_NS + FETCH_NS + FETCH_NS + STEP_NS
     assert run.first_tokens_ns[other.id] <= bound_ns
+
+
+def test_weights_stay_for_a_turn_though_others_are_demanded():
+    """Else requests that have waited too long, as most have under overload, would cut each turn to a step."""
+    memory = memory_for(1, Never(), quantum_steps=1, max_absence_steps=5)
+    machine = WeightsMachine(make("abc", memory=memory, starvation_s=5 * STEP_NS / 1e9))
+    run = machine.go([(0, make_request(8, 40, service=name)) for name in "abc"])
+    steps = sum(bool(plan.seq_ids) for plan in run.plans)
+    assert len(run.fetched) <= steps * STEP_NS / FETCH_NS + 3  # a turn is as long as a fetch
 
 
 def test_services_on_the_same_weights_come_together():

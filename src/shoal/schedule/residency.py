@@ -6,8 +6,9 @@
 3. A request that starves for absent weights, or a stream without a token for ``max_absence``, demands a
    fetch. Demands come before the proposals of the policy, the longest waiting first; each weights demand once
    per absence. Under overload there is always a demand, and the policy would have no effect; so every other
-   fetch is one that it proposes. So a request waits at most for twice as many fetches and quanta as there are
-   weights before its own.
+   fetch is one that it proposes. Weights with requests do not leave for a demand before their turn is over: a
+   quantum, or as long as their fetch takes. So a request waits at most for twice as many fetches and turns as
+   there are weights before its own.
 4. There is at most one fetch at a time. While no request wants absent weights, free memory is filled with new
    ones, in the order of their declaration.
 5. A failed fetch is tried again later; after three failures in a row the requests for the weights end.
@@ -113,11 +114,26 @@ class Residency:
         if any(self._swap(swap, view, now_ns) for swap in proposed):
             self._demanded = False
             return _NEVER
-        if demands and self._swap(Swap(demands[0].name, _least_recently_used(view)), view, now_ns):
+        if demands and self._swap(Swap(demands[0].name, self._leaving(view, now_ns)), view, now_ns):
             self._demanded = True
             return _NEVER
-        later = [each.evictable_ns for each in view.weights.values() if each.evictable_ns is not None]
+        later = [self._turn_over_ns(each) for each in view.weights.values() if each.evictable_ns is not None]
         return min([until_ns, *[time for time in later if time > now_ns]])
+
+    def _leaving(self, view: ResidencyView, now_ns: int) -> list[str]:
+        """Weights that leave for demanded ones, the least recently used first."""
+        return by_last_step(
+            each
+            for each in view.weights.values()
+            if each.evictable and (not each.num_requests or self._turn_over_ns(each) <= now_ns)
+        )
+
+    def _turn_over_ns(self, weights: WeightsView) -> int:
+        """When weights with requests may leave for demanded ones.
+
+        Under overload there is always a demand, and this bounds the share of time that fetches take.
+        """
+        return weights.since_ns + max(self._quantum_ns, round(weights.fetch_s * 1e9))
 
     def _swap(self, swap: Swap, view: ResidencyView, now_ns: int) -> bool:
         """Evict and fetch, if that is possible; returns whether it was done."""
@@ -224,8 +240,3 @@ def _all_requests(states: Iterable[ServiceState]) -> RequestTable:
         table = table.joined(state.running)
         waiting += state.waiting
     return table.joined(RequestTable(waiting))
-
-
-def _least_recently_used(view: ResidencyView) -> list[str]:
-    """Evictable weights."""
-    return by_last_step(each for each in view.weights.values() if each.evictable)
