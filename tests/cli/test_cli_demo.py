@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from cli_builders import METRICS, FakeApi, fake_server
@@ -24,7 +25,7 @@ from shoal.cli.demo.prompts import (
     typical_prompts,
 )
 from shoal.cli.demo.report import Latency, comparison, report_notes, summarise
-from shoal.cli.demo.run import DemoSetup, ServerProcess, free_port, print_report, send_burst
+from shoal.cli.demo.run import ONE_MODEL_BYTES, DemoSetup, ServerProcess, free_port, print_report, send_burst
 from shoal.cli.demo.view import BurstView, single_line
 from shoal.cli.output import json_text
 from shoal.config import load_config
@@ -183,7 +184,11 @@ def test_fetches_of_weights_and_waits_for_them_are_reported(tmp_path):
 def test_the_shared_engine_may_have_less_memory_than_its_weights_need(tmp_path):
     for weight_bytes in (700 << 20, None):
         setup = DemoSetup(kv_bytes=24 << 20, preset="shoal", weight_bytes=weight_bytes)
-        for text, expected in ((setup.shared_config(), weight_bytes), (setup.separate_config(2), None)):
+        for text, expected in (
+            (setup.shared_config(), weight_bytes),
+            (setup.separate_config(2), None),
+            (setup.tight_config(), ONE_MODEL_BYTES),
+        ):
             (tmp_path / "shoal.yaml").write_text(text)
             for engine in load_config(ServerOptions, file=tmp_path / "shoal.yaml").engine_plans():
                 assert engine.options.weights.memory_bytes == expected
@@ -355,6 +360,9 @@ def test_the_comparison_is_of_the_whole_burst_and_of_its_requests():
     ]
     lines = list(comparison(*map(summarise, bursts)))
     assert lines[1] == "the burst took 0.50 times as long, a request on average 0.50 times."
+    lines += comparison(*map(summarise, bursts), replace(summarise(bursts[1]), fetches=12))
+    assert lines[-3] == "the burst took 2.00 times as long, a request on average 2.00 times."
+    assert lines[-2].startswith("Weights were fetched 12 times")
     assert all(len(line) <= 80 for line in lines)
 
 

@@ -28,7 +28,7 @@ def demo(
     ] = "shoal",
     compare: Annotated[
         bool,
-        typer.Option(help="Also send the burst to two engines of one model each."),
+        typer.Option(help="Also send the burst to an engine for each model, and to one with less memory."),
     ] = True,
     kill: Annotated[
         bool,
@@ -44,7 +44,8 @@ def demo(
     Fetches the models on first use. Times one request of each service alone, shows the responses of the burst
     as they stream, and then latencies, normalised latency (E2E over that of a request alone), SLO attainment,
     preemptions and memory use. Then the same burst goes to two engines of one model each, with half of the
-    cores and memory each, unless `--no-compare` or `--kill` is given.
+    cores and memory each, and to one engine whose memory holds the weights of one model at a time, unless
+    `--no-compare` or `--kill` is given.
 
     Exit code 0 means that every request finished. With `--kill`, requests of the killed engine continue on
     the other one.

@@ -194,14 +194,26 @@ def report_notes(report: DemoReport) -> Iterator[str]:
     yield "preemptions: " + ", ".join(f"{name} {service.preemptions}" for name, service in services.items())
 
 
-def comparison(shared: DemoReport, separate: DemoReport) -> Iterator[str]:
-    """Lines that compare one engine for all services with an engine for each, in the same burst."""
-    burst = shared.duration_s / separate.duration_s
-    means = [_mean(service.e2e.mean_s for service in each.services.values()) for each in (shared, separate)]
+def comparison(shared: DemoReport, separate: DemoReport, tight: DemoReport | None = None) -> Iterator[str]:
+    """Lines that compare one engine for all services with an engine for each, in the same burst.
+
+    tight: one engine for all services, whose memory does not hold the weights of all.
+    """
     yield "One engine for both, compared with an engine for each:"
-    yield f"the burst took {burst:.2f} times as long, a request on average {means[0] / means[1]:.2f} times."
+    yield f"the burst took {_times_as_long(shared, separate)}."
     yield "Sharing pays where the load moves between models or memory is scarce, and costs"
     yield "where all are always busy: see --chat-share 0.5, and docs/benchmarks.md."
+    if tight is not None:
+        yield "One engine with memory for one model's weights, compared with memory for both:"
+        yield f"the burst took {_times_as_long(tight, shared)}."
+        yield f"Weights were fetched {tight.fetches} times. Running requests kept their KV"
+        yield "meanwhile, and went on afterwards: see docs/many-models.md."
+
+
+def _times_as_long(one: DemoReport, other: DemoReport) -> str:
+    means = [_mean(service.e2e.mean_s for service in each.services.values()) for each in (one, other)]
+    burst = one.duration_s / other.duration_s
+    return f"{burst:.2f} times as long, a request on average {means[0] / means[1]:.2f} times"
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,6 +31,10 @@ from shoal.engine.build import default_threads
 from shoal.models import resolve_model
 
 MODELS = {CHAT: "smollm2", COMPLETE: "gemma3-270m"}
+SEPARATE, TIGHT = "engine_for_each_model", "one_model_in_memory"
+"""Keys of the JSON for the servers that the burst is sent to afterwards."""
+ONE_MODEL_BYTES = 700 << 20
+"""Memory for the weights of the larger of the models, but not for both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +50,7 @@ class DemoSetup:
     kill: bool = False
     """Whether to serve from two engines, each with both models, and to kill one during the burst."""
     compare: bool = False
-    """Whether to send the burst to an engine for each model, too."""
+    """Whether to send the burst to an engine for each model, too, and to one that holds one at a time."""
 
     def shared_config(self) -> str:
         """Configuration of a server whose engine has both models; with ``kill``, two such engines."""
@@ -56,6 +60,10 @@ class DemoSetup:
             kv_cache={"memory": self.kv_bytes},
             weights={"memory": self.weight_bytes},
         )
+
+    def tight_config(self) -> str:
+        """As ``shared_config``, with memory for the weights of one model at a time."""
+        return replace(self, weight_bytes=ONE_MODEL_BYTES).shared_config()
 
     def separate_config(self, threads: int) -> str:
         """Configuration of a server with an engine for each model, with half of memory and ``threads``."""
@@ -176,22 +184,38 @@ def run_demo(prompts: list[DemoPrompt], setup: DemoSetup, json_path: Path | None
                 alone_s = asyncio.run(time_alone(url, typical_prompts(prompts)))
             report = summarise(send_burst(url, prompts, console, alone_s, setup.kill))
         print_report(report, console)
-        separate = None
-        if setup.compare:
-            with _serving(setup.separate_config(default_threads())) as url:
-                console.print(
-                    f"\n[bold]{both}[/] have an engine each, with half of cores and memory, at {url}"
-                )
-                separate = summarise(send_burst(url, prompts, console, alone_s))
-            print_report(separate, console)
+        others: dict[str, DemoReport] = {}
+        for key, (what, config) in _comparisons(setup).items():
+            with _serving(config) as url:
+                console.print(f"\n[bold]{both}[/] {what}, at {url}")
+                others[key] = summarise(send_burst(url, prompts, console, alone_s))
+            print_report(others[key], console)
+        if others:
             console.print()
-            for line in comparison(report, separate):
+            for line in comparison(
+                report, others["engine_for_each_model"], others.get("one_model_in_memory")
+            ):
                 console.print(line, highlight=False, markup=False)
     if json_path is not None:
         with output_file(json_path) as path:
-            compared = {} if separate is None else {"engine_for_each_model": separate.to_json()}
+            compared = {key: each.to_json() for key, each in others.items()}
             path.write_text(json_text(report.to_json() | compared), encoding="utf-8")
-    return report.succeeded and (separate is None or separate.succeeded)
+    return report.succeeded and all(each.succeeded for each in others.values())
+
+
+def _comparisons(setup: DemoSetup) -> dict[str, tuple[str, str]]:
+    """Servers that get the same burst, by key of the JSON: what they have, and their configurations."""
+    if not setup.compare:
+        return {}
+    separate = (
+        "have an engine each, with half of cores and memory",
+        setup.separate_config(default_threads()),
+    )
+    found = {"engine_for_each_model": separate}
+    if setup.weight_bytes is None:
+        tight = ("share one engine, whose memory holds the weights of one at a time", setup.tight_config())
+        found["one_model_in_memory"] = tight
+    return found
 
 
 @contextmanager
