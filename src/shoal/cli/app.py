@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from shoal.cli.bench import bench
 from shoal.cli.chat import chat
 from shoal.cli.command import Commands
 from shoal.cli.demo.command import demo
@@ -42,6 +43,7 @@ for command in (
     generate,
     chat,
     demo,
+    bench,
     static,
     profile,
     topology,

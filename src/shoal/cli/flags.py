@@ -68,12 +68,13 @@ def with_flags(
     flags: Sequence[Flag],
     *,
     models: bool = False,
+    services: bool = True,
     defaults: Callable[[], Mapping[str, str]] = server_defaults,
 ) -> Callable[[Any], Any]:
     """Add ``flags`` and ``--service`` to a command, which receives them as a Table ``settings``.
 
-    models: also take positional MODEL arguments; each becomes a service. defaults: defaults by key, for the
-    help; called only when the help is shown.
+    models: also take positional MODEL arguments; each becomes a service. services: whether ``--service`` is
+    added. defaults: defaults by key, for the help; called only when the help is shown.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -84,15 +85,16 @@ def with_flags(
             from_environment = [flag.name for flag in flags if _from_environment(flag, context)]
             values = {flag.name: arguments.pop(flag.argument) for flag in flags}
             values.update({flag.name: tuple(values[flag.name] or ()) for flag in flags if flag.several})
-            services = arguments.pop("service") or ()
+            written = (arguments.pop("service") if services else None) or ()
             names = arguments.pop("models", None) or ()
             settings = flag_settings(
-                values, services=services, models=names, flags=flags, from_environment=from_environment
+                values, services=written, models=names, flags=flags, from_environment=from_environment
             )
             command(**arguments, settings=settings)
 
         own_parameters = [p for p in signature.parameters.values() if p.name != "settings"]
-        flag_parameters = [_service_parameter(), *(_parameter(flag) for flag in flags)]
+        flag_parameters = [_service_parameter()] if services else []
+        flag_parameters += [_parameter(flag) for flag in flags]
         parameters = [*([_models_parameter()] if models else []), *own_parameters, *flag_parameters]
         keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
         keywords.insert(0, _keyword("context", typer.Context))

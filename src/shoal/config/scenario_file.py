@@ -55,12 +55,12 @@ class WorkloadSection(Section):
         if rate is None:
             return options
         try:
-            return _at_rate(options, rate)
+            return at_rate(options, rate)
         except ConfigError as error:
             raise problem(place_of(node, "rate"), f"{path}.rate", str(error)) from None
 
 
-def _at_rate(options: WorkloadOptions, rate: float) -> WorkloadOptions:
+def at_rate(options: WorkloadOptions, rate: float) -> WorkloadOptions:
     """The workload with a mean of ``rate`` requests per second; raises ConfigError if it has none."""
     if options.clients is not None:
         raise ConfigError("clients send when they are answered, at no rate; leave out rate or clients")
@@ -254,3 +254,24 @@ def load_scenario(*, file: Path | None = None, flags: Table | None = None) -> Sc
     except UnknownKey as error:
         raise ConfigError(f"{error}{hint_other_section(error.key, section)}") from None
     return replace(scenario, title=file.stem) if file else scenario
+
+
+def load_workload(*, file: Path | None = None, flags: Table | None = None) -> WorkloadOptions:
+    """The workload of the scenario in ``file``, overridden by ``flags``, as ``load_scenario`` has it.
+
+    Without lengths or a trace, 100 requests of ShareGPT's lengths; without times, one a second.
+    """
+    table = read_yaml(file) if file else Table({}, "", {})
+    if flags is not None:
+        table = apply_flags(table, flags)
+    written = table.entries.get("workload")
+    entries = dict(written.entries) if isinstance(written, Table) else {}
+    if not entries.keys() & {"trace", "lengths"}:
+        entries["lengths"] = Scalar("sharegpt", "the default workload")
+        entries.setdefault("requests", Scalar("100", "the default workload"))
+    if not entries.keys() & {"trace", "arrivals", "rate", "clients"}:
+        entries["rate"] = Scalar("1", "the default workload")
+    places = written.key_places if isinstance(written, Table) else {}
+    section = _workload_section(file.parent if file else Path())
+    options: WorkloadOptions = section.read(Table(entries, table.where, places), "workload")
+    return options

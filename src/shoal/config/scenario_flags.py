@@ -6,12 +6,7 @@ from shoal.config.setting_tree import Node, Table
 
 _SHARED_FLAGS = ("kv-cache-dtype", "block-size", "layout", "prefix-caching", "swap", "weights-memory")
 
-SCENARIO_FLAGS = (
-    Flag("model", "latency.roofline.model", "NAME", "Model on record, or its config.json."),
-    Flag(
-        "device", "latency.roofline.device", "NAME", "Device whose data sheet gives step times: a100-80, ..."
-    ),
-    Flag("tp", "latency.roofline.tp", "N", "Devices that share the model (tensor parallelism)."),
+WORKLOAD_FLAGS = (
     Flag("trace", "workload.trace", "PATH", "Trace to replay: Azure, Mooncake, BurstGPT, ShareGPT, ..."),
     Flag("format", "workload.format", "NAME", "Format of the trace, where its content does not tell."),
     Flag("workload", "workload.lengths", "NAME", "Draw lengths: sharegpt, azure-conversation, ..."),
@@ -26,6 +21,15 @@ SCENARIO_FLAGS = (
         "N users, each waiting for the answer to a request before the next (closed loop).",
     ),
     Flag("seed", "workload.seed", "N", "Keys every draw."),
+)
+
+SCENARIO_FLAGS = (
+    Flag("model", "latency.roofline.model", "NAME", "Model on record, or its config.json."),
+    Flag(
+        "device", "latency.roofline.device", "NAME", "Device whose data sheet gives step times: a100-80, ..."
+    ),
+    Flag("tp", "latency.roofline.tp", "N", "Devices that share the model (tensor parallelism)."),
+    *WORKLOAD_FLAGS,
     Flag("engines", "engines", "N", "Replicas of the engine."),
     Flag("dispatch", "dispatch", "NAME", f"Which engine a request goes to: {', '.join(DISPATCH_NAMES)}."),
     Flag("kv-memory", "kv_cache.memory", "SIZE", "Size of each engine's KV pool, e.g. 40GiB."),
