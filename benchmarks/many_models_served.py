@@ -30,7 +30,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,8 @@ import httpx
 import numpy as np
 
 from benchmarks.many_models import FUNCTIONS, LENGTHS, RESIDENT, popularity
-from shoal.core import Service
+from shoal.bench import Answer, Call, Target, run_load
+from shoal.core import Service, TokenDeadlines
 from shoal.schedule.policies.residency import RESIDENCY_POLICIES
 
 WORDS = "river stone light market winter garden engine letter window bridge copper music".split()  # noqa: SIM905
@@ -46,26 +46,6 @@ FIRST_TOKEN_S = 5.0
 TIMES_ALONE = 4.0
 """Deadline for each further token, in times between tokens of a single stream."""
 PORT = 18_190
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A request of the workload."""
-
-    at_s: float
-    model: str
-    prompt: str
-    output_tokens: int
-
-
-@dataclass(slots=True)
-class Answer:
-    """What came back, and when."""
-
-    text: str = ""
-    times_s: list[float] = field(default_factory=list)
-    """Of tokens, from the time of the call."""
-    error: str | None = None
 
 
 def model_name(number: int) -> str:
@@ -117,15 +97,15 @@ def workload(options: argparse.Namespace, seed: int) -> list[Call]:
             for _ in range(random.geometric(1 / options.burst)):
                 prompt, output = pairs[int(random.integers(len(pairs)))]
                 words = random.choice(WORDS, max(1, min(400, prompt // options.shorten)))
-                calls.append(
-                    Call(
-                        begin_s + random.uniform(0, 1.0),
-                        model_name(number),
-                        " ".join(words.tolist()),
-                        max(2, min(200, output // options.shorten)),
-                    )
+                call = Call(
+                    id=f"r{len(calls)}",
+                    service=model_name(number),
+                    text=" ".join(words.tolist()),
+                    output_tokens=max(2, min(200, output // options.shorten)),
+                    arrival_ns=round((begin_s + random.uniform(0, 1.0)) * 1e9),
                 )
-    return sorted(calls, key=lambda call: call.at_s)
+                calls.append(call)
+    return sorted(calls, key=lambda call: call.arrival_ns)
 
 
 @contextmanager
@@ -172,86 +152,50 @@ async def wait_until_ready(client: httpx.AsyncClient) -> float:
         await asyncio.sleep(0.05)
 
 
-async def answer(client: httpx.AsyncClient, call: Call, began: float) -> Answer:
-    """Send a call at its time, and read its answer."""
-    await asyncio.sleep(max(0.0, began + call.at_s - time.monotonic()))
-    sent, found = time.monotonic(), Answer()
-    body = {
-        "model": call.model,
-        "prompt": call.prompt,
-        "max_tokens": call.output_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-    }
-    try:
-        async with client.stream("POST", "/v1/completions", json=body) as response:
-            if response.status_code != 200:
-                found.error = f"{response.status_code} {(await response.aread()).decode()[:200]}"
-                return found
-            async for line in response.aiter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                chunk = json.loads(line.removeprefix("data: "))
-                if "error" in chunk:
-                    found.error = str(chunk["error"])
-                    return found
-                for choice in chunk["choices"]:
-                    if choice["text"]:
-                        found.text += choice["text"]
-                        found.times_s.append(time.monotonic() - sent)
-    except httpx.HTTPError as error:
-        found.error = f"{type(error).__name__}: {error}"
-    return found
-
-
-async def time_alone(client: httpx.AsyncClient) -> float:
+async def time_alone(target: Target) -> float:
     """Seconds between tokens of a single stream; median."""
     gaps: list[float] = []
     for _ in range(3):
-        times_s = (await answer(client, Call(0, model_name(0), "river stone", 60), time.monotonic())).times_s
-        gaps += np.diff(times_s).tolist()
+        answer = Answer(Call(id="alone", service=model_name(0), text="river stone", output_tokens=60))
+        await target.send(answer)
+        gaps += (np.diff(answer.chunks_ns) / 1e9).tolist()
     return statistics.median(gaps)
 
 
-def tokens_on_time(call: Call, found: Answer, token_s: float) -> float:
+def tokens_on_time(answer: Answer, token_s: float) -> float:
     """Tokens of a call on time. Chunks of text stand for tokens, of which some have no text of their own."""
-    due = [FIRST_TOKEN_S + number * TIMES_ALONE * token_s for number in range(len(found.times_s))]
-    in_time = sum(time_s <= due_s for time_s, due_s in zip(found.times_s, due, strict=True))
-    return call.output_tokens * in_time / max(1, len(found.times_s))
+    deadlines = TokenDeadlines(answer.sent_ns, FIRST_TOKEN_S, TIMES_ALONE * token_s)
+    in_time = sum(deadlines.num_on_time(number, 1, at_ns) for number, at_ns in enumerate(answer.chunks_ns))
+    return answer.call.output_tokens * in_time / max(1, len(answer.chunks_ns))
 
 
 async def measure(
     url: str, calls: Sequence[Call], token_s: float | None
 ) -> tuple[dict[str, float], list[Answer]]:
     """Figures of a server that was started just now, and its answers."""
-    limits = httpx.Limits(max_connections=1_000)
-    async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
+    extra = {"temperature": 0, "ignore_eos": True}
+    async with httpx.AsyncClient(base_url=url, timeout=600) as client:
         ready_s = await wait_until_ready(client)
-        alone_s = await time_alone(client)
-        began = time.monotonic()
-        answers = await asyncio.gather(*(answer(client, call, began) for call in calls))
-        took_s = time.monotonic() - began
-        try:
-            metrics = (await client.get("/metrics")).text
-        except httpx.HTTPError:
-            metrics = ""
+        async with Target.open(url, headers={}, chat=False, extra=extra) as target:
+            alone_s = await time_alone(target)
+            run = await run_load(target, calls)
+        metrics = (await client.get("/metrics")).text
     token_s = alone_s if token_s is None else token_s
-    firsts = [found.times_s[0] for found in answers if found.times_s]
-    wanted = sum(call.output_tokens for call in calls)
+    firsts = [(answer.chunks_ns[0] - answer.sent_ns) / 1e9 for answer in run.answers if answer.chunks_ns]
     waits = total(metrics, "shoal_weight_waits_total")
     return {
         "ready_s": ready_s,
         "alone_ms": alone_s * 1e3,
-        "failed": sum(found.error is not None for found in answers),
-        "on_time": sum(tokens_on_time(*pair, token_s) for pair in zip(calls, answers, strict=True)) / wanted,
-        "ttft_s": statistics.fmean(firsts),
-        "ttft_p99_s": float(np.quantile(firsts, 0.99)),
-        "took_s": took_s,
+        "failed": sum(answer.error is not None for answer in run.answers),
+        "on_time": sum(tokens_on_time(answer, token_s) for answer in run.answers)
+        / sum(call.output_tokens for call in calls),
+        "ttft_s": statistics.fmean(firsts or [float("nan")]),
+        "ttft_p99_s": float(np.quantile(firsts or [float("nan")], 0.99)),
+        "took_s": (run.end_ns - run.begin_ns) / 1e9,
         "fetches": total(metrics, "shoal_weight_fetches_total"),
         "wait_s": total(metrics, "shoal_weight_wait_seconds_total") / waits if waits else 0.0,
         "recomputed": total(metrics, "shoal_recomputed_tokens_total"),
-    }, answers
+    }, run.answers
 
 
 def total(metrics: str, name: str) -> float:
@@ -300,7 +244,10 @@ def main() -> None:
                 row, answers = asyncio.run(measure(url, calls, token_s))
             if name == RESIDENT:
                 token_s, reference = row["alone_ms"] / 1e3, answers
-            row["same"] = sum(one.text == two.text for one, two in zip(answers, reference, strict=False))
+            row["same"] = sum(
+                "".join(one.pieces) == "".join(two.pieces)
+                for one, two in zip(answers, reference, strict=False)
+            )
             print_row(f"{name} {number + 1}, {len(calls)} calls", row)
             rows.append({"name": name, "round": number, "calls": len(calls), **row})
         for peer in options.peer:

@@ -59,6 +59,7 @@ def send(pieces, bodies=None, chat=False, **options):
 
 def test_chunks_with_text_are_timed_and_usage_is_read():
     answer = send([HEAD, event("a"), event(""), event("b"), event(finish="length"), USAGE, DONE])
+    assert answer.pieces == ["a", "b"]
     assert len(answer.chunks_ns) == 2
     assert answer.sent_ns < answer.chunks_ns[0] < answer.chunks_ns[1] <= answer.end_ns
     assert (answer.prompt_tokens, answer.output_tokens, answer.finish) == (9, 7, "length")

@@ -149,6 +149,7 @@ def vllm_figures(run: LoadRun, record: RunRecord, percentiles: Sequence[int] = (
             for answer in run.answers
         ],
         "itls": [(np.diff(answer.chunks_ns) / 1e9).tolist() for answer in run.answers],
+        "generated_texts": ["".join(answer.pieces) for answer in run.answers],
         "errors": [answer.error or "" for answer in run.answers],
     }
     gaps = np.concatenate(itls) if itls else np.array([])

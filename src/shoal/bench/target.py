@@ -40,6 +40,8 @@ class Answer:
     end_ns: int = 0
     chunks_ns: list[int] = field(default_factory=list)
     """Arrivals of chunks with text: tokens, or a few at a time."""
+    pieces: list[str] = field(default_factory=list)
+    """The texts of these chunks."""
     prompt_tokens: int = 0
     """As the server counted."""
     output_tokens: int = 0
@@ -61,9 +63,9 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
     @property
-    def has_text(self) -> bool:
-        delta = self.delta
-        return bool(self.text or (delta and (delta.content or delta.reasoning_content or delta.reasoning)))
+    def new_text(self) -> str:
+        delta = self.delta or _Delta()
+        return self.text or delta.content or delta.reasoning_content or delta.reasoning or ""
 
 
 class _Usage(msgspec.Struct):
@@ -167,8 +169,9 @@ def _take(chunk: _Chunk, answer: Answer, now_ns: int) -> None:
         answer.finish, answer.error = "error", str(message or chunk.error)
         return
     for choice in chunk.choices:
-        if choice.has_text:
+        if text := choice.new_text:
             answer.chunks_ns.append(now_ns)
+            answer.pieces.append(text)
         if choice.finish_reason is not None:
             answer.finish = "length" if choice.finish_reason == "length" else "stop"
     if chunk.usage is not None:

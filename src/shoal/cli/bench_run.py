@@ -211,8 +211,8 @@ def _client_problems(run: LoadRun) -> list[str]:
         return []
     return [
         f"This client was saturated ({run.client.cpu_share:.0%} of a core, timers "
-        f"{seconds(run.client.delay_p99_s)} late): its own delays are part of the figures. Send less, or from "
-        "a computer with idle cores."
+        f"{seconds(run.client.delay_p99_s)} late): its own delays are part of the figures. Send less, or "
+        "from a computer with idle cores."
     ]
 
 
