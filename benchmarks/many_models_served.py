@@ -152,6 +152,13 @@ async def wait_until_ready(client: httpx.AsyncClient) -> float:
         await asyncio.sleep(0.05)
 
 
+async def wait_for_fetches(client: httpx.AsyncClient) -> None:
+    """Wait until free memory is filled with weights."""
+    before = -1.0
+    while before != (before := total((await client.get("/metrics")).text, "shoal_weight_fetches_total")):
+        await asyncio.sleep(3.0)  # figures of an engine are as old as its last report
+
+
 async def time_alone(target: Target) -> float:
     """Seconds between tokens of a single stream; median."""
     gaps: list[float] = []
@@ -176,6 +183,7 @@ async def measure(
     extra = {"temperature": 0, "ignore_eos": True}
     async with httpx.AsyncClient(base_url=url, timeout=600) as client:
         ready_s = await wait_until_ready(client)
+        await wait_for_fetches(client)
         async with Target.open(url, headers={}, chat=False, extra=extra) as target:
             alone_s = await time_alone(target)
             run = await run_load(target, calls)
