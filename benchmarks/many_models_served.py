@@ -233,7 +233,7 @@ def main() -> None:
     parser.add_argument("--burst", type=float, default=3.0, help="requests of a burst, mean")
     parser.add_argument("--shorten", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--policies", nargs="+", default=[RESIDENT, *RESIDENCY_POLICIES])
+    parser.add_argument("--policies", nargs="*", default=[RESIDENT, *RESIDENCY_POLICIES])
     parser.add_argument("--bandwidth")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=URL")
     parser.add_argument("--csv", type=Path)
