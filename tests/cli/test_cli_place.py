@@ -146,6 +146,14 @@ def test_files_of_other_devices_or_services_are_refused(
     assert why in done.output + str(done.exception)
 
 
+def test_a_file_with_another_limit_on_weights_is_refused(tmp_path: Path) -> None:
+    both = {name: ["a100-80-0"] for name in SERVICES}
+    other = write_server(tmp_path / "other.yaml", both, weights={"memory": "30GiB"})
+    done = place(tmp_path, "--compare", other)
+    assert done.exit_code != 0
+    assert "engine a100-80-0 has 30.0 GiB for weights, the scenario no limit" in str(done.exception)
+
+
 @pytest.mark.parametrize(
     ("span", "why"),
     [

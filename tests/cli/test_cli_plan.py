@@ -111,11 +111,14 @@ def test_an_unservable_plan_is_rejected_before_the_search(tmp_path: Path) -> Non
     assert "expected one of maximum" in shown
 
 
-def test_a_limit_on_weights_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "scenario.yaml").write_text("weights: {memory: 20GiB}\n")
-    code, shown = plan(tmp_path, "slo.ttft=1s", "--config", str(tmp_path / "scenario.yaml"))
-    assert code != 0
-    assert "planning keeps all weights on their devices" in shown
+def test_a_limit_on_weights_is_planned_with_and_written(tmp_path: Path) -> None:
+    out = tmp_path / "shoal.yaml"
+    code, shown = plan(tmp_path, "slo.ttft=1s,pin=true", "--weights-memory", "20GiB", "--out", str(out))
+    assert code == 0, shown
+    assert "20.0 GiB of each device" in " ".join(shown.split())
+    config = load_config(ServerOptions, file=out)
+    assert config.weights.memory_bytes == 20 << 30
+    assert config.services[0].pin
 
 
 @pytest.mark.parametrize("text", ["TIMESTAMP,ContextTokens,GeneratedTokens\n", ""])

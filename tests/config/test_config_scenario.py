@@ -276,13 +276,14 @@ def test_services_share_the_memory_beside_the_weights_of_all_models(tmp_path):
 def test_services_on_one_model_and_dtype_share_its_weights(tmp_path):
     services = (
         "services: [llama-3.1-8b, {name: b, model: llama-3.1-8b}, {name: c, model: qwen2.5-7b},"
-        " {name: d, model: llama-3.1-8b, dtype: float32}]\n"
+        " {name: d, model: llama-3.1-8b, dtype: float32}, {name: e, model: llama-3.1-8b-tuned},"
+        " {name: f, model: llama-3.1-8b-tuned}]\n"
     )
     pool = "kv_cache: {memory: 8GiB}\n"
     read = scenario(tmp_path, f"latency: {{roofline: {{device: a100-80}}}}\n{services}{WORK}{pool}")
     specs = prepare(read).engine.services
-    weights = [specs[name].weights for name in ("llama-3.1-8b", "b", "c", "d")]
-    assert weights == ["llama-3.1-8b", "llama-3.1-8b", "c", "d"]
+    weights = [specs[name].weights for name in ("llama-3.1-8b", *"bcdef")]
+    assert weights == ["llama-3.1-8b", "llama-3.1-8b", *"cdee"]
     profile(tmp_path, "a", "b")
     unknown = f"services: [{{name: a}}, {{name: b}}]\n{FITTED}{WORK}kv_cache: {{tokens: 1600}}\n"
     assert [spec.weights for spec in prepare(scenario(tmp_path, unknown)).engine.services.values()] == [

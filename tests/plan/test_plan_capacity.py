@@ -100,6 +100,57 @@ def test_a_service_that_does_not_fit_misses_its_goals(tmp_path: Path) -> None:
     assert [later.attainment.mean for later in found.one_less] == [0]
 
 
+def test_with_a_limit_on_weights_fewer_devices_are_enough(tmp_path: Path) -> None:
+    """Of two models one is in memory at a time, and requests wait for the other."""
+    devices = "devices: [{name: l40s, price: 0.9, most: 2}]\n"
+    scenario = LARGE.replace("rate: 0.3", "rate: 0.1") + "weights: {memory: 29GiB}\n"
+    demand, loaded = demand_of(tmp_path, devices, scenario)
+    found = plan(demand, PlanningOptions(trials=4, processes=1))
+    assert found.chosen is not None
+    assert found.chosen.plan.fleet == (1,)
+    placement = found.chosen.plan.placement
+    [engine] = demand.engines.engines(placement.groups[0].shape)
+    assert engine.weights.memory_bytes == 29 << 30
+    assert engine.fetch_times.seconds.keys() == {
+        "qwen2.5-14b with 2.0 bytes each",
+        "llama-2-13b with 2.0 bytes each",
+    }
+    settings = server_settings(demand, loaded, placement, found.chosen.plan.policies)
+    assert settings["weights"] == {"memory": "29GiB"}
+
+
+def test_pinned_services_need_their_part_of_the_limit(tmp_path: Path) -> None:
+    pinned = LARGE.replace("{ttft: 20s}}", "{ttft: 20s}, pin: true}", 1)
+    demand, loaded = demand_of(tmp_path, GPUS, pinned + "weights: {memory: 29GiB}\n")
+    fits = [demand.engines.memory.fits(["chat", "more"], kind.memory, 1) for kind in demand.catalogue.devices]
+    assert fits == [False, False], "qwen2.5-14b and llama-2-13b take 51.8 GiB"
+    device, other, *_ = demand.cluster((2, 0)).devices
+    placement = Placement.sharing([([device], ["chat"]), ([other], ["more"])])
+    settings = server_settings(demand, loaded, placement, Policies(loaded.scheduler, "max-min"))
+    assert [service.get("pin") for service in settings["services"]] == [True, None]
+
+
+def test_the_bandwidth_of_weights_must_be_known(tmp_path: Path) -> None:
+    own = "devices: [{name: own, memory: 40GiB, latency: {roofline: {device: a100-40}}}]\n"
+    limit = "weights: {memory: 29GiB}\n"
+    with pytest.raises(ConfigError, match="how fast weights come to devices of kind own"):
+        demand_of(tmp_path, own, LARGE + limit)
+    demand, loaded = demand_of(tmp_path, own, LARGE + "weights: {memory: 29GiB, bandwidth: 5GB}\n")
+    assert demand.engines.fetch_bytes_per_s == {"own": 5e9}
+    placement = Placement.sharing([(demand.cluster((1,)).devices, ["chat", "more"])])
+    settings = server_settings(demand, loaded, placement, Policies(loaded.scheduler, "max-min"))
+    assert settings["weights"] == {"memory": "29GiB"}, "the bandwidth is that of the simulated device"
+
+
+def test_models_of_one_shape_have_weights_of_their_own(tmp_path: Path) -> None:
+    tuned = LARGE.replace("llama-2-13b", "qwen2.5-14b-tuned")
+    demand, _ = demand_of(tmp_path, GPUS, tuned)
+    memory = demand.engines.memory
+    assert len(memory.weight_bytes(["chat", "more"], 1)) == 2
+    demand, _ = demand_of(tmp_path, GPUS, LARGE.replace("llama-2-13b", "qwen2.5-14b"))
+    assert len(demand.engines.memory.weight_bytes(["chat", "more"], 1)) == 1
+
+
 def test_a_service_without_requests_is_rejected(tmp_path: Path) -> None:
     scenario = LARGE.replace("requests: 400", "requests: 400, services: {chat: 1, more: 0}")
     demand, _ = demand_of(tmp_path, GPUS, scenario)

@@ -46,6 +46,11 @@ def problem_facts(demand: Demand, scenario: Scenario, options: PlanningOptions) 
             f"{'' if service.model is None else service.model.name}: {figure(rate)} requests per second, "
             f"alone {seconds(service.execution_s)}, goals {goals.show(service.slo)}"
         )
+    if scenario.weights.memory_bytes is not None:
+        facts["weights"] = (
+            f"{scenario.weights.memory_bytes / 2**30:.1f} GiB of each device, in which services with more "
+            "take turns"
+        )
     facts["scheduler"] = f"preset {scenario.preset}"
     facts["wanted"] = f"every service meets its goals for {share(options.attainment)} of its requests"
     if ignored := ignored_settings(scenario):

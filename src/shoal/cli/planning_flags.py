@@ -18,7 +18,7 @@ WANTED = "What is wanted"
 SEARCH = "Search"
 RESULTS = "Results"
 _EXCLUDED = {"model", "device", "tp", "clients", "engines", "dispatch", "kv-memory", "kv-tokens"}
-_EXCLUDED |= {"kv-cache-dtype", "prefix-caching", "swap", "weights-memory"}
+_EXCLUDED |= {"kv-cache-dtype", "prefix-caching", "swap"}
 PLAN_FLAGS = tuple(flag for flag in SCENARIO_FLAGS if flag.name not in _EXCLUDED)
 """The flags of a scenario that planning uses."""
 

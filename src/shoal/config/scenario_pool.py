@@ -23,6 +23,8 @@ class Deployment:
 
     model: ModelSpec | None
     """None: not known."""
+    weights: str | None = None
+    """The model as written; services share weights if model and name are equal."""
     device: DeviceSpec | None
     """None: not known."""
     tp: int
@@ -153,11 +155,11 @@ def _memory_after_weights(
             "tokens or blocks, or take all step times from the roofline of one device, which has a memory"
         )
     models = {
-        (deployment.model, deployment.tp, deployment.ranks)
+        (deployment.weights, deployment.model, deployment.tp, deployment.ranks)
         for deployment in deployments.values()
         if deployment.model is not None
     }
-    weights = sum(model.weight_bytes(tp, ranks) for model, tp, ranks in models)
+    weights = sum(model.weight_bytes(tp, ranks) for _, model, tp, ranks in models)
     if limit is not None:
         weights = min(weights, limit)
     usable = int(device.memory_bytes * pool.utilisation) - pool.reserved_bytes

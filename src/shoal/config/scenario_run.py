@@ -214,10 +214,14 @@ def _ranks(scenario: Scenario, deployments: Sequence[Deployment]) -> int:
 
 def _weights_owner(name: str, deployments: Mapping[str, Deployment]) -> str | None:
     """The first service on the same model, which shares its weights; None: the model is not known."""
-    model = deployments[name].model
-    if model is None:
+    own = deployments[name]
+    if own.model is None:
         return None
-    return next(first for first, deployment in deployments.items() if deployment.model == model)
+    return next(
+        first
+        for first, other in deployments.items()
+        if (other.weights, other.model) == (own.weights, own.model)
+    )
 
 
 def _fetch_bytes_per_s(deployments: Mapping[str, Deployment]) -> float | None:
@@ -265,7 +269,8 @@ def _deployment(service: ScenarioService, latency: Latency, int8_kv: bool) -> De
     if model is not None and int8_kv:
         model = replace(model, kv_bytes_each=1 + scales_of(model.head_dim) * SCALE_BYTES / model.head_dim)
     ranks = place.data_parallel if isinstance(place, ProfileLatency) else 1
-    return Deployment(model=model, device=device, tp=place.tp, int8_kv=int8_kv, ranks=ranks)
+    weights = None if model is None else service.model_name or model.name
+    return Deployment(model=model, weights=weights, device=device, tp=place.tp, int8_kv=int8_kv, ranks=ranks)
 
 
 def in_dtype(model: ModelSpec, dtype: str) -> ModelSpec:

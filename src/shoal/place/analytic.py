@@ -7,11 +7,14 @@ bursts and the spread of latencies are rough. This suffices to select placements
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from shoal.forecast import StepRows
 from shoal.place.estimate import ServiceEstimate
+from shoal.place.fetch_waits import WeightsLoad, fetch_waits_s
 from shoal.place.memory import MemoryCheck
 from shoal.place.placement import GroupShape
 from shoal.place.traffic import ServiceLoad, StepTimesOf
@@ -54,6 +57,8 @@ class AnalyticGroups:
     loads: Mapping[str, ServiceLoad]
     times: StepTimesOf
     memory: MemoryCheck
+    fetch_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
+    """Rate at which weights come to a device, by kind; needed where ``memory`` has a limit on weights."""
     short_first: bool = True
     """Whether services with short requests go first, as in the orders of SeaLLM and ours."""
     _speeds: dict[tuple[str, str, int], _Speed] = field(default_factory=dict)
@@ -79,10 +84,28 @@ class AnalyticGroups:
         ]
         for _ in range(_ROUNDS):
             _settle(parts, _LATER if self.short_first else 1.0)
+        waits_s = self._fetch_waits_s(shape, parts)
         return {
-            name: _estimate(part.load, part.requests, part.latency_s)
+            name: _estimate(part.load, part.requests, part.latency_s + waits_s.get(name, 0.0))
             for name, part in zip(shape.services, parts, strict=True)
         }
+
+    def _fetch_waits_s(self, shape: GroupShape, parts: Sequence[_Part]) -> dict[str, float]:
+        """Mean wait for weights by service; empty if all of them stay."""
+        services = self.memory.services
+        limit = self.memory.limit_bytes(shape.services, shape.tp)
+        if limit is None:
+            return {}
+        rates: dict[str, float] = defaultdict(float)
+        for name, part in zip(shape.services, parts, strict=True):
+            rates[services[name].weights_name] += part.requests / part.window_s
+        pinned = {services[name].weights_name for name in shape.services if services[name].pinned}
+        sizes = self.memory.weight_bytes(shape.services, shape.tp)
+        loads = [WeightsLoad(size, rates[name], name in pinned) for name, size in sizes.items()]
+        waits_s = dict(
+            zip(sizes, fetch_waits_s(loads, limit, self.fetch_bytes_per_s[shape.kind]), strict=True)
+        )
+        return {name: waits_s[services[name].weights_name] for name in shape.services}
 
     def _most_running(self, shape: GroupShape) -> list[float]:
         """Requests of each service that fit in an equal part of the KV memory."""
@@ -119,16 +142,10 @@ def _settle(parts: Sequence[_Part], later: float) -> None:
     duration_s = max(_INSTANT_S, *(part.window_s + part.latency_s for part in parts))
     busy = min(_BUSIEST, prompts_s / duration_s)
     steps = [part.speed.step_s + part.speed.row_s * part.running for part in parts]
-    chances = [1 - math.exp(-part.running) for part in parts]
+    taken = [step_s * (1 - math.exp(-part.running)) for step_s, part in zip(steps, parts, strict=True)]
+    waits_s = _waits_for_others(parts, taken, later)
     for at, part in enumerate(parts):
-        others = sum(
-            chances[other]
-            * steps[other]
-            * (1 if parts[other].load.execution_s < part.load.execution_s else later)
-            for other in range(len(parts))
-            if other != at
-        )
-        token_s = (steps[at] + others) / (1 - busy)
+        token_s = (steps[at] + waits_s[at]) / (1 - busy)
         decode_s = part.load.output_tokens * token_s
         wanted = part.requests * decode_s / max(_INSTANT_S, part.window_s + part.latency_s)
         part.running = min(part.most, wanted)
@@ -136,6 +153,22 @@ def _settle(parts: Sequence[_Part], later: float) -> None:
         bursts = (1 + part.load.arrival_cv**2) / 2
         prefill_s = part.speed.prefill_s / (1 - busy)
         part.latency_s = bursts * busy * prefill_s + max(0.0, late_s) / 2 + prefill_s + decode_s - token_s
+
+
+def _waits_for_others(parts: Sequence[_Part], taken: Sequence[float], later: float) -> list[float]:
+    """For each service the time that a token waits for steps of the others: all of shorter services.
+
+    taken: mean time of the present step of each service. later: share of the others.
+    """
+    waits_s = [0.0] * len(parts)
+    total_s, shorter_s = sum(taken), 0.0
+    order = sorted(range(len(parts)), key=lambda at: parts[at].load.execution_s)
+    for _, same in groupby(order, key=lambda at: parts[at].load.execution_s):
+        equal = list(same)
+        for at in equal:
+            waits_s[at] = shorter_s + later * (total_s - shorter_s - taken[at])
+        shorter_s += sum(taken[at] for at in equal)
+    return waits_s
 
 
 def _estimate(load: ServiceLoad, requests: float, latency_s: float) -> ServiceEstimate:

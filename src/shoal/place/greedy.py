@@ -13,6 +13,9 @@ from shoal.place.problem import Problem, Search
 _index: Callable[[ServiceEstimate], float] = attrgetter("unserved_index")
 _unserved: Callable[[ServiceEstimate], float] = attrgetter("unserved")
 
+_FEW = 8
+"""Up to so many services per group every number is tried."""
+
 
 @dataclass(slots=True)
 class _Part:
@@ -53,7 +56,13 @@ def alpaserve(problem: Problem) -> list[Search]:
 
 
 def _configurations(problem: Problem) -> list[tuple[int, int]]:
-    return list(product(problem.tp_sizes, range(1, problem.max_services + 1)))
+    return list(product(problem.tp_sizes, _limits(problem.max_services)))
+
+
+def _limits(most: int) -> list[int]:
+    """Numbers of services per group to try: all up to a few, then powers of two, and the most."""
+    powers = [_FEW << step for step in range(most.bit_length())]
+    return sorted({*range(1, min(most, _FEW) + 1), *(limit for limit in powers if limit < most), most})
 
 
 def _cut(problem: Problem, tp: int, *, whole: bool) -> list[_Part]:

@@ -1,6 +1,6 @@
 """Memory check: whether the weights and the minimum KV of services fit on a group of devices."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shoal.core import ConfigError
@@ -18,6 +18,21 @@ class PlacedService:
     """Services with the same value share weights on shared devices; None: the model's name."""
     kv_floor_tokens: int = 4096
     """Minimum KV, such as its context."""
+    pinned: bool = False
+    """Whether its weights never leave."""
+
+    @property
+    def weights_name(self) -> str:
+        return self.weights or self.model.name
+
+
+@dataclass(slots=True)
+class _WeightsNeed:
+    """What weights and the services that share them need of each device, in bytes."""
+
+    weight_bytes: int
+    kv_bytes: int = 0
+    pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,28 +42,58 @@ class MemoryCheck:
     services: Mapping[str, PlacedService]
     utilisation: float = 0.9
     """Share of a device's memory for weights and KV."""
+    weights_limit_bytes: int | None = None
+    """Memory of each device for weights; services with more take turns in it. None: all weights stay."""
     _known: dict[tuple[tuple[str, ...], int, int], bool] = field(default_factory=dict, compare=False)
     """Cache of ``fits``."""
 
-    def left_bytes(self, services: Iterable[str], memory_bytes: int, tp: int) -> int:
+    def left_bytes(self, services: Collection[str], memory_bytes: int, tp: int) -> int:
         """Bytes left for KV on each of ``tp`` devices; negative: the weights do not fit."""
+        limit = self.limit_bytes(services, tp)
+        weights = sum(self.weight_bytes(services, tp).values()) if limit is None else limit
+        return int(memory_bytes * self.utilisation) - weights
+
+    def limit_bytes(self, services: Collection[str], tp: int) -> int | None:
+        """Memory for weights on each of ``tp`` devices where they come and go; None: all of them stay."""
+        limit = self.weights_limit_bytes
+        return None if limit is None or sum(self.weight_bytes(services, tp).values()) <= limit else limit
+
+    def weight_bytes(self, services: Iterable[str], tp: int) -> dict[str, int]:
+        """Size on each of ``tp`` devices, by name of the weights."""
         placed = [self.services[name] for name in services]
-        weights = {each.weights or each.model.name: each.model.weight_bytes(tp) for each in placed}
-        return int(memory_bytes * self.utilisation) - sum(weights.values())
+        return {each.weights_name: each.model.weight_bytes(tp) for each in placed}
 
     def fits(self, services: Sequence[str], memory_bytes: int, tp: int) -> bool:
-        """Whether the weights fit, with room for the minimum KV of all services."""
+        """Whether the weights fit, with room for the minimum KV.
+
+        Where weights come and go, the pinned ones and the largest other must fit into the limit, and the
+        minimum KV is that of the services whose weights can be there together: KV of others is swapped out.
+        """
         key = tuple(services), memory_bytes, tp
         if key not in self._known:
             self._known[key] = self._fits(services, memory_bytes, tp)
         return self._known[key]
 
     def _fits(self, services: Sequence[str], memory_bytes: int, tp: int) -> bool:
-        placed = [self.services[name] for name in services]
-        if any(service.model.heads % tp for service in placed):
+        if any(self.services[name].model.heads % tp for name in services):
             return False
-        floor = sum(service.kv_floor_tokens * service.model.kv_bytes_per_token(tp) for service in placed)
+        needs = self._needs(services, tp)
+        limit = self.limit_bytes(services, tp)
+        if limit is not None:
+            if _pinned_and_largest(needs, lambda need: need.weight_bytes) > limit:
+                return False
+            floor = _pinned_and_largest(needs, lambda need: need.kv_bytes)
+        else:
+            floor = sum(need.kv_bytes for need in needs)
         return self.left_bytes(services, memory_bytes, tp) >= floor
+
+    def _needs(self, services: Sequence[str], tp: int) -> list[_WeightsNeed]:
+        needs = {name: _WeightsNeed(size) for name, size in self.weight_bytes(services, tp).items()}
+        for service in map(self.services.__getitem__, services):
+            need = needs[service.weights_name]
+            need.kv_bytes += service.kv_floor_tokens * service.model.kv_bytes_per_token(tp)
+            need.pinned = need.pinned or service.pinned
+        return list(needs.values())
 
     def least_tp(self, service: str, devices: Sequence[Device], largest: int) -> int | None:
         """The smallest power of two of devices on which a service fits alone; None: none."""
@@ -72,7 +117,20 @@ class MemoryCheck:
             raise ConfigError(
                 f"no host has devices with memory for {', '.join(unplaceable)}; the weights take "
                 + ", ".join(f"{self.services[n].model.weight_bytes() / 2**30:.1f} GiB" for n in unplaceable)
+                + self.limit_in_words
             )
+
+    @property
+    def limit_in_words(self) -> str:
+        """For the end of an error message; empty without a limit."""
+        limit = self.weights_limit_bytes
+        return "" if limit is None else f", and weights.memory is {limit / 2**30:.1f} GiB"
+
+
+def _pinned_and_largest(needs: Sequence[_WeightsNeed], size: Callable[[_WeightsNeed], int]) -> int:
+    """Sizes of pinned weights, and the largest of the others."""
+    pinned = sum(size(need) for need in needs if need.pinned)
+    return pinned + max((size(need) for need in needs if not need.pinned), default=0)
 
 
 def pools(cluster: ClusterSpec) -> list[list[Device]]:

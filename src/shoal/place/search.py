@@ -11,6 +11,8 @@ from shoal.place.neighbours import changes
 from shoal.place.placement import Placement
 from shoal.place.problem import Problem, Progress, Search, best_of, run_searches
 
+_MANY_SERVICES, _MOST_NEIGHBOURS = 32, 400
+"""With more services than this, that many of the neighbours of a placement are looked at, evenly spread."""
 _STARTS, _STARTS_OF_MANY = 4, 2
 """Limits on starts for the local search, with few and with many devices."""
 _AT_ONCE = 64
@@ -120,8 +122,11 @@ def _greedy(problem: Problem, evaluator: PlanEvaluator) -> list[list[Found]]:
 def _neighbours(
     problem: Problem, placement: Placement, near: Device | None, start: int
 ) -> Iterator[list[Placement]]:
-    """All neighbours in chunks, starting at index ``start`` and wrapping around."""
-    neighbours = list(changes(problem, placement, near))
+    """Neighbours in chunks, starting at index ``start`` and wrapping around; if there are many, a part."""
+    every = list(changes(problem, placement, near))
+    many = len(problem.rates) > _MANY_SERVICES
+    stride = max(1, -(-len(every) // _MOST_NEIGHBOURS)) if many else 1
+    neighbours = every[start % stride :: stride]
     begin = start % max(1, len(neighbours))
     rotated = neighbours[begin:] + neighbours[:begin]
     for at in range(0, len(rotated), _AT_ONCE):

@@ -248,7 +248,12 @@ class _Planner:
         default = self._default
         several = len([group for group in found.placement.groups if group.shares]) > 1
         others = [replace(default, dispatch=name) for name in DISPATCHES[1:]] if several else []
-        schedulers = scheduler_candidates(default.scheduler, self._options.trials, self._options.seed)
+        schedulers = scheduler_candidates(
+            default.scheduler,
+            self._options.trials,
+            self._options.seed,
+            slices=self._demand.engines.memory.weights_limit_bytes is None,
+        )
         return [default, *others, *(replace(default, scheduler=each) for each in schedulers[1:])]
 
     def _evaluate_held_out(self, plans: Sequence[FleetPlan]) -> list[HeldOutPlan]:

@@ -22,6 +22,7 @@ from shoal.plan.fleet import Fleet, Stock
 from shoal.plan.outcomes import Outcomes, all_missed, outcomes
 from shoal.plan.trial import Part
 from shoal.schedule import SchedulerOptions
+from shoal.schedule.weights_options import WeightsOptions
 from shoal.simulate.placed_engines import PlacedEngines, ServedService
 from shoal.simulate.simulated_groups import GroupTraffic
 from shoal.workload import build_workload
@@ -118,6 +119,7 @@ class Demand:
             },
             self.engines.times,
             self.engines.memory,
+            self.engines.fetch_bytes_per_s,
         )
 
 
@@ -143,8 +145,6 @@ def build_demand(scenario: Scenario, catalogue: Catalogue, goals: SLO = NO_GOALS
             "clients wait for answers, however few devices there are: plan for a rate or a trace"
         )
     _check_pool(scenario.kv_cache)
-    if scenario.weights.memory_bytes is not None:
-        raise ConfigError("weights.memory: planning keeps all weights on their devices; leave it out")
     services = [_with_goals(service, goals) for service in scenario.services]
     names = [service.name for service in services]
     requests = build_workload(scenario.workload, names, scenario.kv_cache.block_size).requests
@@ -156,15 +156,17 @@ def build_demand(scenario: Scenario, catalogue: Catalogue, goals: SLO = NO_GOALS
     }
     memory = MemoryCheck(
         {
-            name: PlacedService(
-                name=name,
-                model=models[name],
-                weights=f"{models[name].name} with {models[name].weight_bytes_each} bytes each",
-                kv_floor_tokens=contexts[name],
+            service.name: PlacedService(
+                name=service.name,
+                model=models[service.name],
+                weights=_weights_name(service, models[service.name]),
+                kv_floor_tokens=contexts[service.name],
+                pinned=service.pin,
             )
-            for name in names
+            for service in services
         },
         scenario.kv_cache.utilisation,
+        scenario.weights.memory_bytes,
     )
     times = CatalogueTimes(models, {kind.name: kind for kind in catalogue.devices})
     steps = scenario.scheduler.max_batched_tokens
@@ -189,6 +191,9 @@ def build_demand(scenario: Scenario, catalogue: Catalogue, goals: SLO = NO_GOALS
         scheduler=scenario.scheduler,
         layout=scenario.kv_cache.layout or PRESETS[scenario.preset].layout,
         block_size=scenario.kv_cache.block_size,
+        weights=scenario.weights,
+        fetch_bytes_per_s=_fetch_rates(catalogue, scenario.weights),
+        fetch_slowdown=scenario.weights.slowdown,
     )
     return Demand(catalogue=catalogue, services=timed, requests=requests, engines=engines)
 
@@ -231,6 +236,25 @@ def _model(service: ScenarioService) -> ModelSpec:
     return in_dtype(service.model, service.dtype)
 
 
+def _weights_name(service: ScenarioService, model: ModelSpec) -> str:
+    return f"{service.model_name or model.name} with {model.weight_bytes_each} bytes each"
+
+
+def _fetch_rates(catalogue: Catalogue, weights: WeightsOptions) -> dict[str, float]:
+    """Rates at which weights come to devices, by kind; with a limit on weights all are known."""
+    rates = {}
+    for kind in catalogue.devices:
+        sheet = None if kind.device is None else kind.device.host_bytes_per_s
+        if known := [rate for rate in (sheet, weights.bandwidth) if rate is not None]:
+            rates[kind.name] = min(known)
+        elif weights.memory_bytes is not None:
+            raise ConfigError(
+                f"weights.memory: nothing says how fast weights come to devices of kind {kind.name}; write "
+                "weights.bandwidth, or a device for the kind"
+            )
+    return rates
+
+
 def _longest(requests: Sequence[Request], service: str) -> int:
     """Tokens of the longest request, prompt and output."""
     lengths = (
@@ -253,7 +277,8 @@ def _reference_step_times(
             tp *= 2
     raise ConfigError(
         f"no kind of device has memory for service {service} and its longest request, of "
-        f"{memory.services[service].kv_floor_tokens:,} tokens; write larger devices, span, or context"
+        f"{memory.services[service].kv_floor_tokens:,} tokens{memory.limit_in_words}; write larger devices, "
+        "span, or context"
     )
 
 

@@ -2,15 +2,17 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from shoal.cluster.options import EnginePlan
 from shoal.config.presets import PRESETS
 from shoal.config.scenario import Scenario, ScenarioService
 from shoal.config.scheduler_yaml import plain, plain_section, scheduler_settings, to_yaml
 from shoal.config.sections import section_of
 from shoal.config.services import goal_kinds
 from shoal.config.setting_tree import parse_yaml
-from shoal.config.settings import Config, scheduler_section
+from shoal.config.settings import Config, scheduler_section, weights_section
 from shoal.config.value_kinds import seconds, size
 from shoal.core import NO_GOALS, SLO, ConfigError, ModelUnavailable
 from shoal.models.resolve import check_model
@@ -18,6 +20,7 @@ from shoal.place.placement import Group, Placement
 from shoal.plan.catalog import Catalogue
 from shoal.plan.demand import Demand, Policies
 from shoal.plan.placing import Candidate, whole_fleet
+from shoal.schedule.weights_options import WeightsOptions
 
 
 def server_settings(
@@ -50,6 +53,8 @@ def server_settings(
         "scheduler": scheduler_settings(policies.scheduler, scenario.preset),
         "services": [_service(service) for service in demand.services],
     }
+    if scenario.weights.memory_bytes is not None:
+        settings["weights"] = _weights(scenario.weights)
     kv_cache: dict[str, Any] = {}
     if pool.block_size != 16:
         kv_cache["block_size"] = pool.block_size
@@ -102,8 +107,8 @@ def server_text(
 def configured_candidate(name: str, config: Config[Any], demand: Demand) -> Candidate:
     """The placement and policies of a server's configuration, on the devices of the catalogue.
 
-    Its engines are named after devices. Raises ConfigError for other names, for other services than the
-    scenario's, and for engines without enough memory.
+    Its engines are named after devices. Raises ConfigError for other names, for other services and another
+    limit on weights than the scenario's, and for engines without enough memory.
     """
     devices = {device.name: device for device in demand.cluster(whole_fleet(demand)).devices}
     names = {service.name for service in demand.services}
@@ -119,6 +124,7 @@ def configured_candidate(name: str, config: Config[Any], demand: Demand) -> Cand
                 f"{', '.join(devices)}"
             )
         device = devices[engine.name]
+        _check_limit(name, engine, demand)
         own = [service.name for service in engine.options.services]
         if not demand.engines.memory.fits(own, device.memory_bytes, 1):
             raise ConfigError(
@@ -127,6 +133,19 @@ def configured_candidate(name: str, config: Config[Any], demand: Demand) -> Cand
         parts.append(([device], own))
     policies = Policies(config.scheduler, config.cluster.dispatch)
     return Candidate(name, Placement.sharing(parts), policies)
+
+
+def _check_limit(name: str, engine: EnginePlan, demand: Demand) -> None:
+    written, simulated = engine.options.weights.memory_bytes, demand.engines.memory.weights_limit_bytes
+    if written != simulated:
+        raise ConfigError(
+            f"{name}: engine {engine.name} has {_limit(written)}, the scenario {_limit(simulated)}; both "
+            "need the same weights.memory"
+        )
+
+
+def _limit(num_bytes: int | None) -> str:
+    return "no limit on weights" if num_bytes is None else f"{num_bytes / 2**30:.1f} GiB for weights"
 
 
 def _device(demand: Demand, group: Group, numbers: dict[str, int]) -> dict[str, Any]:
@@ -143,6 +162,11 @@ def _device(demand: Demand, group: Group, numbers: dict[str, int]) -> dict[str, 
     return settings | {"kv_memory": plain(size(), left)}
 
 
+def _weights(options: WeightsOptions) -> dict[str, Any]:
+    """The section ``weights``, without the bandwidth, which is that of simulated devices."""
+    return plain_section(weights_section(), replace(options, bandwidth=None))
+
+
 def _service(service: ScenarioService) -> dict[str, Any]:
     settings: dict[str, Any] = {"name": service.name, "model": service.model_name}
     if service.dtype != "auto":
@@ -155,4 +179,6 @@ def _service(service: ScenarioService) -> dict[str, Any]:
         settings["execution"] = plain(seconds(), service.execution_s)
     if service.quota != ScenarioService(name="").quota:
         settings["quota"] = service.quota
+    if service.pin:
+        settings["pin"] = True
     return settings

@@ -13,6 +13,7 @@ from shoal.place.memory import MemoryCheck
 from shoal.place.placement import GroupShape, Placement
 from shoal.place.traffic import StepTimesOf
 from shoal.schedule import SchedulerOptions
+from shoal.schedule.weights_options import WeightsOptions
 from shoal.simulate.kv_shape import kv_shape
 from shoal.simulate.simulation import Simulation
 from shoal.simulate.sources import OpenLoop
@@ -44,6 +45,17 @@ class PlacedEngines:
     fixed_parts: bool = False
     """Whether the services of a group have equal fixed parts of its compute and KV (MuxServe), instead of
     taking turns in one engine."""
+    weights: WeightsOptions = field(default_factory=WeightsOptions)
+    """How weights come and go where ``memory`` has a limit on them; its own limit is not used."""
+    fetch_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
+    """Rate at which weights come to a device, by kind; needed where ``memory`` has a limit on them."""
+    fetch_slowdown: float = 1.0
+    """As in ``EngineSpec``."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for fixed parts with a limit on weights."""
+        if self.fixed_parts and self.memory.weights_limit_bytes is not None:
+            raise ConfigError("services with fixed parts of a device keep their weights, without a limit")
 
     def engines(self, shape: GroupShape) -> list[EngineSpec]:
         """The engine of a group, or one per service (``fixed_parts``); raises ConfigError without room for
@@ -56,8 +68,9 @@ class PlacedEngines:
 
     def _engine(self, shape: GroupShape, names: Sequence[str], memory_bytes: int, parts: int) -> EngineSpec:
         """One engine; memory_bytes: for KV on each device. parts: its compute is one of this many parts."""
+        placed = self.memory.services
         layout = plan_layout(
-            {name: kv_shape(self.memory.services[name].model, shape.tp, False) for name in names},
+            {name: kv_shape(placed[name].model, shape.tp, False) for name in names},
             memory_bytes=memory_bytes,
             block_size=self.block_size,
             kind=self.layout,
@@ -70,8 +83,11 @@ class PlacedEngines:
                 context_tokens=self.services[name].context_tokens,
                 slo=self.services[name].slo,
                 execution_s=self.services[name].execution_s,
-                weights=self.memory.services[name].weights,
+                weights=placed[name].weights,
+                weight_bytes=placed[name].model.weight_bytes(shape.tp),
+                pinned=placed[name].pinned,
             )
+        limit = self.memory.limit_bytes(names, shape.tp)
         # Every device holds its part of the KV, and has a link of its own to the host.
         return EngineSpec(
             services=services,
@@ -79,6 +95,9 @@ class PlacedEngines:
             scheduler=self.scheduler,
             host=layout,
             host_bytes_per_s=HOST_BYTES_PER_S,
+            weights=replace(self.weights, memory_bytes=limit),
+            fetch_bytes_per_s=self.fetch_bytes_per_s.get(shape.kind),
+            fetch_slowdown=self.fetch_slowdown,
         )
 
     def simulate(
