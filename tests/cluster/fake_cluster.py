@@ -25,7 +25,7 @@ from shoal.engine.core import Engine
 from shoal.engine.info import EngineInfo
 from shoal.engine.migration import wire as migration_wire
 from shoal.engine.process.lifeline import Beat, Ready
-from shoal.engine.process.weights_reports import WeightsReports
+from shoal.engine.weights_reports import WeightsReports
 
 LOAD_S = 2.0
 FOLDER = Path("somewhere")

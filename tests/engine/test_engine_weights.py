@@ -16,7 +16,7 @@ from engine_builders import (
 from shoal.core import FinishReason, SamplingParams, TokenEvent
 from shoal.engine import wire
 from shoal.engine.absent_weights import AbsentWeights
-from shoal.engine.process.weights_reports import WeightsReports
+from shoal.engine.weights_reports import WeightsReports
 from shoal.frontend.reader import ChoiceReader
 from shoal.schedule import WeightsOptions
 from shoal.schedule.policies.residency import Place

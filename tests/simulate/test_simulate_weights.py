@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from simulate_builders import TIMES, make_request, make_spec, make_workload, run
 
 from hypothesis_profiles import examples
-from shoal.cluster.manager.dispatch import DISPATCHES, LeastRequests
+from shoal.cluster.manager.dispatch import DISPATCHES
 from shoal.cluster.manager.events import MigrationMethod
-from shoal.core import SLO, ConfigError
+from shoal.core import SLO, ConfigError, Request
 from shoal.core.cluster import Link
 from shoal.forecast import StepRows
 from shoal.measure import RequestRow, RunRecord
@@ -206,18 +206,19 @@ def test_skip_ahead_on_and_off_leave_identical_records_and_logs(
 @given(
     clients=st.sampled_from([None, 7]),
     policy=st.sampled_from(list(RESIDENCY_POLICIES)),
+    dispatch=st.sampled_from(["least-requests", "max-min"]),
     depth=st.sampled_from([1, 2]),
     seed=st.integers(0, 10_000),
 )
 def test_several_engines_and_clients_that_wait(
-    clients: int | None, policy: str, depth: int, seed: int
+    clients: int | None, policy: str, dispatch: str, depth: int, seed: int
 ) -> None:
     specs = [limited(memory, "abc", policy=policy, depth=depth) for memory in (45, 50)]
     requests = make_workload(50, rate=60.0, services="abc", seed=seed)
     records = []
     for skip_ahead in (True, False):
         source = requests if clients is None else ClosedLoop(requests, clients)
-        record, log = run(specs, source, skip_ahead=skip_ahead, dispatch=LeastRequests())
+        record, log = run(specs, source, skip_ahead=skip_ahead, dispatch=DISPATCHES[dispatch])
         records.append((record, [[line for line in log if line.startswith(number)] for number in "01"]))
     assert records[0] == records[1]
 
@@ -263,6 +264,48 @@ def test_requests_move_between_engines_whose_weights_come_and_go(
     assert on.samples == off.samples
     assert on.moves == off.moves
     assert sorted(row.request_id for row in on.requests) == sorted(request.id for request in requests)
+
+
+def alternating(count: int, services: str, *, since_s: float, every_s: float) -> list[Request]:
+    return [
+        make_request(number, service=services[number % len(services)], at_s=since_s + number * every_s)
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize("dispatch", ["max-min", "least-requests", "forecast", "prefix"])
+def test_requests_go_to_the_engine_that_has_their_weights(dispatch: str) -> None:
+    """Both engines begin with a. The first request for b fetches it, and none comes after that."""
+    record, _ = run(
+        [limited(25)] * 2, alternating(30, "ba", since_s=1.0, every_s=0.5), dispatch=DISPATCHES[dispatch]
+    )
+    assert len({(row.service, row.engine) for row in record.requests}) == 2
+    fetches = [{name: each.fetches for name, each in engine.weights.items()} for engine in record.engines]
+    assert sorted(map(str, fetches)) == ["{'a': 1, 'b': 0}", "{'a': 1, 'b': 1}"]
+
+
+def test_turns_do_not_look_at_weights() -> None:
+    requests = alternating(16, "aabb", since_s=1.0, every_s=1.0)
+    record, _ = run([limited(25)] * 2, requests, dispatch=DISPATCHES["round-robin"])
+    assert {(row.service, row.engine) for row in record.requests} == {(s, e) for s in "ab" for e in (0, 1)}
+
+
+def test_an_engine_that_has_loaded_again_reports_its_weights() -> None:
+    """Engine 0 has a again, and engine 1 still has b."""
+    requests = [
+        make_request(0, 10, 200, at_s=1.0),
+        make_request(1, service="b", at_s=1.5),
+        make_request(2, service="b", at_s=20.0),
+    ]
+    record = Simulation(
+        [limited(25)] * 2,
+        OpenLoop(requests),
+        dispatch=DISPATCHES["max-min"],
+        deaths=Deaths(times=[(6.0, 0)], load_s=2.0),
+        watch=Watch(),
+    ).run()
+    assert [rows_of(record)[name].engine for name in ("r0", "r1", "r2")] == [0, 1, 1]
+    assert rows_of(record)["r2"].ttft_s == pytest.approx(PREFILL_NS / 1e9)
 
 
 def test_an_engine_that_has_loaded_again_fetches_at_once() -> None:

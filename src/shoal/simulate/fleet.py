@@ -36,11 +36,13 @@ from shoal.cluster.manager.events import (
     ServiceSpeed,
     Submitted,
     Ticked,
+    WeightsMoved,
 )
 from shoal.cluster.manager.manager import Manager
 from shoal.cluster.options import ClusterOptions
 from shoal.cluster.status import EngineState
 from shoal.core import ConfigError, FinishReason, InvalidRequest, Request, SyntheticPrompt
+from shoal.engine import wire
 from shoal.forecast import StepRows, StepTimes
 from shoal.schedule import RequestState, SchedulerStats
 from shoal.simulate.migrations import MigrationRunner, aged
@@ -128,6 +130,7 @@ class Fleet:
         for number, spec in enumerate(specs):
             self._manager.handle(EngineAdded(str(number), tuple(spec.services)), 0)
             self._manager.handle(self._ready(number, 1), 0)
+            self._report_weights(number)
         for time_s, number in deaths.times:
             self._set(time_s, partial(self._kill, self._checked(number, "die"), "killed"))
         for time_s, number in migrations.drains:
@@ -223,7 +226,17 @@ class Fleet:
     def _start(self, number: int, ready: EngineReady) -> None:
         """An engine has loaded again; where not all weights fit, it fetches some before the next request."""
         self._emit(ready)
+        self._report_weights(number)
         self.touched.add(number)
+
+    def _report_weights(self, number: int) -> None:
+        """Send reports of an engine that is ready to the manager, which assumes that it has all weights."""
+
+        def send(message: wire.FromEngine) -> None:
+            assert isinstance(message, wire.WeightsMoved)
+            self._emit(WeightsMoved(str(number), self._incarnations[number], message.absent))
+
+        self.replicas[number].report_weights(send)
 
     def _drain(self, number: int) -> None:
         self._emit(EngineDraining(str(number)))

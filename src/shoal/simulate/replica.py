@@ -11,6 +11,7 @@ from shoal.engine import wire
 from shoal.engine.core import Engine
 from shoal.engine.migration import wire as migration_wire
 from shoal.engine.migration.transfer import KVTransfer
+from shoal.engine.weights_reports import WeightsReports
 from shoal.execute.simulated import SimulatedExecutor, decode_durations
 from shoal.kvcache import BlockPool
 from shoal.schedule import RequestState, Scheduler
@@ -111,6 +112,7 @@ class Replica:
         self._expected: dict[str, int] = {}
         """Requests whose next token is to be reported, with their length without it."""
         self._on_progress: OnProgress = _ignore_progress
+        self._weights_reports: WeightsReports | None = None
 
     def connect(self, transfer: KVTransfer, emit: Callable[[wire.FromEngine], None]) -> None:
         """Enable migrations with KV."""
@@ -119,6 +121,10 @@ class Replica:
     def on_progress(self, callback: OnProgress) -> None:
         """Set the callback for first tokens of expected requests."""
         self._on_progress = callback
+
+    def report_weights(self, send: Callable[[wire.FromEngine], None]) -> None:
+        """Report absent weights from the next step on; ``send`` is for one that takes all to be in memory."""
+        self._weights_reports = WeightsReports(self._engine, send)
 
     @property
     def kv_tokens(self) -> dict[str, int]:
@@ -209,6 +215,8 @@ class Replica:
         if self._may_skip and self._look_ahead():
             return
         self._engine.begin()
+        if self._weights_reports is not None:
+            self._weights_reports.send()
         self._step_due_ns = self._executor.ends_ns
         if self._step_due_ns is None and self._engine.idle_until_ns is not None:
             self._step_due_ns = max(self._engine.idle_until_ns, self._clock.now_ns + _RETRY_NS)

@@ -36,7 +36,7 @@ from shoal.engine.process.hang_detector import StepTimer
 from shoal.engine.process.heartbeat import start_heartbeat
 from shoal.engine.process.lifeline import Lifeline
 from shoal.engine.process.pending_calls import PendingCall, PendingCalls
-from shoal.engine.process.weights_reports import WeightsReports
+from shoal.engine.weights_reports import WeightsReports
 from shoal.models.child_process import end_with_parent
 
 Builder = Callable[..., tuple[Engine, EngineInfo]]
