@@ -9,9 +9,12 @@ from placement_builders import RandomGroups, evaluator_of, problem_of, random_ca
 
 from shoal.core import ConfigError
 from shoal.place.exhaustive import placements, search_exhaustive
+from shoal.place.greedy import _configurations
 from shoal.place.groupwise import GroupwiseEvaluator
 from shoal.place.memory import MemoryCheck
-from shoal.place.search import search, search_literal
+from shoal.place.neighbours import changes
+from shoal.place.placement import Placement
+from shoal.place.search import _neighbours, search, search_literal
 
 
 def test_search_is_within_five_percent_of_the_best_placement_in_95_percent_of_cases():
@@ -71,3 +74,31 @@ def test_a_model_too_large_for_one_device_is_split_or_refused(find):
     assert (group.tp, group.services) == (2, ("large",))
     with pytest.raises(ConfigError, match="no host has devices with memory for large"):
         find(problem_of({"large": "llama-2-70b"}, devices=2, per_host=1), evaluator)
+
+
+def test_of_many_services_a_part_of_the_neighbours_is_looked_at():
+    """Their weights take turns in the memory of two devices."""
+    names = [f"s{at}" for at in range(36)]
+    problem = problem_of(dict.fromkeys(names, "llama-2-7b"), devices=2)
+    memory = replace(problem.memory, weights_limit_bytes=30 << 30)
+    problem = replace(problem, memory=memory, max_services=36)
+    first, second = problem.cluster.devices
+    placement = Placement.sharing([([first], names[:18]), ([second], names[18:])])
+    seen, others = (
+        {str(each) for chunk in _neighbours(problem, placement, None, start) for each in chunk}
+        for start in (0, 1)
+    )
+    every = [placement.changed(*change) for change in changes(problem, placement)]
+    assert len(every) > 1000
+    assert 300 < len(seen) <= 400
+    assert seen.isdisjoint(others)
+    assert seen | others < {str(each) for each in every}
+
+
+@pytest.mark.parametrize(
+    ("most", "limits"),
+    [(1, [1]), (3, [1, 2, 3]), (8, [*range(1, 9)]), (100, [*range(1, 9), 16, 32, 64, 100])],
+)
+def test_numbers_of_services_per_group_that_are_tried(most, limits):
+    problem = replace(problem_of({"a": "llama-2-7b"}, devices=1), max_services=most)
+    assert _configurations(problem) == [(1, limit) for limit in limits]

@@ -19,7 +19,8 @@ from shoal.place.memory import MemoryCheck
 from shoal.place.placement import GroupShape
 from shoal.place.traffic import ServiceLoad, StepTimesOf
 
-_ROUNDS = 24
+_ROUNDS, _SETTLED = 24, 1e-6
+"""Iterations at most, and the relative change of latencies at which they end."""
 _LARGEST_BATCH = 256.0
 _FAR = 64
 """Decode step times are interpolated linearly between 1 row and this many."""
@@ -83,7 +84,8 @@ class AnalyticGroups:
             for load, (name, share), most in zip(loads, shape.shares, self._most_running(shape), strict=True)
         ]
         for _ in range(_ROUNDS):
-            _settle(parts, _LATER if self.short_first else 1.0)
+            if _settle(parts, _LATER if self.short_first else 1.0) < _SETTLED:
+                break
         waits_s = self._fetch_waits_s(shape, parts)
         return {
             name: _estimate(part.load, part.requests, part.latency_s + waits_s.get(name, 0.0))
@@ -132,11 +134,11 @@ class AnalyticGroups:
         return found
 
 
-def _settle(parts: Sequence[_Part], later: float) -> None:
+def _settle(parts: Sequence[_Part], later: float) -> float:
     """One iteration: running requests follow from latencies, and latencies from running requests.
 
-    Requests of a window are in the group for the window plus a latency, so an overload ends late. later: as
-    ``_LATER``.
+    Returns the largest relative change of a latency. Requests of a window are in the group for the window
+    plus a latency, so an overload ends late. later: as ``_LATER``.
     """
     prompts_s = sum(part.requests * part.speed.prefill_s for part in parts)
     duration_s = max(_INSTANT_S, *(part.window_s + part.latency_s for part in parts))
@@ -144,6 +146,7 @@ def _settle(parts: Sequence[_Part], later: float) -> None:
     steps = [part.speed.step_s + part.speed.row_s * part.running for part in parts]
     taken = [step_s * (1 - math.exp(-part.running)) for step_s, part in zip(steps, parts, strict=True)]
     waits_s = _waits_for_others(parts, taken, later)
+    change = 0.0
     for at, part in enumerate(parts):
         token_s = (steps[at] + waits_s[at]) / (1 - busy)
         decode_s = part.load.output_tokens * token_s
@@ -152,7 +155,10 @@ def _settle(parts: Sequence[_Part], later: float) -> None:
         late_s = max(prompts_s, part.requests * decode_s / part.most) - part.window_s
         bursts = (1 + part.load.arrival_cv**2) / 2
         prefill_s = part.speed.prefill_s / (1 - busy)
-        part.latency_s = bursts * busy * prefill_s + max(0.0, late_s) / 2 + prefill_s + decode_s - token_s
+        latency_s = bursts * busy * prefill_s + max(0.0, late_s) / 2 + prefill_s + decode_s - token_s
+        change = max(change, abs(latency_s - part.latency_s) / latency_s)
+        part.latency_s = latency_s
+    return change
 
 
 def _waits_for_others(parts: Sequence[_Part], taken: Sequence[float], later: float) -> list[float]:

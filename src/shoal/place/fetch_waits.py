@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 _BUSIEST = 0.98
 """Limit on the share of the time in which weights come."""
-_HALVINGS = 40
+_HALVINGS = 24
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,8 +44,14 @@ class MemoryCheck:
     """Share of a device's memory for weights and KV."""
     weights_limit_bytes: int | None = None
     """Memory of each device for weights; services with more take turns in it. None: all weights stay."""
-    _known: dict[tuple[tuple[str, ...], int, int], bool] = field(default_factory=dict, compare=False)
+    _known: dict[tuple[tuple[str, ...], int, int], bool] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
     """Cache of ``fits``."""
+    _sizes: dict[tuple[str, int], tuple[str, int]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """Cache of names and sizes of weights, by service and tensor-parallel size."""
 
     def left_bytes(self, services: Collection[str], memory_bytes: int, tp: int) -> int:
         """Bytes left for KV on each of ``tp`` devices; negative: the weights do not fit."""
@@ -60,8 +66,15 @@ class MemoryCheck:
 
     def weight_bytes(self, services: Iterable[str], tp: int) -> dict[str, int]:
         """Size on each of ``tp`` devices, by name of the weights."""
-        placed = [self.services[name] for name in services]
-        return {each.weights_name: each.model.weight_bytes(tp) for each in placed}
+        return dict(self._weights(name, tp) for name in services)
+
+    def _weights(self, service: str, tp: int) -> tuple[str, int]:
+        """Name and size of the weights of a service."""
+        known = self._sizes.get((service, tp))
+        if known is None:
+            placed = self.services[service]
+            known = self._sizes[service, tp] = (placed.weights_name, placed.model.weight_bytes(tp))
+        return known
 
     def fits(self, services: Sequence[str], memory_bytes: int, tp: int) -> bool:
         """Whether the weights fit, with room for the minimum KV.

@@ -14,7 +14,7 @@ from shoal.place.problem import Problem, Progress, Search, best_of, run_searches
 _MANY_SERVICES, _MOST_NEIGHBOURS = 32, 400
 """With more services than this, that many of the neighbours of a placement are looked at, evenly spread."""
 _STARTS, _STARTS_OF_MANY = 4, 2
-"""Limits on starts for the local search, with few and with many devices."""
+"""Limits on starts for the local search, with few and with many devices or services."""
 _AT_ONCE = 64
 """Neighbours evaluated before the best is taken."""
 _SIMULATED_STARTS, _SCREENED_ROUNDS, _PROMISING = 3, 4, 8
@@ -142,7 +142,7 @@ def _from_scratch(problem: Problem, evaluator: PlanEvaluator, also: Sequence[Fou
         key=lambda each: key(each.estimate),
         reverse=True,
     )
-    few = len(problem.cluster.devices) <= _WHOLE
+    few = len(problem.cluster.devices) <= _WHOLE and len(problem.rates) <= _MANY_SERVICES
     searches = [local_search(problem, start) for start in starts[: _STARTS if few else _STARTS_OF_MANY]]
     return [each for result in run_searches(searches, evaluator) for each in result]
 
