@@ -1,7 +1,7 @@
 """Simulated serving of many models on a GPU whose memory holds a few: what is on time, by residency policy.
 
-    python -m benchmarks.many_models --traces FOLDER [--quick] [--devices a100-80 h100] [--models 4 10 100]
-        [--rate 0.03] [--seconds 600] [--policies turns fcfs] [--jobs 2] [--csv FILE]
+    python -m benchmarks.many_models --traces FOLDER [--quick] [--devices a100-80 h100] [--models 10 30 100]
+        [--rate 0.03] [--seconds 150] [--policies turns fcfs] [--jobs 2] [--csv FILE] [--capacity]
 
 FOLDER has ``azure_functions_sample/Azure2021_200.csv`` (invocations of functions: app, func, end_timestamp,
 duration) and ``sharegpt_lengths/sharegpt_first_pair_qwen.csv`` (prompt_tokens, output_tokens). The services
@@ -9,18 +9,23 @@ take turns with models of 7 to 14 billion parameters; each has weights of its ow
 random, at a rate in proportion to the invocations of one function: a few models are popular, most are rarely
 asked for. ``--rate`` is the mean over models, so that twice as many models are asked twice as much.
 
-Weights come at 25 GB/s. Goals: first token after 10 s, then one every 100 ms. "on time": share of the tokens
-that were due which came in time, where the tokens of an answer that was never finished are late; "goals":
-share of the requests that met both goals; "wait": seconds for weights, mean over waits. "resident" keeps all
-weights, where they leave memory for KV.
+Weights come at the rate of the device's PCIe. Goals: first token after 10 s, then one every 100 ms. "on
+time": share of the tokens that were due which came in time, where the tokens of an answer that was never
+finished are late; "goals": share of the requests that met both goals; "wait": seconds for weights, mean over
+waits. "resident" keeps all weights, where they leave memory for KV. "one-at-a-time" is fcfs with memory for
+the largest model, and all that is left for KV: small models may be there in pairs.
+
+``--capacity`` searches instead what a GPU serves with 90% of the tokens on time: how many models that are
+asked 0.1 times a second each, on average, and how many requests a second for 20 models.
 """
 
 import argparse
 import csv
+import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 
@@ -33,7 +38,7 @@ from shoal.forecast.roofline import RooflineTimes
 from shoal.kvcache import PoolLayout, plan_layout
 from shoal.measure import RunRecord, summarise
 from shoal.schedule import SchedulerOptions
-from shoal.schedule.policies.residency import RESIDENCY_POLICIES
+from shoal.schedule.policies.residency import RESIDENCY_POLICIES, ResidencyPolicy
 from shoal.schedule.weights_options import WeightsOptions
 from shoal.simulate import EngineSpec, OpenLoop, ServiceSpec, Simulation, Watch, kv_shape
 
@@ -42,13 +47,21 @@ LENGTHS = Path("sharegpt_lengths") / "sharegpt_first_pair_qwen.csv"
 MODELS = ("llama-2-7b", "llama-3.1-8b", "qwen2.5-7b", "qwen3-8b", "mistral-7b", "qwen2.5-14b", "llama-2-13b")
 GOALS = SLO(ttft_s=10.0, tpot_s=0.1)
 CONTEXT = 4096
-PCIE_BYTES_PER_S = 25e9
 USABLE = 0.9
 """Share of the device's memory for weights and KV."""
 LEAST_KV = 0.1
 """Share that KV needs where all weights stay."""
 SWAP_BYTES = 128 << 30
 RESIDENT = "resident"
+ONE = "one-at-a-time"
+ENOUGH = 0.9
+"""Share of the tokens on time up to which a GPU is said to serve a load."""
+MODEL_COUNTS = (2, 4, 6, 8, 10, 12, 15, 20, 30, 50, 100)
+RATE_EACH = 0.1
+"""Requests per second of a model, mean over models, where the number of models is searched."""
+MODELS_ASKED = 20
+RATES = tuple(0.0125 * 1.25**step for step in range(11))
+"""Requests per second of a model, mean over models, where the rate is searched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +128,8 @@ def engine(point: Point) -> EngineSpec:
     specs = {f"m{number}": model_spec(MODELS[number % len(MODELS)]) for number in range(point.models)}
     all_bytes = sum(spec.weight_bytes() for spec in specs.values())
     memory = min(int(usable * point.weights_share), all_bytes)
+    if point.policy == ONE:
+        memory = max(spec.weight_bytes() for spec in specs.values())
     if point.policy == RESIDENT:
         memory = all_bytes
         if memory > usable * (1 - LEAST_KV):
@@ -141,11 +156,15 @@ def engine(point: Point) -> EngineSpec:
         layout=layout,
         scheduler=SchedulerOptions(),
         host=layout.resized(SWAP_BYTES),
-        weights=WeightsOptions(memory_bytes=memory, policy=RESIDENCY_POLICIES[point.policy]())
+        weights=WeightsOptions(memory_bytes=memory, policy=_policy(point.policy))
         if limited
         else WeightsOptions(),
-        fetch_bytes_per_s=PCIE_BYTES_PER_S,
+        fetch_bytes_per_s=device.host_bytes_per_s,
     )
+
+
+def _policy(name: str) -> ResidencyPolicy:
+    return RESIDENCY_POLICIES["fcfs" if name == ONE else name]()
 
 
 def measure(point: Point) -> dict[str, float] | None:
@@ -198,6 +217,49 @@ def print_row(point: Point, row: Mapping[str, float]) -> None:
     )
 
 
+def on_time(point: Point) -> float:
+    """Share of the tokens that came in time."""
+    row = measure(point)
+    assert row is not None, "weights come and go"
+    return row["on_time"]
+
+
+def most(shares: Callable[[int], float], count: int) -> tuple[int, float, float]:
+    """The index before the first of ``count`` loads, each heavier than the one before, that is too heavy.
+
+    -1: all are. Also its share, and that of the one that is too heavy (0 if it was not tried).
+    """
+    low, high, found = -1, count, {-1: 1.0, count: 0.0}
+    while high - low > 1:
+        middle = (low + high) // 2
+        found[middle] = shares(middle)
+        low, high = (middle, high) if found[middle] >= ENOUGH else (low, middle)
+    return low, found[low], found[high]
+
+
+def capacity(point: Point) -> tuple[int, float]:
+    """Models at ``RATE_EACH``, and requests per second for ``MODELS_ASKED``, that a GPU serves."""
+    place, _, _ = most(
+        lambda at: on_time(replace(point, models=MODEL_COUNTS[at], rate=RATE_EACH)), len(MODEL_COUNTS)
+    )
+    models = MODEL_COUNTS[place] if place >= 0 else 0
+    at_rate = replace(point, models=MODELS_ASKED)
+    place, enough, less = most(lambda at: on_time(replace(at_rate, rate=RATES[at])), len(RATES))
+    rate = RATES[place] if place >= 0 else 0.0
+    if 0 <= place < len(RATES) - 1:
+        rate += (RATES[place + 1] - rate) * (enough - ENOUGH) / (enough - less)
+    return models, rate * MODELS_ASKED
+
+
+def print_capacities(points: Sequence[Point], jobs: int) -> None:
+    """A row for each point: what its device serves with its policy."""
+    print(f"| device | policy | models at {RATE_EACH}/s each | requests/s for {MODELS_ASKED} models |")
+    print("|---|---|---:|---:|")
+    with ProcessPoolExecutor(jobs) as pool:
+        for point, (models, rate) in zip(points, pool.map(capacity, points), strict=True):
+            print(f"| {point.device} | {point.policy} | {models} | {rate:.2f} |", flush=True)
+
+
 def write_csv(file: Path, points: Sequence[Point], rows: Sequence[dict[str, float] | None]) -> None:
     """One line for each simulation that there was."""
     with file.open("w", newline="") as opened:
@@ -221,19 +283,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    policies = [RESIDENT, *RESIDENCY_POLICIES]
+    policies = [RESIDENT, ONE, "fcfs", "collate", "turns", "token-deadlines"]
     parser.add_argument("--traces", type=Path, required=True, help="folder of traces")
-    parser.add_argument(
-        "--quick", action="store_true", help="one device, few models, two minutes of requests"
-    )
+    parser.add_argument("--quick", action="store_true", help="one device, few models, a minute of requests")
     parser.add_argument("--devices", nargs="*", default=["a100-80", "h100"])
-    parser.add_argument("--models", type=int, nargs="*", default=[4, 10, 15, 20, 30, 50, 100])
+    parser.add_argument("--models", type=int, nargs="*", default=[10, 30, 100])
     parser.add_argument("--rate", type=float, default=0.03, help="requests per second of a model, on average")
-    parser.add_argument("--seconds", type=float, default=600.0, help="time in which requests arrive")
+    parser.add_argument("--seconds", type=float, default=150.0, help="time in which requests arrive")
     parser.add_argument("--weights-share", type=float, default=0.6, help="of the usable memory")
     parser.add_argument("--policies", nargs="*", choices=policies, default=policies)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1, help="simulations at a time")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="simulations at a time")
+    parser.add_argument("--capacity", action="store_true", help="search what a GPU serves in time")
     parser.add_argument("--csv", type=Path, help="write all figures to this file")
     arguments = parser.parse_args()
     missing = [file for file in (FUNCTIONS, LENGTHS) if not (arguments.traces / file).is_file()]
@@ -241,7 +302,10 @@ def main() -> None:
         print(f"skipped: {arguments.traces} has no {' and no '.join(map(str, missing))}")
         return
     if arguments.quick:
-        arguments.devices, arguments.models, arguments.seconds = ["a100-80"], [4, 10, 20], 120.0
+        arguments.devices, arguments.models, arguments.seconds = ["a100-80"], [4, 10, 20], 60.0
+    if arguments.capacity:
+        arguments.models = [MODELS_ASKED]
+        arguments.policies = [policy for policy in arguments.policies if policy != RESIDENT]
     points = [
         Point(
             device,
@@ -257,6 +321,9 @@ def main() -> None:
         for models in arguments.models
         for policy in arguments.policies
     ]
+    if arguments.capacity:
+        print_capacities(points, arguments.jobs)
+        return
     heads = (
         "device | models | policy | requests/s | on time | goals | goodput | TTFT | p99 | gap p99 | fetches"
     )
