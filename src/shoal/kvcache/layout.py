@@ -216,14 +216,17 @@ def choose_merged_bytes(block_bytes: Mapping[str, int], memory_bytes: int) -> tu
     sizes[0] = 1
     share = np.minimum(sizes * ALIGNMENT * len(block_bytes) / memory_bytes, 1)
     waste = np.zeros(limit + 1)
-    counts = {}
-    for name, size in block_bytes.items():
-        counts[name] = _max_blocks_per_size(_aligned(size) // ALIGNMENT, limit)
-        count = np.maximum(counts[name], 1)
+    # Many services have blocks of a few sizes.
+    counts, wasted = {}, {}
+    for size in set(block_bytes.values()):
+        counts[size] = _max_blocks_per_size(_aligned(size) // ALIGNMENT, limit)
+        count = np.maximum(counts[size], 1)
         stranded = STRANDED_PER_DOUBLING * np.log2(count) + 0.5 * share * (1 - 1 / count)
-        waste += 1 - count * (size / ALIGNMENT) / sizes * (1 - stranded)
+        wasted[size] = 1 - count * (size / ALIGNMENT) / sizes * (1 - stranded)
+    for size in block_bytes.values():
+        waste += wasted[size]
     best = smallest + int(np.argmin(waste[smallest:]))
-    return best * ALIGNMENT, {name: int(count[best]) for name, count in counts.items()}
+    return best * ALIGNMENT, {name: int(counts[size][best]) for name, size in block_bytes.items()}
 
 
 def _max_blocks_per_size(block: int, limit: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
