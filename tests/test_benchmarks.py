@@ -76,3 +76,41 @@ def test_many_models_have_a_row_for_each_policy(
 def test_popular_models_are_asked_more(traces: Path) -> None:
     shares = many_models.popularity(traces / many_models.FUNCTIONS, 6)
     assert sorted(shares) == pytest.approx([1 / 16] * 4 + [6 / 16] * 2)
+
+
+def test_the_heaviest_load_that_is_served() -> None:
+    for count in range(7):
+        for served in range(count + 1):
+            tried: list[int] = []
+
+            def share(at: int, served: int = served, tried: list[int] = tried) -> float:
+                tried.append(at)
+                return 1 - at / 100 if at < served else 0.5
+
+            place, enough, less = many_models.most(share, count)
+            assert place == served - 1
+            assert enough == (1.0 if place < 0 else share(place))
+            assert less == (0.5 if served < count else 0.0)
+            assert len(tried) <= 4
+
+
+def test_a_capacity_is_that_of_the_heaviest_load_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a request/s in all a tenth of the tokens are late, and of two a fifth."""
+    monkeypatch.setattr(many_models, "on_time", lambda point: 1 - 0.1 * point.models * point.rate)
+    point = many_models.Point("a100-80", 0, "turns", 0.0, 1.0, 0.6, 0, Path())
+    assert many_models.capacity(point) == (10, pytest.approx(1.0))
+
+
+def test_capacities_have_a_row_for_each_policy(
+    traces: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Few requests, which are all in time."""
+    monkeypatch.setattr(many_models, "MODEL_COUNTS", (2, 4))
+    monkeypatch.setattr(many_models, "RATES", (0.01, 0.02))
+    few = ["--traces", traces, "--devices", "a100-80", "--seconds", 5.0, "--jobs", 1]
+    many(monkeypatch, *few, "--capacity", "--policies", "resident", "one-at-a-time")
+    assert capsys.readouterr().out.splitlines() == [
+        "| device | policy | models at 0.1/s each | requests/s for 20 models |",
+        "|---|---|---:|---:|",
+        "| a100-80 | one-at-a-time | 4 | 0.40 |",
+    ]
