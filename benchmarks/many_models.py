@@ -60,7 +60,7 @@ MODEL_COUNTS = (2, 4, 6, 8, 10, 12, 15, 20, 30, 50, 100)
 RATE_EACH = 0.1
 """Requests per second of a model, mean over models, where the number of models is searched."""
 MODELS_ASKED = 20
-RATES = tuple(0.0125 * 1.25**step for step in range(11))
+RATES = tuple(0.0125 * 1.25**step for step in range(16))
 """Requests per second of a model, mean over models, where the rate is searched."""
 
 
@@ -224,17 +224,19 @@ def on_time(point: Point) -> float:
     return row["on_time"]
 
 
-def most(shares: Callable[[int], float], count: int) -> tuple[int, float, float]:
-    """The index before the first of ``count`` loads, each heavier than the one before, that is too heavy.
+def most(share: Callable[[int], float], count: int) -> tuple[int, float, float]:
+    """The last of ``count`` loads, each heavier than the one before, up to which all are served.
 
-    -1: all are. Also its share, and that of the one that is too heavy (0 if it was not tried).
+    -1: none is. Also its share, and that of the next one (0 if there is none). Light loads are simulated
+    soonest, so they are tried first.
     """
-    low, high, found = -1, count, {-1: 1.0, count: 0.0}
-    while high - low > 1:
-        middle = (low + high) // 2
-        found[middle] = shares(middle)
-        low, high = (middle, high) if found[middle] >= ENOUGH else (low, middle)
-    return low, found[low], found[high]
+    enough = 1.0
+    for at in range(count):
+        found = share(at)
+        if found < ENOUGH:
+            return at - 1, enough, found
+        enough = found
+    return count - 1, enough, 0.0
 
 
 def capacity(point: Point) -> tuple[int, float]:
