@@ -60,7 +60,7 @@ MODEL_COUNTS = (2, 4, 6, 8, 10, 12, 15, 20, 30, 50, 100)
 RATE_EACH = 0.1
 """Requests per second of a model, mean over models, where the number of models is searched."""
 MODELS_ASKED = 20
-RATES = tuple(0.0125 * 1.25**step for step in range(16))
+RATES = tuple(0.005 * 1.25**step for step in range(20))
 """Requests per second of a model, mean over models, where the rate is searched."""
 
 
