@@ -1,7 +1,8 @@
 """Simulated serving of many models on a GPU whose memory holds a few: what is on time, by residency policy.
 
     python -m benchmarks.many_models --traces FOLDER [--quick] [--devices a100-80 h100] [--models 10 30 100]
-        [--rate 0.03] [--seconds 150] [--policies turns fcfs] [--jobs 2] [--csv FILE] [--capacity]
+        [--rate 0.03] [--seconds 150] [--policies turns fcfs] [--jobs 2] [--csv FILE]
+    python -m benchmarks.many_models --traces FOLDER --capacity [--requests 200] [--quick] [...]
 
 FOLDER has ``azure_functions_sample/Azure2021_200.csv`` (invocations of functions: app, func, end_timestamp,
 duration) and ``sharegpt_lengths/sharegpt_first_pair_qwen.csv`` (prompt_tokens, output_tokens). The services
@@ -26,6 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -56,11 +58,11 @@ RESIDENT = "resident"
 ONE = "one-at-a-time"
 ENOUGH = 0.9
 """Share of the tokens on time up to which a GPU is said to serve a load."""
-MODEL_COUNTS = (2, 4, 6, 8, 10, 12, 15, 20, 30, 50, 100)
+MODEL_COUNTS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 25, 30, 40)
 RATE_EACH = 0.1
 """Requests per second of a model, mean over models, where the number of models is searched."""
 MODELS_ASKED = 20
-RATES = tuple(0.005 * 1.25**step for step in range(20))
+RATES = tuple(0.005 * 1.25**step for step in range(15))
 """Requests per second of a model, mean over models, where the rate is searched."""
 
 
@@ -225,40 +227,44 @@ def on_time(point: Point) -> float:
 
 
 def most(share: Callable[[int], float], count: int) -> tuple[int, float, float]:
-    """The last of ``count`` loads, each heavier than the one before, up to which all are served.
+    """The last of ``count`` loads, each heavier than the one before, that is served, by bisection.
 
-    -1: none is. Also its share, and that of the next one (0 if there is none). Light loads are simulated
-    soonest, so they are tried first.
+    -1: none is. Also its share, and that of the next one (0 if there is none).
     """
-    enough = 1.0
-    for at in range(count):
-        found = share(at)
-        if found < ENOUGH:
-            return at - 1, enough, found
-        enough = found
-    return count - 1, enough, 0.0
+    low, high, found = -1, count, {-1: 1.0, count: 0.0}
+    while high - low > 1:
+        middle = (low + high) // 2
+        found[middle] = share(middle)
+        low, high = (middle, high) if found[middle] >= ENOUGH else (low, middle)
+    return low, found[low], found[high]
 
 
-def capacity(point: Point) -> tuple[int, float]:
-    """Models at ``RATE_EACH``, and requests per second for ``MODELS_ASKED``, that a GPU serves."""
-    place, _, _ = most(
-        lambda at: on_time(replace(point, models=MODEL_COUNTS[at], rate=RATE_EACH)), len(MODEL_COUNTS)
-    )
+def capacity(point: Point, requests: int) -> tuple[int, float]:
+    """Models at ``RATE_EACH``, and requests per second for ``MODELS_ASKED``, that a GPU serves.
+
+    requests: in each simulation, about. At another rate the same ones come sooner or later.
+    """
+
+    def share(models: int, rate: float) -> float:
+        return on_time(replace(point, models=models, rate=rate, seconds=requests / (rate * models)))
+
+    place, _, _ = most(lambda at: share(MODEL_COUNTS[at], RATE_EACH), len(MODEL_COUNTS))
     models = MODEL_COUNTS[place] if place >= 0 else 0
-    at_rate = replace(point, models=MODELS_ASKED)
-    place, enough, less = most(lambda at: on_time(replace(at_rate, rate=RATES[at])), len(RATES))
+    place, enough, less = most(lambda at: share(MODELS_ASKED, RATES[at]), len(RATES))
     rate = RATES[place] if place >= 0 else 0.0
     if 0 <= place < len(RATES) - 1:
         rate += (RATES[place + 1] - rate) * (enough - ENOUGH) / (enough - less)
     return models, rate * MODELS_ASKED
 
 
-def print_capacities(points: Sequence[Point], jobs: int) -> None:
+def print_capacities(points: Sequence[Point], requests: int, jobs: int) -> None:
     """A row for each point: what its device serves with its policy."""
     print(f"| device | policy | models at {RATE_EACH}/s each | requests/s for {MODELS_ASKED} models |")
     print("|---|---|---:|---:|")
     with ProcessPoolExecutor(jobs) as pool:
-        for point, (models, rate) in zip(points, pool.map(capacity, points), strict=True):
+        for point, (models, rate) in zip(
+            points, pool.map(partial(capacity, requests=requests), points), strict=True
+        ):
             print(f"| {point.device} | {point.policy} | {models} | {rate:.2f} |", flush=True)
 
 
@@ -297,6 +303,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="simulations at a time")
     parser.add_argument("--capacity", action="store_true", help="search what a GPU serves in time")
+    parser.add_argument("--requests", type=int, default=200, help="of each simulation for --capacity")
     parser.add_argument("--csv", type=Path, help="write all figures to this file")
     arguments = parser.parse_args()
     missing = [file for file in (FUNCTIONS, LENGTHS) if not (arguments.traces / file).is_file()]
@@ -307,6 +314,8 @@ def main() -> None:
         arguments.devices, arguments.models, arguments.seconds = ["a100-80"], [4, 10, 20], 60.0
     if arguments.capacity:
         arguments.models = [MODELS_ASKED]
+        if arguments.quick:
+            arguments.requests = 30
         arguments.policies = [policy for policy in arguments.policies if policy != RESIDENT]
     points = [
         Point(
@@ -324,7 +333,7 @@ def main() -> None:
         for policy in arguments.policies
     ]
     if arguments.capacity:
-        print_capacities(points, arguments.jobs)
+        print_capacities(points, arguments.requests, arguments.jobs)
         return
     heads = (
         "device | models | policy | requests/s | on time | goals | goodput | TTFT | p99 | gap p99 | fetches"

@@ -95,7 +95,7 @@ def test_a_capacity_is_that_of_the_heaviest_load_in_time(monkeypatch: pytest.Mon
     """Of a request/s in all a tenth of the tokens are late, and of two a fifth."""
     monkeypatch.setattr(many_models, "on_time", lambda point: 1 - 0.1 * point.models * point.rate)
     point = many_models.Point("a100-80", 0, "turns", 0.0, 1.0, 0.6, 0, Path())
-    assert many_models.capacity(point) == (10, pytest.approx(1.0))
+    assert many_models.capacity(point, 100) == (10, pytest.approx(1.0))
 
 
 def test_capacities_have_a_row_for_each_policy(
@@ -104,7 +104,7 @@ def test_capacities_have_a_row_for_each_policy(
     """Few requests, which are all in time."""
     monkeypatch.setattr(many_models, "MODEL_COUNTS", (2, 4))
     monkeypatch.setattr(many_models, "RATES", (0.01, 0.02))
-    few = ["--traces", traces, "--devices", "a100-80", "--seconds", 5.0, "--jobs", 1]
+    few = ["--traces", traces, "--devices", "a100-80", "--requests", 5, "--jobs", 1]
     many(monkeypatch, *few, "--capacity", "--policies", "resident", "one-at-a-time")
     assert capsys.readouterr().out.splitlines() == [
         "| device | policy | models at 0.1/s each | requests/s for 20 models |",
