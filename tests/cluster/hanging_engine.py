@@ -4,6 +4,8 @@ What they do is in the fragment of the first service's model, and a file that sa
 in "fake#step-waits,/tmp/reached".
 """
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +21,12 @@ BUILDER = "hanging_engine:build_hanging"
 STEP = 10
 COMPUTED_S = 0.5
 """CPU time of what computes for long."""
+_COMPUTING = f"""
+import sys, time
+while time.process_time() < {COMPUTED_S}:
+    pass
+sys.stdin.read()
+"""
 
 
 def build_hanging(
@@ -27,7 +35,7 @@ def build_hanging(
     """As ``build_fake``."""
     what, _, reached = options.services[0].model.partition("#")[2].partition(",")
     when, _, how = what.partition("-")
-    do = {"waits": _wait, "circles": _circle, "computes": _compute}[how]
+    do = {"waits": _wait, "circles": _circle, "computes": _compute, "delegates": _delegate}[how]
     if when == "load":
         _once(reached, do)
     engine, info = build_fake(options, folders, progress=progress)
@@ -70,3 +78,9 @@ def _compute() -> None:
     until_s = time.thread_time() + COMPUTED_S
     while time.thread_time() < until_s:
         pass
+
+
+def _delegate() -> None:
+    """Wait for a child that waits for another, which computes; both end with this process."""
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {_COMPUTING!r}])"
+    subprocess.Popen([sys.executable, "-c", child], stdin=subprocess.PIPE).wait()

@@ -3,20 +3,24 @@
 import asyncio
 import logging
 import os
+import pickle
 import signal
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from engine_builders import ByteTokenizer, expected_tokens, make_options, make_request
-from hanging_engine import BUILDER
+from hanging_engine import BUILDER, COMPUTED_S
 
 import routers
 from routers import QUICK
+from shoal.cluster.node.engine_processes import Node
 from shoal.cluster.options import ClusterOptions
 from shoal.cluster.router.router import Router
 from shoal.core import EngineDied, SamplingParams
+from shoal.engine.process.config import EngineConfig
 
 PROMPT = [97, 98, 99, 100, 101]
 TOKENS = 40
@@ -122,5 +126,28 @@ def test_an_engine_that_computes_while_it_loads_is_waited_for(tmp_path):
         await starting
         assert router.engines[0].restarts == 0
         await router.close()
+
+    asyncio.run(scenario())
+
+
+def test_cpu_time_of_children_counts_while_an_engine_loads(tmp_path):
+    """Such as that of the process that stores its weights."""
+
+    async def scenario():
+        node = Node(tmp_path, lambda event: None)
+        options = make_options(f"fake#load-delegates,{tmp_path / 'reached'}", threads=1)
+        config = EngineConfig(options=options, folders={}, builder=BUILDER, heartbeat_s=0.1)
+        node.start("e", 1, pickle.dumps(config))
+        await until(node.running)
+        engine = psutil.Process(node.running()[0].pid)
+
+        def children_s() -> float:
+            [usage] = node.usages()
+            return usage.cpu_s - sum(engine.cpu_times())
+
+        async with asyncio.timeout(60):
+            await until((tmp_path / "reached").exists)
+            await until(lambda: children_s() >= COMPUTED_S)
+        await node.close()
 
     asyncio.run(scenario())

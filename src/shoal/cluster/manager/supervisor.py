@@ -74,7 +74,7 @@ class Supervisor:
         """Resource usage of an engine's process since its start was reported."""
         self._count_time(engine, max(0.0, cpu_s - engine.used_cpu_s))
         engine.usage_known, engine.used_cpu_s = True, max(engine.used_cpu_s, cpu_s)
-        if read_bytes > engine.read_bytes:
+        if read_bytes != engine.read_bytes:  # fewer once a child that has read has ended
             engine.read_bytes = read_bytes
             engine.work.mark()
 

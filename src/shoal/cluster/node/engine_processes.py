@@ -57,7 +57,7 @@ class EngineUsage(msgspec.Struct, frozen=True):
     engine: str
     incarnation: int
     cpu_s: float
-    """CPU time, including ended children."""
+    """CPU time, including ended children, and while it loads also running ones."""
     read_bytes: int
     """Bytes read from disks; 0 where unknown."""
 
@@ -140,7 +140,8 @@ class Node:
         return [
             EngineUsage(engine, owned.incarnation, *used)
             for engine, owned in self._owned.items()
-            if owned.process is not None and (used := _measure_usage(owned.process)) is not None
+            if owned.process is not None
+            and (used := _measure_usage(owned.process, children=owned.ready is None)) is not None
         ]
 
     async def close(self) -> None:
@@ -199,13 +200,26 @@ class Node:
         self._on_event(event)
 
 
-def _measure_usage(process: psutil.Process) -> tuple[float, int] | None:
-    """CPU time and bytes read; None: unknown, or the process has ended."""
+def _measure_usage(process: psutil.Process, *, children: bool) -> tuple[float, int] | None:
+    """CPU time and bytes read; None: unknown, or the process has ended.
+
+    children: whether to count running children and theirs, such as one that stores weights.
+    """
     try:
         cpu_s = sum(process.cpu_times()[:4])  # user, system, and both of ended children
+        running = process.children(recursive=True) if children else []
     except psutil.Error:
         return None
+    read_bytes = _read_bytes(process)
+    for child in running:
+        with suppress(psutil.Error):  # it has ended
+            cpu_s += sum(child.cpu_times()[:4])
+            read_bytes += _read_bytes(child)
+    return cpu_s, read_bytes
+
+
+def _read_bytes(process: psutil.Process) -> int:
     try:
-        return cpu_s, process.io_counters().read_bytes
+        return int(process.io_counters().read_bytes)
     except (psutil.Error, AttributeError):  # not permitted, or not supported
-        return cpu_s, 0
+        return 0
