@@ -7,11 +7,25 @@ import httpx
 import openai
 import pytest
 from serve_builders import FakeEngine, chat, completion, serving, serving_in_thread, until
+from weights_status import engine_with_weights
 
 from shoal.core import ServiceUnavailable
+from shoal.schedule.policies.residency import Place
 from shoal.serve import generation_response
 
 COMMENT = b": keep-alive\n\n"
+
+
+class AbsentEngine(FakeEngine):
+    """Its weights are at one place, as far as the server knows."""
+
+    def __init__(self, place, **options):
+        super().__init__(**options)
+        self.place = place
+
+    @property
+    def engines(self):
+        return [engine_with_weights("0", {"chat": self.place, "base": self.place})]
 
 
 @pytest.fixture(autouse=True)
@@ -118,6 +132,63 @@ def test_a_stream_whose_service_is_loaded_begins_at_once(path, body):
     received = asyncio.run(main(["chat", "base"]))
     assert received.startswith(b": loading\n\n")
     assert text_of(received) == text_of(asyncio.run(main([]))) != ""
+
+
+@pytest.mark.parametrize("place", [Place.ABSENT, Place.COMING])
+@pytest.mark.parametrize(("path", "body"), STREAMS)
+def test_a_stream_that_waits_for_its_weights_begins_at_once(path, body, place):
+    async def main():
+        engine = AbsentEngine(place, hold=asyncio.Event())
+        received = b""
+        async with (
+            serving(engine) as (url, _, _),
+            httpx.AsyncClient(base_url=url, timeout=30) as client,
+            client.stream("POST", path, json=body) as response,
+        ):
+            assert response.status_code == 200
+            async for piece in response.aiter_raw():
+                received += piece
+                if received.count(COMMENT) >= 2:
+                    engine.hold.set()
+        return received
+
+    received = asyncio.run(main())
+    assert received.startswith(b": loading\n\n" + COMMENT)
+    assert received.count(b": loading") == 1
+    assert text_of(received) == text_of(stream_of(path, body)) != ""
+
+
+def test_a_stream_whose_weights_are_there_waits_for_its_first_event():
+    async def main():
+        engine = AbsentEngine(Place.RESIDENT, hold=asyncio.Event())
+        async with serving(engine) as (url, _, _), httpx.AsyncClient(base_url=url, timeout=30) as client:
+            asking = asyncio.create_task(client.post("/v1/completions", json=completion(stream=True)))
+            await until(lambda: engine.paused)
+            await asyncio.sleep(0.3)
+            engine.hold.set()
+            return (await asking).content
+
+    assert b": " not in asyncio.run(main()).split(b"data: ")[0]
+
+
+def test_weights_that_never_come_are_an_error_of_the_stream():
+    async def main():
+        why = ServiceUnavailable("'chat' cannot be served now: its weights cannot be loaded", retry_after_s=5)
+        engine = AbsentEngine(Place.ABSENT, hold=asyncio.Event(), fail_after=0, failure=why)
+        async with (
+            serving(engine) as (url, _, _),
+            httpx.AsyncClient(base_url=url, timeout=30) as client,
+            client.stream("POST", "/v1/chat/completions", json=chat(stream=True)) as response,
+        ):
+            received = b""
+            async for piece in response.aiter_raw():
+                received += piece
+                engine.hold.set()
+        return received
+
+    events = asyncio.run(main()).split(b"\n\n")
+    error = json.loads(events[-2].removeprefix(b"data: "))["error"]
+    assert (events[0], error["code"]) == (b": loading", "service_unavailable")
 
 
 def test_a_stream_whose_service_cannot_be_loaded_ends_with_the_error():

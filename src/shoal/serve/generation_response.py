@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from shoal.core import ShoalError
+from shoal.serve.absent_weights import weights_are_absent
 from shoal.serve.backend import Backend
 from shoal.serve.errors import ShuttingDown
 from shoal.serve.generation import Generation, GenerationRequest, submit_request
@@ -61,8 +62,8 @@ _UNNAMED_EVENTS = Framing(_event, end=_event(b"[DONE]"))
 class GenerationResponse(Response):
     """Runs a generation request and sends its output. A client that disconnects cancels the request.
 
-    The status of a stream is sent with its first event, or earlier where its service has to be loaded. So an
-    error before that is an HTTP error, and a later error is the last event of the stream.
+    The status of a stream is sent with its first event, or earlier where it waits for its service or weights
+    to be loaded. So an error before that is an HTTP error, and a later error is the last event of the stream.
     """
 
     def __init__(
@@ -159,11 +160,11 @@ class GenerationResponse(Response):
         await send({"type": "http.response.body", "body": end})
 
     async def _keep_alive(self, send: Send) -> None:
-        """Start a stream whose service is being loaded, and send a comment when it is silent for long."""
+        """Start a stream that waits for loading, and send a comment when it is silent for long."""
         silent_checks = 0
         await asyncio.sleep(_FIRST_CHECK_S)
         while True:
-            if not self._started and self._backend.waits_for_load(self._request.service):
+            if not self._started and self._waits_for_loading():
                 await self._start_stream(send)
                 await self._send_comment(send, _LOADING)
             await asyncio.sleep(_KEEP_ALIVE_S / _IDLE_CHECKS)
@@ -172,6 +173,10 @@ class GenerationResponse(Response):
             if silent_checks == _IDLE_CHECKS:
                 silent_checks = 0
                 await self._send_comment(send, self._framing.comment)
+
+    def _waits_for_loading(self) -> bool:
+        service = self._request.service
+        return self._backend.waits_for_load(service) or weights_are_absent(self._backend, service)
 
     async def _send_comment(self, send: Send, comment: bytes) -> None:
         if self._framing.comment:

@@ -12,6 +12,7 @@ from shoal.cluster.status import ServiceState
 from shoal.engine.info import ServiceInfo
 from shoal.models import ModelDescription
 from shoal.schedule.policies.residency import Place
+from shoal.serve.absent_weights import weights_are_absent
 from shoal.serve.api import Api
 from shoal.serve.ollama.durations import FOREVER_S
 from shoal.serve.openai.reasoning_parser import reasoning_tags
@@ -43,12 +44,12 @@ class OllamaModels:
 
     def list_loaded(self, request: Request) -> list[dict[str, Any]]:
         """The services with weights in the memory of an engine."""
-        cards, services = self._api.visible_cards(request), self._api.backend.services
+        cards, backend = self._api.visible_cards(request), self._api.backend
         loaded = (ServiceState.READY, ServiceState.DRAINING)
         return [
             self._loaded_entry(cards[name])
-            for name, status in services.items()
-            if name in cards and status.state in loaded and not self._is_absent(name)
+            for name, status in backend.services.items()
+            if name in cards and status.state in loaded and not weights_are_absent(backend, name)
         ]
 
     def show(self, card: ModelCard) -> dict[str, Any]:
@@ -102,11 +103,6 @@ class OllamaModels:
         for engine in self._api.backend.engines:
             if engine.info is not None and engine.place(service) is Place.RESIDENT:
                 yield engine.device, engine.info.services[service].weight_bytes
-
-    def _is_absent(self, service: str) -> bool:
-        """Whether all engines that have loaded a service have its weights elsewhere than in their memory."""
-        places = [place for engine in self._api.backend.engines if (place := engine.place(service))]
-        return bool(places) and Place.RESIDENT not in places
 
     def _identity(self, card: ModelCard) -> dict[str, Any]:
         info, latest = self._info(card), card.id + LATEST
