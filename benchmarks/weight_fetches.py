@@ -18,6 +18,7 @@ import os
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -30,7 +31,7 @@ from benchmarks.interrupts import print_at_end
 from shoal.core import Arrival, NewSequence, SamplingParams, Service, StepPlan, StepResult
 from shoal.execute.model.model_set import ModelSet, load_models
 from shoal.execute.torch_executor import TorchExecutor
-from shoal.execute.weights.image import WeightImage, read_weights
+from shoal.execute.weights.image import Place, WeightImage, read_weights
 from shoal.execute.weights.memory import WeightMemory
 from shoal.kvcache import BlockPool, plan_layout
 
@@ -183,7 +184,7 @@ def measure_idle(bench: Bench, rounds: int, table: Table) -> None:
     """Fetches by the executor against plain reads, in turns."""
     service = bench.services[0]
     image = bench.image(service)
-    fresh = WeightImage(image.folder, WeightMemory(image.num_bytes), image.checksums)
+    fresh = replace(image, memory=WeightMemory(image.num_bytes), place=Place.ABSENT)
     bench.fetch(service)  # compares checksums
     bench.evict(service)
     fetches, reads = [], []

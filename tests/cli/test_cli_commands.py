@@ -21,6 +21,7 @@ from shoal.cli.version import describe_cpu
 from shoal.core import EngineDied, FinishReason, Service
 from shoal.frontend import offline_api
 from shoal.frontend.offline_batch import Completion, RequestOutput
+from shoal.models import StoredImage
 from shoal.schedule import FcfsStrict
 
 runner = CliRunner()
@@ -394,11 +395,34 @@ class FakeModel:
 def test_models_list(monkeypatch):
     known = [FakeModel("smollm2", True, 270_000_000), FakeModel("gemma3-270m", False, 0, chat=False)]
     monkeypatch.setattr(shoal.models, "list_models", lambda: known)
+    monkeypatch.setattr(shoal.models, "list_images", lambda: [])
     output = runner.invoke(models_app, ["list"], catch_exceptions=False).output
     rows = {line.split("│")[1].strip(): line for line in output.splitlines() if "│" in line}
     assert "270 MB" in rows["smollm2"]
     assert rows["gemma3-270m"].count("no") == 2
     assert "cache: " in output
+    assert "weight image" not in output
+
+
+def test_models_list_shows_weight_images(monkeypatch, tmp_path):
+    stored = [
+        StoredImage(tmp_path / "a-int8-12", tmp_path, 150_400_000),
+        StoredImage(tmp_path / "b-int8-34", tmp_path / "[b]", 20_000_000),
+        StoredImage(tmp_path / "c-int8-56", None, 1_000_000),
+    ]
+    monkeypatch.setattr(shoal.models, "list_models", lambda: [])
+    monkeypatch.setattr(shoal.models, "list_images", lambda: stored)
+    output = runner.invoke(models_app, ["list"], env={"COLUMNS": "400"}, catch_exceptions=False).output
+    rows = {
+        cells[1]: cells[2:4]
+        for line in output.splitlines()
+        if len(cells := [cell.strip() for cell in line.split("│")]) == 5
+    }
+    assert rows == {
+        "a-int8-12": ["150 MB", str(tmp_path)],
+        "b-int8-34": ["20 MB", f"{tmp_path / '[b]'} (gone)"],
+        "c-int8-56": ["1 MB", "unknown"],
+    }
 
 
 def test_models_pull_prints_each_task_once_and_the_folder(monkeypatch, tmp_path):

@@ -1,5 +1,7 @@
 """Images of models in the cache: the same logits as the model itself, and images that are made again."""
 
+import errno
+import gc
 import json
 import os
 import threading
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from execute_builders import VOCAB, make_model, tiny_config
-from weight_builders import image_of
+from weight_builders import image_of, next_arrival
 
 from at_hand import on_cpu
 from shoal.core import ConfigError, ModelUnavailable, ModelUnsupported, ShoalError
@@ -19,7 +21,9 @@ from shoal.execute.model.images import load_image
 from shoal.execute.model.loading import Int8Unsupported, LoadedModel, load_model
 from shoal.execute.model.record_attention import RecordingStep, packed_logits
 from shoal.execute.model.transformers_forward import Forward, TransformersForward
-from shoal.execute.weights.image import FACTS_FILE, SKELETON_FILE, WEIGHTS_FILE, read_weights
+from shoal.execute.weights.image import SKELETON_FILE, WEIGHTS_FILE, Place, read_weights
+from shoal.execute.weights.loader import WeightLoader
+from shoal.models import FACTS_FILE, list_images
 
 pytestmark = on_cpu
 KINDS = ("llama", "qwen3", "gemma3", "gpt2", "opt", "mixtral")
@@ -140,6 +144,81 @@ def test_an_image_is_made_again_only_if_it_would_be_another(
     monkeypatch.setattr(images, "_code_digest", lambda: "other")
     fetched(llama)
     assert len(made) == 8
+
+
+def change_weights(folder: Path) -> torch.Tensor:
+    """Other weights in a model's files; returns their logits."""
+    make_model(folder, tiny_config("llama"), seed=5)
+    return logits(load_model("tiny", folder, torch.float32, CPU, None, onednn=False).forward)
+
+
+def test_a_new_image_takes_the_place_of_the_one_of_other_files_or_versions(
+    made: list[Path], llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        fetched(llama, dtype)
+    fetched(make_model(tmp_path / "another", tiny_config("gpt2")))
+    before = list_images()
+    expected = change_weights(llama)
+    assert torch.equal(logits(fetched(llama).forward), expected)
+    monkeypatch.setattr(images, "_code_digest", lambda: "other")
+    assert torch.equal(logits(fetched(llama).forward), expected)
+    assert len(made) == 5
+    assert [image.path for image in list_images()] == [image.path for image in before]
+    assert sorted(image.source for image in before if image.source) == [tmp_path / "another", llama, llama]
+
+
+def test_an_image_in_use_is_read_after_another_took_its_place(made: list[Path], llama: Path) -> None:
+    model = load_image("tiny", llama, torch.float32, CPU, None)
+    expected = logits(load_model("tiny", llama, torch.float32, CPU, None, onednn=False).forward)
+    change_weights(llama)
+    fetched(llama)
+    assert len(made) == 2
+    loader = WeightLoader()
+    for _ in range(2):
+        loader.fetch("a", image_of(model))
+        assert next_arrival(loader).error is None
+        assert torch.equal(logits(model.forward), expected)
+        image_of(model).memory.release()
+        image_of(model).place = Place.ABSENT
+    loader.close()
+
+
+def test_the_image_of_a_model_that_is_gone_goes_when_another_is_made(
+    made: list[Path], llama: Path, tmp_path: Path
+) -> None:
+    fetched(llama)
+    llama.rename(tmp_path / "moved")
+    fetched(tmp_path / "moved")
+    assert [image.source for image in list_images()] == [tmp_path / "moved"]
+
+
+def test_an_image_holds_a_file_open_only_while_it_is_used(made: list[Path], llama: Path) -> None:
+    fetched(llama)
+    gc.collect()
+    files = len(os.listdir("/proc/self/fd"))
+    model = load_image("tiny", llama, torch.float32, CPU, None)
+    assert len(os.listdir("/proc/self/fd")) == files + 1
+    del model
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
+def test_too_many_open_files_are_named_and_no_damage(
+    made: list[Path], llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched(llama)
+    open_file = os.open
+
+    def refuse(path: object, *arguments: object, **keywords: object) -> int:
+        if path == WEIGHTS_FILE:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return open_file(path, *arguments, **keywords)  # type: ignore[call-overload,no-any-return]
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(ConfigError, match=r"Too many open files.*ulimit -n"):
+        load_image("tiny", llama, torch.float32, CPU, None)
+    assert len(made) == 1
 
 
 def _truncate(path: Path) -> None:
@@ -272,7 +351,7 @@ def test_a_model_whose_copy_computes_something_else_is_refused(
 def test_errors_of_the_child_come_back_as_they_were(
     kind: str, raised: type[ShoalError], tmp_path: Path
 ) -> None:
-    order = images._Order("tiny", tmp_path, torch.float32, None)
+    order = images._Order("tiny", tmp_path, torch.float32, None, "1")
     lines = ["a warning", json.dumps({"error": [kind, "why"]}), "{}"]
     error = images._error_of(order, tmp_path, lines, 1)
     assert (type(error), str(error)) == (raised, "why")
@@ -280,14 +359,14 @@ def test_errors_of_the_child_come_back_as_they_were(
 
 @pytest.mark.parametrize(("status", "how"), [(3, "exit status 3"), (-9, "signal 9")])
 def test_a_child_that_ends_without_an_error_is_reported(status: int, how: str, tmp_path: Path) -> None:
-    order = images._Order("tiny", tmp_path, torch.float32, None)
+    order = images._Order("tiny", tmp_path, torch.float32, None, "1")
     error = images._error_of(order, tmp_path, ["last words"], status)
     assert isinstance(error, ModelUnavailable)
     assert str(error).endswith(f"ended with {how} (last words)")
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
-    order = images._Order("tiny", tmp_path, torch.float32, None)
+    order = images._Order("tiny", tmp_path, torch.float32, None, "1")
     line = json.dumps({"error": ["ModelUnavailable", "[Errno 28] No space left on device"]})
     assert "SHOAL_CACHE" in str(images._error_of(order, tmp_path, [line], 1))
 

@@ -9,7 +9,7 @@ import torch
 from shoal.core import Arrival, StepPlan
 from shoal.execute.model.loading import LoadedModel
 from shoal.execute.protocol import Executor
-from shoal.execute.weights.image import WeightImage, open_image, write_image
+from shoal.execute.weights.image import ImageOrigin, WeightImage, open_image, write_image
 from shoal.execute.weights.loader import WeightLoader
 from shoal.execute.weights.skeleton import take_apart
 
@@ -20,8 +20,8 @@ AMPLE = 1 << 30
 def tensor_image(folder: Path, tensor: torch.Tensor) -> tuple[torch.Tensor, WeightImage]:
     """An image that has one tensor and nothing else; its tensor is returned, too."""
     folder.mkdir()
-    write_image(take_apart(tensor), folder)
-    return open_image(folder)
+    write_image(take_apart(tensor), folder, ImageOrigin(folder, "1"))
+    return open_image(folder, "1")
 
 
 def image_of(model: LoadedModel) -> WeightImage:

@@ -1,23 +1,28 @@
 """``shoal models``: list the known models, and download them."""
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from shoal.cli.command import Commands
+
+if TYPE_CHECKING:
+    from shoal.models import StoredImage
 
 models = Commands(help="List the models that Shoal knows by name, and fetch them.")
 
 
 @models.command("list")
 def list_models() -> None:
-    """Show the models known by name, and which of them are cached.
+    """Show the models known by name, which of them are cached, and the weight images in the cache.
 
     Any decoder-only Hugging Face folder, hub id or GGUF file can be served, too.
     """
-    from shoal.models import cache_dir
+    from shoal.models import cache_dir, list_images
     from shoal.models import list_models as all_models
 
     table = Table()
@@ -35,7 +40,27 @@ def list_models() -> None:
         )
     console = Console()
     console.print(table)
+    if images := list_images():
+        console.print(_image_table(images))
     console.print(f"cache: {cache_dir()}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _image_table(images: "Sequence[StoredImage]") -> Table:
+    """What is kept of models whose weights come and go (weights.memory)."""
+    table = Table()
+    table.add_column("weight image", overflow="fold")
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("of the model in", overflow="fold")
+    for image in images:
+        table.add_row(image.path.name, f"{image.size_bytes / 1e6:.0f} MB", _source_text(image))
+    return table
+
+
+def _source_text(image: "StoredImage") -> Text:
+    """A path, which is no markup."""
+    if image.source is None:
+        return Text("unknown")
+    return Text(str(image.source) if image.source.is_dir() else f"{image.source} (gone)")
 
 
 @models.command()

@@ -30,8 +30,10 @@ from shoal.models.services import check_service, resolve_service
 from shoal.models.tokenizer.no_tokenizer import NoTokenizer
 from shoal.models.tokenizer.tokenizer import NO_CHAT_TEMPLATE, Tokenizer, TokenizerDescription
 from shoal.models.tokenizer.vocabulary import Vocabulary
+from shoal.models.weight_images import FACTS_FILE, StoredImage, images_dir, list_images, remove_orphans
 
 __all__ = [
+    "FACTS_FILE",
     "NO_CHAT_TEMPLATE",
     "LayerFacts",
     "ModelDescription",
@@ -39,6 +41,7 @@ __all__ = [
     "ModelInfo",
     "NoTokenizer",
     "Progress",
+    "StoredImage",
     "Tokenizer",
     "TokenizerDescription",
     "Vocabulary",
@@ -55,8 +58,10 @@ __all__ = [
     "digest_of",
     "groups_file",
     "has_tokenizer",
+    "images_dir",
     "in_words",
     "is_quantised",
+    "list_images",
     "list_models",
     "open_weights",
     "pull_model",
@@ -64,6 +69,7 @@ __all__ = [
     "read_sampling_defaults",
     "read_weight_headers",
     "refuse_incomplete",
+    "remove_orphans",
     "summarize_names",
     "resolve_model",
     "resolve_service",

@@ -35,32 +35,56 @@ def cache_dir() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "shoal"
 
 
-def build_once(target: Path, build: Callable[[Path], None], progress: Progress) -> Path:
-    """Return the folder ``target``; if it does not exist, let ``build`` fill it first.
+def build_once(
+    target: Path,
+    build: Callable[[Path], None],
+    progress: Progress,
+    usable: Callable[[Path], bool] = lambda folder: True,
+) -> Path:
+    """Return the folder ``target``; if it does not exist or is not ``usable``, let ``build`` fill it first.
 
-    ``build`` gets an empty temporary folder, which is renamed to the target when ``build`` has returned. So
-    an existing target is always complete. Under a file lock, which the operating system releases when its
+    ``build`` gets an empty temporary folder, which takes the place of the target when ``build`` has returned.
+    So an existing target is always complete. Under a file lock, which the operating system releases when its
     owner dies, one process builds while others wait. Leftovers of killed processes are removed.
     """
     _remove_leftovers(target.parent)
-    if target.is_dir():
+    if target.is_dir() and usable(target):
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     lock = _lock_of(target.parent, target.name)
     _acquire(lock, f"waiting for another process that prepares {target.name}", progress)
     try:
-        if target.is_dir():
+        if target.is_dir() and usable(target):
             return target
-        partial = target.with_name(f".{target.name}{_PARTIAL}{uuid.uuid4().hex[:8]}")
+        partial = _partial(target)
         partial.mkdir()
         try:
             build(partial)
+            if target.is_dir():
+                _remove(target)
             partial.rename(target)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     finally:
         lock.release()
     return target
+
+
+def remove_built(target: Path) -> None:
+    """Remove what ``build_once`` has built, unless a process builds it now, or the cache is not writable."""
+    with contextlib.suppress(OSError), _lock_of(target.parent, target.name).acquire(timeout=0):
+        _remove(target)
+
+
+def _remove(target: Path) -> None:
+    """Remove a folder; at no time is a part of it at its path."""
+    removed = _partial(target)
+    target.rename(removed)
+    shutil.rmtree(removed, ignore_errors=True)
+
+
+def _partial(target: Path) -> Path:
+    return target.with_name(f".{target.name}{_PARTIAL}{uuid.uuid4().hex[:8]}")
 
 
 def fingerprint(revision: int | str, source: Path, files: Iterable[Path]) -> str:

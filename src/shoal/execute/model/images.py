@@ -4,22 +4,22 @@ import hashlib
 import json
 import logging
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from transformers import __version__ as transformers_version
 
 from shoal.core import ConfigError, ModelUnavailable, ModelUnsupported, ShoalError
 from shoal.execute.model.loading import Int8Unsupported, LoadedModel
-from shoal.execute.weights.image import ImageDamaged, open_image
-from shoal.models.cache import OTHER_DISK_HINT, build_once, cache_dir, fingerprint
+from shoal.execute.weights.image import ImageDamaged, ImageOutdated, WeightImage, open_image
+from shoal.models import images_dir, remove_orphans
+from shoal.models.cache import OTHER_DISK_HINT, build_once, fingerprint
 from shoal.models.child_process import end_child, start_child
 from shoal.models.download.disk_full import disk_full, is_disk_full
 from shoal.models.folder.weights import groups_file, weight_files
@@ -47,17 +47,9 @@ def load_image(
     The weights are absent when it returns. Raises as ``load_model`` does, and ModelUnsupported for a model
     that cannot be stored as an image.
     """
-    target = image_folder(folder, dtype, seed)
-    order = _Order(name, folder, dtype, seed)
-    try:
-        return _open(target, order, progress)
-    except ImageDamaged as error:
-        _log.warning("the image of %s is made again: %s", name, error)
-        shutil.rmtree(target, ignore_errors=True)
-    try:
-        return _open(target, order, progress)
-    except ImageDamaged as error:
-        raise ModelUnavailable(f"{name}: its weights cannot be kept in the cache: {error}") from error
+    order = _Order(name, folder, dtype, seed, _revision(folder, dtype, seed))
+    model, image = _Opening(order, image_folder(folder, dtype, seed), progress).open()
+    return replace(cast(LoadedModel, model), folder=folder, image=image)
 
 
 class _Order(NamedTuple):
@@ -67,33 +59,74 @@ class _Order(NamedTuple):
     folder: Path
     dtype: torch.dtype
     seed: int | None
+    revision: str
+    """Of its image."""
 
 
-def _open(target: Path, order: _Order, progress: Callable[[str], None] | None) -> LoadedModel:
-    """Open the image in ``target``, or make it; raises ImageDamaged."""
+class _Opening:
+    """Opens an image, or makes it if it is missing, damaged or outdated.
 
-    def build(partial: Path) -> None:
-        if progress is not None:
-            progress(
-                f"making the weight image of {order.name} ({_short(order.dtype)}), for this and later starts"
+    It is opened before another process can replace it, or while none may.
+    """
+
+    def __init__(self, order: _Order, target: Path, progress: Callable[[str], None] | None) -> None:
+        self._order = order
+        self._target = target
+        self._progress = progress
+        self._opened: tuple[Any, WeightImage] | None = None
+        self._damage: ImageDamaged | None = None
+
+    def open(self) -> tuple[Any, WeightImage]:
+        """The model and its image."""
+        name, target = self._order.name, self._target
+        progress = silent if self._progress is None else in_words(self._progress)
+        try:
+            build_once(target, self._make, progress, self._is_usable)
+        except ImageDamaged as error:
+            raise ModelUnavailable(f"{name}: its weights cannot be kept in the cache: {error}") from error
+        except OSError as error:
+            if is_disk_full(error):
+                raise _disk_full(self._order, target) from error
+            raise ModelUnavailable(
+                f"{name}: its weights cannot be stored in {target.parent}: {error}; set SHOAL_CACHE to"
+                " store them elsewhere"
+            ) from error
+        assert self._opened is not None
+        return self._opened
+
+    def _is_usable(self, folder: Path) -> bool:
+        try:
+            self._opened = open_image(folder, self._order.revision)
+        except ImageOutdated:
+            return False
+        except ImageDamaged as error:
+            self._damage = error
+            return False
+        return True
+
+    def _make(self, folder: Path) -> None:
+        name = self._order.name
+        if self._damage is not None:
+            _log.warning("the image of %s is made again: %s", name, self._damage)
+        if self._progress is not None:
+            self._progress(
+                f"making the weight image of {name} ({_short(self._order.dtype)}), for this and later starts"
             )
-        _make_in_child(order, partial)
-
-    try:
-        build_once(target, build, silent if progress is None else in_words(progress))
-    except OSError as error:
-        if is_disk_full(error):
-            raise _disk_full(order, target) from error
-        raise ModelUnavailable(
-            f"{order.name}: its weights cannot be stored in {target.parent}: {error}; set SHOAL_CACHE to"
-            " store them elsewhere"
-        ) from error
-    model, image = open_image(target)
-    return replace(cast(LoadedModel, model), folder=order.folder, image=image)
+        remove_orphans()
+        _make_in_child(self._order, folder)
+        self._opened = open_image(folder, self._order.revision)
+        self._opened[1].folder = self._target
 
 
 def image_folder(folder: Path, dtype: torch.dtype, seed: int | None) -> Path:
-    """Folder in the cache of the image of a model; another one whenever the image would be another."""
+    """Folder in the cache of the image of a model."""
+    identity = json.dumps([str(folder), str(dtype), seed])
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
+    return images_dir() / f"{folder.name}-{_short(dtype)}-{digest}"
+
+
+def _revision(folder: Path, dtype: torch.dtype, seed: int | None) -> str:
+    """Another one whenever the image of a model would be another."""
     files = [file for name in ("config.json", "generation_config.json") if (file := folder / name).is_file()]
     if seed is None:
         groups = groups_file(folder)
@@ -105,8 +138,7 @@ def image_folder(folder: Path, dtype: torch.dtype, seed: int | None) -> Path:
         native_status(),
         _code_digest(),
     )
-    revision = json.dumps([*versions, str(dtype), seed])
-    return cache_dir() / "images" / f"{folder.name}-{_short(dtype)}-{fingerprint(revision, folder, files)}"
+    return fingerprint(json.dumps([*versions, str(dtype), seed]), folder, files)
 
 
 @cache

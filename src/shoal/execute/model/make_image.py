@@ -18,7 +18,7 @@ from shoal.execute.model.images import ERRORS
 from shoal.execute.model.loading import LoadedModel, load_model
 from shoal.execute.model.probe import PROMPT_LENGTHS
 from shoal.execute.model.record_attention import RecordingStep, packed_logits
-from shoal.execute.weights.image import open_image, read_weights, write_image
+from shoal.execute.weights.image import ImageOrigin, open_image, read_weights, write_image
 from shoal.execute.weights.skeleton import take_apart
 
 
@@ -34,6 +34,7 @@ def main(arguments: list[str]) -> int:
             Path(order["folder"]),
             getattr(torch, order["dtype"]),
             order["seed"],
+            order["revision"],
             Path(order["target"]),
         )
     except ShoalError as problem:
@@ -47,9 +48,14 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def make_image(name: str, folder: Path, dtype: torch.dtype, seed: int | None, target: Path) -> None:
+def make_image(
+    name: str, folder: Path, dtype: torch.dtype, seed: int | None, revision: str, target: Path
+) -> None:
     """Load a model, write its image into the empty folder ``target``, and check that the image computes the
-    same; raises as ``load_model`` does, and ModelUnsupported if the image does not."""
+    same; raises as ``load_model`` does, and ModelUnsupported if the image does not.
+
+    revision: of the image's origin.
+    """
     model = load_model(name, folder, dtype, torch.device("cpu"), seed, onednn=False)
     architecture = type(model.module).__name__
     expected = _logits(model)
@@ -57,10 +63,10 @@ def make_image(name: str, folder: Path, dtype: torch.dtype, seed: int | None, ta
         skeleton = take_apart(model)
     except Exception as error:  # of any class of a model
         raise _immovable(name, architecture, f"{type(error).__name__}: {error}") from error
-    write_image(skeleton, target)
+    write_image(skeleton, target, ImageOrigin(folder, revision))
     del model, skeleton
     gc.collect()
-    if not torch.equal(_logits(_fetched(target)), expected):
+    if not torch.equal(_logits(_fetched(target, revision)), expected):
         raise _immovable(name, architecture, "its copy has other logits")
 
 
@@ -70,9 +76,9 @@ def _immovable(name: str, architecture: str, why: str) -> ModelUnsupported:
     )
 
 
-def _fetched(folder: Path) -> Any:
+def _fetched(folder: Path, revision: str) -> Any:
     """The model of an image, with its weights."""
-    model, image = open_image(folder)
+    model, image = open_image(folder, revision)
     read_weights(image, check=True)
     return model
 

@@ -1,5 +1,6 @@
 """WeightLoader: a thread that reads the weights of images into their memory, one image after the other."""
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -10,8 +11,8 @@ from queue import SimpleQueue
 from shoal.core import Arrival
 from shoal.execute.weights.image import Place, WeightImage, read_weights
 
-_FileState = tuple[int, int]
-"""Size and time of modification, in nanoseconds."""
+_FileState = tuple[int, int, int]
+"""Number, size and time of modification, in nanoseconds."""
 
 
 class _Stopped(Exception):
@@ -120,8 +121,8 @@ class WeightLoader:
     def _read(self, order: _Order, started: float) -> None:
         """Read all chunks; raises OSError or ValueError if the file is not the one that was written."""
         path = order.image.weights_file
-        found = path.stat()
-        state = (found.st_size, found.st_mtime_ns)
+        found = os.fstat(order.image.file)
+        state = (found.st_ino, found.st_size, found.st_mtime_ns)
         read_weights(
             order.image,
             check=self._checked.get(path) != state,
