@@ -11,6 +11,7 @@ from shoal.core import ModelUnavailable
 from shoal.models import Tokenizer, read_facts
 from shoal.models.conversion.run_conversion import tokenizer_folder
 from shoal.models.progress import silent
+from shoal.models.tokenizer import added_tokens
 
 CONFIG = {
     "model_type": "llama",
@@ -150,6 +151,23 @@ def test_a_complete_tokenizer_is_used_in_place(empty_cache: Path, tmp_path: Path
     folder = make_folder(tmp_path / "model", backend, tokenizer_config=files)
     assert tokenizer_folder(folder, silent) == folder
     assert not empty_cache.exists()
+
+
+def test_a_long_list_of_tokens_is_parsed_once(
+    empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = byte_level_backend()
+    backend.add_special_tokens([f"<unused{number}>" for number in range(1000)] + ["<|end|>"])
+    folder = make_folder(tmp_path / "long", backend, config=CONFIG | {"vocab_size": 2000})
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
+    parsed: list[Path] = []
+    parse = added_tokens._listed
+    monkeypatch.setattr(added_tokens, "_listed", lambda file: parsed.append(file) or parse(file))
+    for _ in range(2):
+        assert tokenizer_folder(folder, silent) == folder
+        assert read_facts(folder).eos_token_ids == (261, backend.token_to_id("<|end|>"))
+    assert parsed == [folder / "tokenizer.json"]
+    assert (folder / "tokenizer.json").stat().st_size > added_tokens._LIST_BYTES
 
 
 def test_the_template_of_a_completed_tokenizer_is_found(empty_cache: Path, tmp_path: Path) -> None:

@@ -27,10 +27,22 @@ ADDED_TOKENS_FILE = "added_tokens.json"
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # In the vocabulary, a name is followed by a number; inside of strings, quotes are escaped.
 _LIST = re.compile(rb'(?<!\\)"added_tokens"\s*:\s*(?=\[)')
-_LIST_BYTES = 2**16
+# Parsed at first, and times as much if that is not all: most lists are short, others have a megabyte.
+_LIST_BYTES, _LIST_GROWTH = 2**16, 32
 _DECODER = json.JSONDecoder()
-_complete = FileResults[bool]()
-_ids = FileResults[Any]()
+
+
+@dataclass(frozen=True, slots=True)
+class _Summary:
+    """What is needed of the list of a tokenizer.json, which may have thousands of tokens."""
+
+    complete: bool
+    """See ``is_complete``."""
+    ids: Mapping[str, Any]
+    """The ``id`` of each listed token with a role, by text."""
+
+
+_summaries = FileResults[_Summary]()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +74,10 @@ def stored_tokens(file: Path) -> dict[str, Mapping[str, Any]]:
     return {entry["content"]: entry for entry in entries if isinstance(entry.get("content"), str)}
 
 
-def stored_id(file: Path, text: str) -> Any:
-    """The ``id`` of the added token ``text`` in ``file``, a tokenizer.json; None if it is not listed."""
-    return _ids.get([file], lambda: stored_tokens(file).get(text, {}).get("id"), text)
+def stored_id(folder: Path, text: str) -> Any:
+    """The ``id`` of ``text``, a token with a role, in the tokenizer.json in ``folder``; None if it is not
+    listed."""
+    return _summary(folder).ids.get(text)
 
 
 def _listed(file: Path) -> list[Any]:
@@ -82,7 +95,7 @@ def _listed(file: Path) -> list[Any]:
             except (ValueError, RecursionError):
                 if begin.end() + size >= len(data):
                     break
-                size *= 4
+                size *= _LIST_GROWTH
             else:
                 return listed if isinstance(listed, list) else []
     return []
@@ -90,19 +103,26 @@ def _listed(file: Path) -> list[Any]:
 
 def is_complete(folder: Path) -> bool:
     """Whether tokenizer.json lists all tokens of the other files in ``folder``, with the same properties."""
+    return _summary(folder).complete
 
-    def compare() -> bool:
-        stored = _stored(folder)
-        return all(stored.get(token.text) == token for token in _named_tokens(folder, stored))
+
+def _summary(folder: Path) -> _Summary:
+    def summarize() -> _Summary:
+        listed = stored_tokens(folder / TOKENIZER_FILE)
+        stored = _parse_stored(listed)
+        complete = all(stored.get(token.text) == token for token in _named_tokens(folder, stored))
+        roles = special_tokens(folder).values()
+        return _Summary(complete, {text: listed[text].get("id") for text in roles if text in listed})
 
     names = (TOKENIZER_FILE, *CONFIG_FILES, ADDED_TOKENS_FILE)
-    return _complete.get([folder / name for name in names], compare)
+    return _summaries.get([folder / name for name in names], summarize)
 
 
 def write_complete(folder: Path, target: Path) -> None:
     """Write a tokenizer.json with all tokens of the files in ``folder`` to the folder ``target``."""
     backend = read_backend(folder / TOKENIZER_FILE)
-    backend.add_tokens([tokenizers.AddedToken(**_fields(t)) for t in _named_tokens(folder, _stored(folder))])
+    stored = _parse_stored(stored_tokens(folder / TOKENIZER_FILE))
+    backend.add_tokens([tokenizers.AddedToken(**_fields(t)) for t in _named_tokens(folder, stored)])
     backend.save(str(target / TOKENIZER_FILE))
 
 
@@ -119,9 +139,8 @@ def _fields(token: NamedToken) -> dict[str, Any]:
     return {"content": fields.pop("text"), **fields}
 
 
-def _stored(folder: Path) -> dict[str, NamedToken]:
-    stored = stored_tokens(folder / TOKENIZER_FILE)
-    return {text: _parse_token(entry, bool(entry.get("special"))) for text, entry in stored.items()}
+def _parse_stored(listed: Mapping[str, Mapping[str, Any]]) -> dict[str, NamedToken]:
+    return {text: _parse_token(entry, bool(entry.get("special"))) for text, entry in listed.items()}
 
 
 def _named_tokens(folder: Path, stored: Mapping[str, NamedToken]) -> list[NamedToken]:
@@ -141,7 +160,7 @@ def _named_tokens(folder: Path, stored: Mapping[str, NamedToken]) -> list[NamedT
         listed = _by_text(read_json(folder / ADDED_TOKENS_FILE), special, folder / ADDED_TOKENS_FILE)
         listed = [token for token in listed if token.text not in stored] + list(stored.values())
     with_role = {token.text for token in roles.values()}
-    tokens = {t.text: replace(t, special=t.special or t.text in with_role) for t in listed}
+    tokens = {t.text: replace(t, special=True) if t.text in with_role else t for t in listed}
     for token in (*roles.values(), *further):
         if token.text not in stored:
             tokens.setdefault(token.text, token)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from shoal.core import ModelUnavailable
 from shoal.models.folder.json_files import read_json, text_config
-from shoal.models.tokenizer.added_tokens import TOKENIZER_FILE, special_tokens, stored_id
+from shoal.models.tokenizer.added_tokens import special_tokens, stored_id
 
 
 def end_token_ids(folder: Path, tokenizer: Path | None) -> tuple[int, ...]:
@@ -35,7 +35,7 @@ def _of_tokenizer(folder: Path, tokenizer: Path) -> int | None:
     text = special_tokens(tokenizer).get("eos_token")
     if text is None:
         return None
-    id = stored_id(tokenizer / TOKENIZER_FILE, text)
+    id = stored_id(tokenizer, text)
     rows = text_config(read_json(folder / "config.json")).get("vocab_size")
     # The model cannot generate a token that is outside of its embedding.
     return None if type(id) is not int or (type(rows) is int and id >= rows) else id
