@@ -223,6 +223,7 @@ def test_several_engines_and_clients_that_wait(
     assert records[0] == records[1]
 
 
+@example(wanted=[], deaths=[(0.5, 0)], depth=1, seed=1)  # in the middle of a run of decodes
 @settings(max_examples=examples(25), deadline=None)
 @given(
     wanted=st.lists(

@@ -227,8 +227,7 @@ class Replica:
 
     def abandon(self, requests: Sequence[str]) -> list[Request]:
         """The engine dies: returns its ``requests``, with the output of all finished plans."""
-        if self._ahead is not None:
-            self._account(self._ahead)
+        self._catch_up()
         detached = [self._engine.detach(request) for request in requests]
         return [request for request in detached if request is not None]
 
