@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from shoal.bench import run_record, verdict, vllm_figures
 from shoal.core import NO_GOALS, SLO
 from shoal.measure import summarise
+from shoal.measure.tables import tokens_grid
 from shoal.workload import read_measured
 
 CHUNKS = st.lists(st.integers(1, 500), max_size=12).map(lambda gaps: np.cumsum(gaps).tolist())
@@ -131,3 +132,9 @@ def test_a_simulation_can_be_compared_with_the_log(tmp_path):
     rows = read_measured(tmp_path / "requests.jsonl")
     assert len(rows) == 5
     assert summarise(run_record(run, "", {})).overall.answered == 5
+
+
+def test_tables_have_only_what_a_client_knows():
+    summary = summarise(run_record(steady(5, apart_ms=100, takes_ms=40), "", {}))
+    assert tokens_grid(summary).heads == ["service", "prompt", "output", "output/s"]
+    assert tokens_grid(summary).rows == [["chat", "25", "5", "11.4"]]

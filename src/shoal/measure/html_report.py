@@ -140,5 +140,7 @@ def _tiles(summary: Summary) -> list[_Tile]:
     if summary.kv_used_peak is not None:
         note = f"mean; peak {share(summary.kv_used_peak)}"
         tiles.append(_Tile("KV pool in use", share(summary.kv_used_mean), note))
-    note = f"{group.recomputed_tokens:,} tokens recomputed"
-    return [*tiles, _Tile("Preemptions", f"{group.preemptions:,}", note)]
+    if summary.engines:
+        note = f"{group.recomputed_tokens:,} tokens recomputed"
+        tiles.append(_Tile("Preemptions", f"{group.preemptions:,}", note))
+    return tiles

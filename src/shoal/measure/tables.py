@@ -91,24 +91,32 @@ def requests_grid(summary: Summary) -> Grid:
 
 
 def tokens_grid(summary: Summary) -> Grid:
-    """One row for each service: prompt, cached, output and recomputed tokens, and preemptions."""
+    """One row for each service: prompt, cached, output and recomputed tokens, and preemptions.
+
+    A run without engines, as a client measures it, has only what a client knows.
+    """
+    columns = {
+        "prompt": "prompt_tokens",
+        "cached": "cached_tokens",
+        "output": "output_tokens",
+        "output/s": "output_tokens_per_s",
+        "preemptions": "preemptions",
+        "recomputed": "recomputed_tokens",
+    }
+    if not summary.engines:
+        columns = {head: columns[head] for head in ("prompt", "output", "output/s")}
     rows = [
-        [
-            name,
-            f"{group.prompt_tokens:,}",
-            f"{group.cached_tokens:,}",
-            f"{group.output_tokens:,}",
-            figure(group.output_tokens_per_s),
-            f"{group.preemptions:,}",
-            f"{group.recomputed_tokens:,}",
-        ]
+        [name, *(_count_or_rate(getattr(group, field)) for field in columns.values())]
         for name, group in _groups(summary)
     ]
     title = "Tokens"
     if summary.kv_used_peak is not None:
         title += f"; KV pool {share(summary.kv_used_mean)} in use, at most {share(summary.kv_used_peak)}"
-    heads = ["service", "prompt", "cached", "output", "output/s", "preemptions", "recomputed"]
-    return Grid(title=title, heads=heads, rows=rows)
+    return Grid(title=title, heads=["service", *columns], rows=rows)
+
+
+def _count_or_rate(value: float | None) -> str:
+    return f"{value:,}" if isinstance(value, int) else figure(value)
 
 
 def latency_grid(summary: Summary) -> Grid:
