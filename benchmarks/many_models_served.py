@@ -37,7 +37,7 @@ import httpx
 import numpy as np
 
 from benchmarks.many_models import FUNCTIONS, LENGTHS, RESIDENT, popularity
-from shoal.bench import Answer, Call, Target, run_load
+from shoal.bench import Answer, Call, LoadRun, Target, run_load
 from shoal.core import Service, TokenDeadlines
 from shoal.schedule.policies.residency import RESIDENCY_POLICIES
 
@@ -186,7 +186,8 @@ async def measure(
         await wait_for_fetches(client)
         async with Target.open(url, headers={}, chat=False, extra=extra) as target:
             alone_s = await time_alone(target)
-            run = await run_load(target, calls)
+            run = LoadRun()
+            await run_load(target, calls, run)
         metrics = (await client.get("/metrics")).text
     token_s = alone_s if token_s is None else token_s
     firsts = [(answer.chunks_ns[0] - answer.sent_ns) / 1e9 for answer in run.answers if answer.chunks_ns]

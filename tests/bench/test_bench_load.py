@@ -5,18 +5,19 @@ import asyncio
 import pytest
 from bench_builders import HeldTarget, make_call
 
-from shoal.bench import ClientState, run_load
+from shoal.bench import ClientState, LoadRun, run_load
 
 
 def test_an_open_loop_sends_at_its_times_whatever_is_under_way():
     async def scenario():
-        target = HeldTarget()
+        target, run = HeldTarget(), LoadRun()
         calls = [make_call(number, at_ms=number) for number in (2, 0, 1)]
-        task = asyncio.create_task(run_load(target, calls))
+        task = asyncio.create_task(run_load(target, calls, run))
         await target.wait_for(3)
         for event in target.release.values():
             event.set()
-        return target, await task
+        await task
+        return target, run
 
     target, run = asyncio.run(scenario())
     assert target.sent == ["r0", "r1", "r2"]
@@ -27,8 +28,10 @@ def test_an_open_loop_sends_at_its_times_whatever_is_under_way():
 
 def test_a_closed_loop_has_at_most_its_clients_under_way():
     async def scenario():
-        target = HeldTarget()
-        task = asyncio.create_task(run_load(target, [make_call(number) for number in range(7)], clients=3))
+        target, run = HeldTarget(), LoadRun()
+        task = asyncio.create_task(
+            run_load(target, [make_call(number) for number in range(7)], run, clients=3)
+        )
         for _ in range(5):
             await target.wait_for(3)
             target.release[target.under_way[0]].set()
@@ -37,7 +40,8 @@ def test_a_closed_loop_has_at_most_its_clients_under_way():
         await target.wait_for(2)
         for name in list(target.under_way):
             target.release[name].set()
-        return target, await task
+        await task
+        return target, run
 
     target, run = asyncio.run(scenario())
     assert target.most == 3
@@ -47,21 +51,22 @@ def test_a_closed_loop_has_at_most_its_clients_under_way():
 
 def test_fewer_calls_than_clients_are_all_sent():
     async def scenario():
-        target = HeldTarget()
-        task = asyncio.create_task(run_load(target, [make_call()], clients=8))
+        target, run = HeldTarget(), LoadRun()
+        task = asyncio.create_task(run_load(target, [make_call()], run, clients=8))
         await target.wait_for(1)
         target.release["r0"].set()
-        return await task
+        await task
+        return run
 
     assert asyncio.run(scenario()).ended == 1
 
 
 def test_a_cancelled_run_tells_what_there_is():
-    seen = []
+    run, seen = LoadRun(), []
 
     async def scenario():
         target = HeldTarget()
-        task = asyncio.create_task(run_load(target, [make_call(0), make_call(1)], on_change=seen.append))
+        task = asyncio.create_task(run_load(target, [make_call(0), make_call(1)], run, on_change=seen.append))
         await target.wait_for(2)
         target.release["r0"].set()
         await asyncio.sleep(0)
@@ -71,7 +76,7 @@ def test_a_cancelled_run_tells_what_there_is():
             await task
 
     asyncio.run(scenario())
-    run = seen[-1]
+    assert seen[-1] is run
     assert [answer.finish for answer in run.answers] == ["stop", ""]
     assert run.end_ns > 0
 

@@ -55,26 +55,25 @@ class LoadRun:
 async def run_load(
     target: Target,
     calls: Sequence[Call],
+    run: LoadRun,
     clients: int | None = None,
-    on_change: Callable[[LoadRun], None] | None = None,
-) -> LoadRun:
-    """Send all calls, and wait for their answers.
+    on_change: Callable[[LoadRun], None] = lambda run: None,
+) -> None:
+    """Send all calls, wait for their answers, and note them in ``run``, which is new.
 
     clients: number of calls under way at once (closed loop); None: each at its time (open loop). on_change:
-    called now and then. If the task is cancelled, so are the calls, and ``on_change`` has had what there is.
+    called now and then. If the task is cancelled, so are the calls.
     """
-    run = LoadRun(begin_ns=time.monotonic_ns())
+    run.begin_ns = time.monotonic_ns()
     cpu_s = time.process_time()
-    ticker = asyncio.create_task(_tick(run, on_change or (lambda run: None)))
+    ticker = asyncio.create_task(_tick(run, on_change))
     try:
         await (_open(target, calls, run) if clients is None else _closed(target, calls, clients, run))
     finally:
         ticker.cancel()
         run.end_ns = time.monotonic_ns()
         run.client.cpu_share = (time.process_time() - cpu_s) / max(1e-9, (run.end_ns - run.begin_ns) / 1e9)
-        if on_change is not None:
-            on_change(run)
-    return run
+        on_change(run)
 
 
 async def _tick(run: LoadRun, on_change: Callable[[LoadRun], None]) -> None:

@@ -121,19 +121,12 @@ class Bench:
         )
         rate = getattr(workload.arrivals, "rate", None)
         name = _title(rate) if workload.clients is None else f"{workload.clients} clients"
-        with _Progress(self.console, len(calls)) as progress:
-            seen: list[LoadRun] = []
-
-            def watch(run: LoadRun) -> None:
-                seen[:] = [run]
-                progress.show(run)
-
-            try:
-                run = await run_load(target, calls, workload.clients, watch)
-            finally:
-                if seen:
-                    self.runs[name] = (seen[0], self._record(seen[0], name, services, len(calls)))
-        self.runs[name] = (run, self._record(run, name, services, len(calls)))
+        run = LoadRun()
+        try:
+            with _Progress(len(calls)) as progress:
+                await run_load(target, calls, run, workload.clients, progress.show)
+        finally:
+            self.runs[name] = run, self._record(run, name, services, len(calls))
         return name
 
     def _record(self, run: LoadRun, name: str, services: Sequence[str], total: int) -> RunRecord:
@@ -184,7 +177,7 @@ class Bench:
 
 
 def _title(rate: float | None) -> str:
-    return "arrivals of the trace" if rate is None else f"{rate:.3g} requests/s"
+    return "arrivals of the trace" if rate is None else f"{rate:.4g} requests/s"
 
 
 def _untimed(workload: WorkloadOptions) -> WorkloadOptions:
@@ -219,7 +212,7 @@ def _client_problems(run: LoadRun) -> list[str]:
 class _Progress:
     """A bar on the terminal: ended and running requests."""
 
-    def __init__(self, console: Console, total: int) -> None:
+    def __init__(self, total: int) -> None:
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         stderr = Console(stderr=True)
         self._bar = Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal)
