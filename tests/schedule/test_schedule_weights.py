@@ -65,6 +65,16 @@ def test_weights_may_leave_as_soon_as_they_owe_no_step(depth):
     assert machine.now_ns <= 12 * (FETCH_NS + depth * STEP_NS)
 
 
+def test_decodes_run_on_though_a_request_waits_for_longer_than_a_quantum():
+    """Weights owe it no step any more then, so plans of several steps need not stop after each one."""
+    memory = memory_for(1, quantum_steps=5)
+    scheduler = make("ab", memory=memory, max_running=1, max_iterations=4)
+    requests = [make_request(8, length, service="a") for length in (100, 4)]
+    run = WeightsMachine(scheduler).go([(0, request) for request in requests])
+    assert finished(run) == {request.id for request in requests}
+    assert sum(plan.iterations for plan in run.plans if plan.iterations > 1) > 80
+
+
 def test_a_quantum_covers_recomputing_and_a_token():
     """Each time the other weights take the memory for KV, so a prompt takes twelve steps again."""
     memory = memory_for(1, Eager(), quantum_steps=3)

@@ -143,7 +143,7 @@ class DecodeRuns:
         if len(states) != 1 or store.swap_out_copies or store.moved:
             return None
         [state] = states
-        if self._residency.owes_step(state.service):  # a decision follows on the step that it owes
+        if self._residency.may_owe_step(state.service):  # a decision follows on the step that it owes
             return None
         batch = state.running
         if state.waiting and not options.order.steady:

@@ -27,7 +27,7 @@ from shoal.schedule.running_batch import RequestTable
 from shoal.schedule.service_state import ServiceState
 from shoal.schedule.starvation import StarvationGuard
 from shoal.schedule.step_tracker import StepTracker
-from shoal.schedule.weights import MAX_FAILURES, Weights, WeightsEntry, is_recomputing, owes_step
+from shoal.schedule.weights import MAX_FAILURES, Weights, WeightsEntry
 
 _NEVER = sys.maxsize
 _SOON_NS = 1_000_000
@@ -78,9 +78,9 @@ class Residency:
         self._until_ns = min(times)
         self._decided = self._events()
 
-    def owes_step(self, service: str) -> bool:
+    def may_owe_step(self, service: str) -> bool:
         """Whether weights may leave once the next step of a service has ended."""
-        return self._weights.owes_step(service)
+        return self._weights.may_owe_step(service)
 
     def arrived(self, arrival: Arrival, now_ns: int) -> None:
         """A fetch has ended."""
@@ -208,8 +208,7 @@ class Residency:
         states = list(entry.states.values())
         resident = entry.place is Place.RESIDENT and not entry.pinned
         free_ns = entry.since_ns + self._quantum_ns
-        stays = entry.owes_step and (is_recomputing(entry) or (now_ns < free_ns and owes_step(entry)))
-        evictable = resident and not stays
+        evictable = resident and not self._weights.owes_step(entry, now_ns)
         waiting = [state.waiting[0].arrival_ns for state in states if state.waiting]
         with_requests = [state for state in states if len(state.running) or state.waiting] or states
         return WeightsView(

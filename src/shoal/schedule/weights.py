@@ -34,8 +34,8 @@ class WeightsEntry:
     """When they came to this place."""
     last_step_ns: int = 0
     """Time of the newest result of a step."""
-    owes_step: bool = False
-    """Whether a request that was there when they came had no step since, or lost KV is computed again."""
+    may_owe_step: bool = False
+    """False: they have stayed long enough, and may leave. True: ``Weights.owes_step`` says it."""
     states: dict[str, ServiceState] = field(default_factory=dict)
     """Their services, by name."""
     pinned_by: set[str] = field(default_factory=set)
@@ -75,7 +75,7 @@ class Weights:
         self.steppable: dict[str, ServiceState] = {}
         """Services whose weights are resident, in the order of their declaration; others only read it."""
         self.changes = 0
-        """Number of changes of any place, and of weights that owe no more steps."""
+        """Number of changes of any place, and of weights that owe no step any more."""
         self.bandwidth = options.assumed_bandwidth
         """Bytes per second of a fetch, learned."""
         self._entry_of: dict[str, WeightsEntry] = {}
@@ -175,7 +175,7 @@ class Weights:
             state.starved_served_ns = now_ns
             self._count_waits(entry, state, now_ns)
         self._move(entry, Place.RESIDENT, now_ns)
-        entry.owes_step = owes_step(entry)
+        entry.may_owe_step = True
         return entry
 
     def _count_waits(self, entry: WeightsEntry, state: ServiceState, now_ns: int) -> None:
@@ -211,13 +211,23 @@ class Weights:
         """A step of a service has ended."""
         entry = self._entry_of[service]
         entry.last_step_ns = now_ns
-        if entry.owes_step and not (owes_step(entry) or is_recomputing(entry)):
-            entry.owes_step = False
+        if entry.may_owe_step and not self.owes_step(entry, now_ns):
+            entry.may_owe_step = False
             self.changes += 1
 
-    def owes_step(self, service: str) -> bool:
+    def may_owe_step(self, service: str) -> bool:
         """Whether the next step may be the last one that the weights of a service owe."""
-        return self._entry_of[service].owes_step
+        return self._entry_of[service].may_owe_step
+
+    def owes_step(self, entry: WeightsEntry, now_ns: int) -> bool:
+        """Whether resident weights stay for a step that they owe to a request, at most for a quantum.
+
+        Beyond it they stay while KV that a request lost is computed again.
+        """
+        if not entry.may_owe_step:
+            return False
+        within_quantum = now_ns < entry.since_ns + round(self.options.quantum_s * 1e9)
+        return (within_quantum and _has_unserved(entry)) or _is_recomputing(entry)
 
     @property
     def changed(self) -> bool:
@@ -243,7 +253,7 @@ class Weights:
                 self.steppable[name] = entry.states[name]
 
 
-def owes_step(entry: WeightsEntry) -> bool:
+def _has_unserved(entry: WeightsEntry) -> bool:
     """Whether a request that was there when the weights came had no step since, or a stream no token."""
     since_ns = entry.since_ns
     for state in entry.states.values():
@@ -258,7 +268,7 @@ def owes_step(entry: WeightsEntry) -> bool:
     return False
 
 
-def is_recomputing(entry: WeightsEntry) -> bool:
+def _is_recomputing(entry: WeightsEntry) -> bool:
     """Whether lost KV of a running request is computed again, which had no token since the weights came."""
     since_ns = entry.since_ns
     for state in entry.states.values():
