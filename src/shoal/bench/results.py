@@ -105,13 +105,14 @@ def verdict(run: LoadRun, record: RunRecord, closed: bool) -> str:
             f"{rate:.3g} requests/s and {summary.output_tokens_per_s or 0:.0f} tokens/s with these clients."
         )
     offered = offered_rate(run)
-    of = "" if offered is None else f" of {offered:.3g} requests/s offered"
+    amount = "" if offered is None else f"{offered:.3g} requests/s offered"
+    of = amount and f" of {amount}"
     kept = sustained_share(run, record)
     if summary.slo_attainment is not None:
         within = f"{summary.slo_attainment:.1%} within their goals, {summary.goodput or 0:.3g}{of}"
         return f"Keeps up: {within}." if kept >= SUSTAINED else f"Does not keep up: {within}."
     if kept >= SUSTAINED:
-        return f"Keeps up{of.replace(' of', ' with', 1)}."
+        return f"Keeps up with {amount}." if amount else "Keeps up."
     return f"Saturated: {rate:.3g}{of} were answered."
 
 

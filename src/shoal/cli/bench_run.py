@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from shoal.bench import (
 )
 from shoal.bench.load import many_open_files
 from shoal.bench.results import SUSTAINED, sustained_share
-from shoal.cli.http_client import auth_headers, base_url
+from shoal.cli.http_client import auth_headers, base_url, first_key
 from shoal.cli.output import STANDARD_OUTPUT, json_text, output_file, print_written
 from shoal.cli.simulate_view import facts_table, rejections
 from shoal.config.scenario_file import at_rate
@@ -83,7 +83,7 @@ class Bench:
 
     async def _measure(self) -> str | None:
         """Send the workload; returns the title of the run to report, None for the last one."""
-        headers = auth_headers(next(iter((self.api_key or "").split()), None), "--api-key")
+        headers = auth_headers(first_key(self.api_key), "--api-key")
         async with Target.open(
             base_url(self.url), headers=headers, chat=self.chat, extra=self.extra
         ) as target:
@@ -95,7 +95,7 @@ class Bench:
             assert self._rate is not None
 
             async def attempt(rate: float) -> bool:
-                name = await self._send(target, services, at_rate(_untimed(self.workload), rate))
+                name = await self._send(target, services, at_rate(self.workload, rate))
                 kept = sustained_share(*self.runs[name])
                 self.console.print(Text(f"{name}: {verdict(*self.runs[name], closed=False)}"))
                 return kept >= SUSTAINED
@@ -178,11 +178,6 @@ class Bench:
 
 def _title(rate: float | None) -> str:
     return "arrivals of the trace" if rate is None else f"{rate:.4g} requests/s"
-
-
-def _untimed(workload: WorkloadOptions) -> WorkloadOptions:
-    """The workload without a rate of its own."""
-    return replace(workload, time_scale=1.0)
 
 
 async def _try_each(target: Target, services: Sequence[str]) -> None:

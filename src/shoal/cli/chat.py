@@ -59,8 +59,9 @@ def chat(
     with asyncio.Runner() as runner:
         if url is not None:
             from shoal.cli.chat_client import ServerChatClient
+            from shoal.cli.http_client import first_key
 
-            client: ChatClient = runner.run(ServerChatClient.open(url, model, _first_key(api_key)))
+            client: ChatClient = runner.run(ServerChatClient.open(url, model, first_key(api_key)))
         else:
             client = _start_engine(runner, model, config, settings)
         try:
@@ -69,11 +70,6 @@ def chat(
             runner.run(client.close())
     if not all_accepted and not _is_interactive():
         raise typer.Exit(1)
-
-
-def _first_key(keys: str | None) -> str | None:
-    """The first key: `shoal serve` takes several from the same environment variable."""
-    return next(iter((keys or "").split()), None)
 
 
 def _start_engine(

@@ -12,6 +12,11 @@ def base_url(url: str) -> str:
     return base if "://" in base else f"http://{base}"
 
 
+def first_key(keys: str | None) -> str | None:
+    """The first key: `shoal serve` takes several from the same environment variable."""
+    return next(iter((keys or "").split()), None)
+
+
 def auth_headers(key: str | None, source: str) -> dict[str, str]:
     """The Authorization header of a key, if there is one.
 
