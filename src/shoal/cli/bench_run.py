@@ -25,7 +25,7 @@ from shoal.bench import (
 from shoal.bench.load import many_open_files
 from shoal.bench.results import SUSTAINED, sustained_share
 from shoal.cli.http_client import auth_headers, base_url, first_key
-from shoal.cli.output import STANDARD_OUTPUT, json_text, output_file, print_written
+from shoal.cli.output import json_text, output_file, print_written, write_texts
 from shoal.cli.simulate_view import facts_table, rejections
 from shoal.config.scenario_file import at_rate
 from shoal.core import SLO, ConfigError, ShoalError
@@ -70,8 +70,10 @@ class Bench:
                 interrupted = True
         name = chosen if chosen is not None else next(reversed(self.runs), None)
         if name is not None:
+            # Before tables are printed: a reader such as ``| head`` may close standard output.
+            written = self._write(self.runs[name], out, json_path, vllm_json)
             self._print(name)
-            self._write(self.runs[name], out, json_path, vllm_json)
+            print_written(self.console, written)
         if interrupted:
             raise KeyboardInterrupt
         if name is not None and not any(row.answered for row in self.runs[name][1].requests):
@@ -159,21 +161,16 @@ class Bench:
         out: Path | None,
         json_path: Path | None,
         vllm_json: Path | None,
-    ) -> None:
+    ) -> list[Path]:
         run, record = measured
         written = [] if out is None else write_run(record, out, formats=_FORMATS)
-        for path in (vllm_json, None if out is None else out / "vllm.json"):
-            if path is not None:
-                with output_file(path) as file:
-                    file.write_text(json_text(vllm_figures(run, record)), encoding="utf-8")
-                if path != STANDARD_OUTPUT:
-                    written.append(path)
+        figures = json_text(vllm_figures(run, record))
+        written += write_texts([(vllm_json, figures), (None if out is None else out / "vllm.json", figures)])
         if json_path is not None:
             with output_file(json_path) as file:
                 write_summary(record, file)
-            if json_path != STANDARD_OUTPUT:
-                written.append(json_path)
-        print_written(self.console, written)
+            written.append(json_path)
+        return written
 
 
 def _title(rate: float | None) -> str:
