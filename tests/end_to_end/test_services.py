@@ -370,15 +370,16 @@ class _Resources:
         self.rss = self.process.memory_info().rss
 
     def check_left(self) -> None:
-        """There are no more than before by now, and about as much memory is in use.
+        """There are no more of them than before by now, but for a little memory.
 
-        Fewer threads are no harm: one that takes the pool's pages ahead may have been at work before.
+        Fewer are no harm: a thread that takes the pool's pages ahead may have been at work before, and memory
+        that earlier tests of this process held may have been given back meanwhile.
         """
         now = _Resources()
         assert now.threads <= self.threads
         assert now.descriptors <= self.descriptors
         print(f"RSS {self.rss >> 20} MiB, now {now.rss >> 20}")
-        assert abs(now.rss / self.rss - 1) < 0.05
+        assert now.rss / self.rss < 1.05
 
 
 @pytest.mark.slow
