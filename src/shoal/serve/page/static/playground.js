@@ -1,0 +1,2 @@
+import { el } from "./dom.js";
+export function playgroundView() { return { node: el("div", {}, "soon"), show() {} }; }
