@@ -47,9 +47,10 @@ export function engineCard(name) {
 
   function showWeights({ weight_bytes: used, weights_memory_bytes: limit }) {
     const known = limit !== null && used !== null;
-    setText(weightsText, known
-      ? `${bytes(used)} of at most ${bytes(limit)} (${share(used, limit)})`
-      : `${bytes(used)}${limit === null ? ", all stay in memory" : ""}`);
+    let text = used === null ? "not known yet" : bytes(used);
+    if (known) text += ` of at most ${bytes(limit)} (${share(used, limit)})`;
+    else if (used !== null) text += ", all stay in memory";
+    setText(weightsText, text);
     setHidden(weightsBar, !known);
     if (known) setStyle(weightsFill, "width", `${Math.min(100, (100 * used) / limit)}%`);
   }

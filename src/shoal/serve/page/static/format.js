@@ -31,6 +31,13 @@ export function seconds(value) {
   return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
+/** Two times, with the unit once if it is the same: "20 / 64 ms". */
+export function range(low, high) {
+  const [one, two] = [seconds(low), seconds(high)];
+  const unit = one.split(" ").at(-1);
+  return two.split(" ").at(-1) === unit && high < 60 ? `${one.split(" ")[0]} / ${two}` : `${one} / ${two}`;
+}
+
 /** A part of a whole in percent; "" if there is no whole. */
 export function share(part, whole) {
   if (!whole) return "";

@@ -79,7 +79,7 @@ export function keyForm(area, message, done) {
   return el(
     "form.key-form.panel",
     { on: { submit } },
-    el("p", { role: "alert" }, message),
+    el("p", { role: "alert" }, message.charAt(0).toUpperCase() + message.slice(1)),
     field(LABELS[area], input, "Kept in this tab until it is closed."),
     el("button.primary", { type: "submit" }, "Use this key"),
   );

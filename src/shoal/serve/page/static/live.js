@@ -26,7 +26,7 @@ export function liveView(history) {
   function show(snapshot) {
     showTotals(totals, snapshot);
     const problems = findProblems(snapshot);
-    setText(calm, snapshot.services.length ? "Nothing needs attention." : "Waiting for the first service.");
+    setText(calm, snapshot.services.length ? "Nothing needs attention." : "There is nothing to show before the first service.");
     setHidden(calm, problems.length > 0);
     sync(attention, problems, (problem) => problem.what, problemItem);
     setHidden(noEngines, snapshot.engines.length > 0);

@@ -24,16 +24,19 @@ let shown = "live";
 let latest = null;
 let lost = null; // {since, retryAt, message} while there is no connection
 let paused = false;
+let unopened = null; // parameters of the shown tab, until there is a snapshot to show
 
 const feed = new Feed({
   snapshot(snapshot) {
     lost = null;
+    document.body.classList.remove("locked");
     byId("key-form").replaceChildren();
     history.add(snapshot);
     learnServices(snapshot.services);
-    if (!paused) latest = snapshot;
+    if (!paused || !latest) latest = snapshot;
     showHead(snapshot);
-    if (!paused) views[shown].show(latest);
+    if (unopened) openShown(unopened);
+    else if (!paused) views[shown].show(latest);
   },
   lost(since, retryAt, message) {
     lost = { since, retryAt, message };
@@ -43,7 +46,8 @@ const feed = new Feed({
     lost = null;
     setStatus("locked", "key needed");
     showConnection();
-    byId("key-form").replaceChildren(keyForm("live", sentence(error.message), () => feed.retry()));
+    document.body.classList.add("locked");
+    byId("key-form").replaceChildren(keyForm("live", error.message, () => feed.retry()));
   },
 });
 
@@ -75,16 +79,18 @@ function showConnection() {
   document.body.classList.toggle("stale", lost !== null);
 }
 
-function sentence(text) {
-  return text.charAt(0).toUpperCase() + text.slice(1);
+function openShown(parameters) {
+  unopened = null;
+  views[shown].open?.(parameters);
+  views[shown].show(latest);
 }
 
 for (const [name, view] of Object.entries(views)) byId(name).append(view.node);
 
 startTabs(byId("tabs"), (name, parameters) => {
   shown = name;
-  views[name].open?.(parameters);
-  if (latest) views[name].show(latest);
+  if (latest) openShown(parameters);
+  else unopened = parameters;
 });
 
 byId("pause").addEventListener("click", () => {

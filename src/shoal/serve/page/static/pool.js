@@ -82,7 +82,7 @@ function legendItem(name) {
   return {
     node,
     update(row) {
-      if (name === null) setAttribute(mark, "class", "swatch s-other");
+      if (name === null) setAttribute(mark, "class", "sample other");
       else showSwatch(mark, name);
       setText(part, row.share);
       setText(detail, name === null ? bytes(row.bytes) : `live ${bytes(row.live)} · cached ${bytes(row.cached)} · free ${bytes(row.free)}`);

@@ -1,7 +1,7 @@
 // The table of services: how each does, and why it is slow.
 
 import { el, setAttribute, setHidden, setText, sync } from "./dom.js";
-import { number, seconds, share } from "./format.js";
+import { number, range, seconds, share } from "./format.js";
 import { swatch, showSwatch } from "./service_colours.js";
 import { sparkline } from "./sparkline.js";
 
@@ -12,29 +12,30 @@ const COLUMNS = [
   ["Running", "requests in steps now", "number"],
   ["Waiting", "requests not yet in steps, with the last two minutes", "number"],
   ["Swapped", "requests whose KV is outside of the pool", "number"],
-  ["Output tokens/s", "over the last 10 s, with the last two minutes", "number"],
-  ["Prompt tokens/s", "over the last 10 s", "number"],
+  ["Output\ntokens/s", "over the last 10 s, with the last two minutes", "number"],
+  ["Prompt\ntokens/s", "over the last 10 s", "number"],
   ["Requests/s", "over the last 10 s", "number"],
-  ["TTFT p50 / p95", "time to the first token, over the last minute", "number"],
-  ["Inter-token p50 / p95", "time between tokens, over the last minute", "number"],
+  ["TTFT\np50 / p95", "time to the first token, over the last minute", "number.latency"],
+  ["Inter-token\np50 / p95", "time between tokens, over the last minute", "number.latency"],
   ["Preempted", "in the last minute", "number"],
   ["Refused", "in the last minute", "number"],
-  ["Goals met", "of requests with latency goals that ended in the last minute", "number"],
-  ["Weights", "by engine"],
+  ["Goals\nmet", "of requests with latency goals that ended in the last minute", "number.wide"],
+  ["Weights", "by engine", "weights"],
 ];
 
 /** {node, update(snapshot)}. */
 export function serviceTable(history) {
-  const body = el("tbody");
+  const body = el("tbody", { role: "rowgroup" });
+  const scroller = el("div.scroller", { tabindex: "0", role: "region", "aria-label": "Table of services" });
   const empty = el("p.dim", {}, "There is no service yet.");
   const table = el(
     "table.services",
-    {},
+    { role: "table" },
     el("caption.hidden-text", {}, "Services, with their load and latency"),
-    el("thead", {}, el("tr", {}, ...COLUMNS.map(([label, hint, kind]) => el(kind ? `th.${kind}` : "th", { scope: "col", title: hint }, label)))),
+    el("thead", { role: "rowgroup" }, el("tr", { role: "row" }, ...COLUMNS.map(columnHead))),
     body,
   );
-  const scroller = el("div.scroller", { tabindex: "0", role: "region", "aria-label": "Table of services" }, table);
+  scroller.append(table);
   return {
     node: el("div", {}, empty, scroller),
     update(snapshot) {
@@ -47,37 +48,39 @@ export function serviceTable(history) {
 
 function row(name, history) {
   const mark = swatch(name);
-  const model = el("span.dim.model");
+  const title = el("a", { href: link(name) }, name);
   const state = el("span.state");
   const note = el("span.note");
   const lines = { tokens: sparkline(), waiting: sparkline() };
   const cells = Object.fromEntries(["running", "waiting", "swapped", "output", "prompt", "requests", "ttft", "between", "refused", "goals"].map((key) => [key, el("span")]));
   const preempted = el("a", { href: link(name, "preempted") });
   const weights = el("span.places");
-  const numeric = (...children) => el("td.number", {}, ...children);
+  const contents = [
+    [note],
+    [cells.running],
+    [lines.waiting.node, cells.waiting],
+    [cells.swapped],
+    [lines.tokens.node, cells.output],
+    [cells.prompt],
+    [cells.requests],
+    [cells.ttft],
+    [cells.between],
+    [preempted],
+    [cells.refused],
+    [cells.goals],
+    [weights],
+  ];
   const node = el(
     "tr",
-    {},
-    el("th", { scope: "row" }, el("div.service-name", {}, mark, el("a", { href: link(name) }, name), model)),
-    el("td", {}, state),
-    el("td.why", {}, note),
-    numeric(cells.running),
-    numeric(lines.waiting.node, cells.waiting),
-    numeric(cells.swapped),
-    numeric(lines.tokens.node, cells.output),
-    numeric(cells.prompt),
-    numeric(cells.requests),
-    numeric(cells.ttft),
-    numeric(cells.between),
-    numeric(preempted),
-    numeric(cells.refused),
-    numeric(cells.goals),
-    el("td", {}, weights),
+    { role: "row" },
+    el("th", { scope: "row", role: "rowheader" }, el("div.service-name", {}, mark, title)),
+    el("td.now", { role: "cell" }, state),
+    ...contents.map((content, index) => cell(COLUMNS[index + 2], content)),
   );
 
   function update(service) {
     showSwatch(mark, name);
-    setText(model, service.model === name ? "" : service.model);
+    setAttribute(title, "title", `${name}: ${service.model}`);
     setText(state, service.state);
     setAttribute(state, "data-state", service.state);
     const why = service.state === "failed" ? service.error ?? "" : service.note;
@@ -105,6 +108,15 @@ function row(name, history) {
   return { node, update };
 }
 
+function columnHead([label, hint, kind]) {
+  return el(kind ? `th.${kind}` : "th", { scope: "col", role: "columnheader", title: hint }, label);
+}
+
+/** data-label: narrow windows show it, since they have no heads of columns. */
+function cell([label, hint, kind], content) {
+  return el(`td.${kind || "why"}`, { role: "cell", title: hint, "data-label": label.replace("\n", " ") }, ...content);
+}
+
 function link(service, state = "") {
   const parameters = new URLSearchParams({ service });
   if (state) parameters.set("state", state);
@@ -112,7 +124,7 @@ function link(service, state = "") {
 }
 
 function showLatency(cell, { count, p50, p95, p99 }) {
-  setText(cell, count ? `${seconds(p50)} / ${seconds(p95)}` : "–");
+  setText(cell, count ? range(p50, p95) : "–");
   setAttribute(cell, "title", count ? `p99 ${seconds(p99)}, of ${number(count)}` : "nothing in the last minute");
 }
 
@@ -122,16 +134,16 @@ function showGoals(cell, { met, missed }) {
   cell.classList.toggle("marked", missed > 0);
 }
 
+/** "resident", or, where engines differ, "resident: 0, 1" and "coming: 2". */
 function showPlaces(node, engines) {
-  const places = Object.entries(engines).map(([name, { weights }]) => ({ name, weights }));
-  sync(node, places, (place) => place.name, ({ name }) => {
-    const item = el("span.place");
-    return {
-      node: item,
-      update({ weights }) {
-        setText(item, `${name}: ${weights}`);
-        setAttribute(item, "data-place", weights);
-      },
-    };
+  const byPlace = new Map();
+  for (const [name, { weights }] of Object.entries(engines)) byPlace.set(weights, [...(byPlace.get(weights) ?? []), name]);
+  sync(node, [...byPlace], ([place]) => place, ([place]) => {
+    const item = el("span.place", { "data-place": place });
+    return { node: item, update: ([, names]) => setText(item, byPlaceText(place, names, engines)) };
   });
+}
+
+function byPlaceText(place, names, engines) {
+  return names.length === Object.keys(engines).length ? place : `${place}: ${names.join(", ")}`;
 }

@@ -33,13 +33,15 @@ export function timeline() {
 
 function bar() {
   const label = el("span.label");
+  const fill = el("div", {}, label);
   const change = el("span.change");
-  const node = el("div", {}, change, label);
+  const node = el("div.span", {}, fill, change);
   return {
     node,
     update(span) {
-      setAttribute(node, "class", `phase phase-${span.phase}`);
+      setAttribute(fill, "class", `phase phase-${span.phase}`);
       setAttribute(node, "data-change", span.change);
+      setHidden(change, span.change === null);
       setAttribute(node, "title", `${span.phase} ${seconds(span.end - span.begin)}${span.engine === null ? "" : ` on engine ${span.engine}`}${span.change ? `, ${span.change} here` : ""}`);
       setText(label, span.phase);
       setText(change, span.change ? `▸${span.engine}` : "");
