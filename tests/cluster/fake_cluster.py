@@ -25,6 +25,7 @@ from shoal.engine.core import Engine
 from shoal.engine.info import EngineInfo
 from shoal.engine.migration import wire as migration_wire
 from shoal.engine.process.lifeline import Beat, Ready
+from shoal.engine.transition_reports import TransitionReports
 from shoal.engine.weights_reports import WeightsReports
 
 LOAD_S = 2.0
@@ -51,6 +52,7 @@ class FakeProcess:
     transfer: FakeTransfer = field(init=False)
     """Where KV comes and goes."""
     weights: WeightsReports = field(init=False)
+    transitions: TransitionReports = field(init=False)
     to_engine: deque[bytes] = field(default_factory=deque)
     """Messages on their way, in their order; as the next."""
     to_router: deque[bytes] = field(default_factory=deque)
@@ -107,6 +109,7 @@ class FakeBackend:
         process = FakeProcess(engine, incarnation, core, info)
         process.transfer = FakeTransfer(self, process)
         process.weights = WeightsReports(core, lambda message: self.deliver(process, message))
+        process.transitions = TransitionReports(core, lambda message: self.deliver(process, message))
         core.connect(process.transfer, lambda message: self.deliver(process, message))
         self.processes[engine] = process
         self.loop.call_later(config.heartbeat_s, self._beat, process, config.heartbeat_s)
@@ -171,6 +174,7 @@ class FakeBackend:
         events = process.core.step()
         self._answer_changes(process)
         process.weights.send()
+        process.transitions.send()
         if events:
             self.deliver(process, wire.Stepped(events))
 

@@ -240,7 +240,7 @@ class Client:
                 self._add_event(host, event)
             return
         assert not isinstance(message, wire.Refused), message
-        if isinstance(message, wire.WeightsMoved):
+        if isinstance(message, (wire.WeightsMoved, wire.Transitions)):
             return
         self.log.append(message)  # type: ignore[arg-type]
         migration = self.migrations.get(message.migration)  # type: ignore[union-attr]

@@ -49,6 +49,24 @@ def test_outputs_do_not_depend_on_batch_depth_or_preemptions(depth, blocks):
     engine.fake_pool.check_integrity()
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_admissions_and_preemptions_are_told_in_turns(depth):
+    engine, _ = make_engine("fake", "fake", blocks=16, scheduler={"depth": depth, "max_batched_tokens": 16})
+    told: dict[str, list[bool]] = {}
+    engine.observe_transitions(lambda id, runs: told.setdefault(id, []).append(runs))
+    for number in range(12):
+        engine.submit(
+            make_request(f"r{number}", prompt=1 + 3 * number % 20, service="ab"[number % 2], max_tokens=24)
+        )
+    run_all(engine)
+    assert len(told) == 12
+    for transitions in told.values():
+        assert transitions == [place % 2 == 0 for place in range(len(transitions))]
+        assert transitions[-1]
+    preemptions = sum(service.preemptions for service in engine.stats().services.values())
+    assert sum(len(transitions) // 2 for transitions in told.values()) == preemptions > 0
+
+
 def test_an_engine_without_requests_is_idle():
     engine, _ = make_engine()
     assert engine.step() == []

@@ -40,6 +40,7 @@ from shoal.engine.weights_log import log_arrival, log_evictions
 from shoal.execute.grammar.pool import GrammarLease, GrammarPool
 from shoal.execute.protocol import Executor, Interrupted, StepFailed, never
 from shoal.kvcache.pool import BlockPool
+from shoal.schedule.request_store import OnTransition
 from shoal.schedule.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
@@ -249,6 +250,10 @@ class Engine:
         events, self._ended = self._ended, []
         self._grammars.release_ended(events)
         return events
+
+    def observe_transitions(self, listener: OnTransition) -> None:
+        """Call ``listener`` whenever a request is admitted or preempted."""
+        self._scheduler.observe_transitions(listener)
 
     @property
     def depth(self) -> int:

@@ -22,6 +22,8 @@ class ServiceStats(stats.ServiceStats):
     """Unused blocks in the service's merged blocks, which other services cannot use."""
     merged_blocks: int = 0
     """Merged blocks of the service."""
+    block_bytes: int = 0
+    """Bytes that a block takes from the pool, including padding."""
     observed: Observed | None = None
     """Recent traffic, and accuracy of the predicted output lengths."""
 
@@ -95,6 +97,7 @@ class EngineStats:
                 cached_blocks=usage.services[name].cached_blocks,
                 free_blocks=usage.services[name].free_blocks,
                 merged_blocks=usage.services[name].merged_blocks,
+                block_bytes=usage.services[name].block_bytes,
                 observed=observed[name],
             )
             for name, counted in scheduler.services.items()

@@ -122,6 +122,22 @@ class Stepped(msgspec.Struct, tag=True, array_like=True, frozen=True):
     events: list[TokenEvent]
 
 
+class Transition(msgspec.Struct, array_like=True, frozen=True):
+    """A request was admitted to the running batch, or preempted."""
+
+    request_id: str
+    runs: bool
+    """Whether it was admitted."""
+    age_ns: int
+    """How long before the message was sent."""
+
+
+class Transitions(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """From the engine: admissions and preemptions in order, before the next tokens of these requests."""
+
+    transitions: list[Transition]
+
+
 class Refused(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """From the engine: a call is rejected, for good or for now."""
 
@@ -178,6 +194,7 @@ class WeightsMoved(msgspec.Struct, tag=True, array_like=True, frozen=True):
 ToEngine = Hello | Submit | Cancel | AskStats | AddService | RemoveService | migration_wire.ToEngine
 FromEngine = (
     Stepped
+    | Transitions
     | Refused
     | Accepted
     | Forgotten

@@ -17,6 +17,8 @@ from shoal.schedule.stats import Counters, SchedulerStats, ServiceStats, Weights
 OnEnd = Callable[[RequestState, FinishReason, int], None]
 """Called with every request that ends, the reason and the time; other requests may be in the middle of an
 update."""
+OnTransition = Callable[[str, bool], None]
+"""Called with the id of a request, and whether it was admitted to the running batch (True) or preempted."""
 
 
 class RequestStore:
@@ -53,6 +55,8 @@ class RequestStore:
         """How often a request has begun to wait."""
         self.num_releases = 0
         """How often a request has freed its blocks."""
+        self.on_transition: OnTransition | None = None
+        """Set by the owner; optional."""
         self._pool = pool
         self._host = host
         self._order = order
@@ -136,6 +140,8 @@ class RequestStore:
             request.num_recomputed_tokens += again
             request.num_lost_tokens = 0
         self.services[request.service].running.add(request)
+        if self.on_transition is not None:
+            self.on_transition(request.request.id, True)
 
     def preempt(self, request: RequestState, *, lacks_memory: bool = True) -> None:
         """Preempt a running request that is part of no plan in flight: it frees its blocks and waits.
@@ -154,6 +160,8 @@ class RequestStore:
         request.num_scheduled = request.num_computed = request.num_published = 0
         request.blocked_until_num_ended = self.num_ended + 1 if lacks_memory else 0
         self.wait(request)
+        if self.on_transition is not None:
+            self.on_transition(request.request.id, False)
 
     def preempt_all(self) -> None:
         """Preempt all running requests and revoke all leases; no plan is in flight."""

@@ -17,7 +17,7 @@ from shoal.schedule.plan_chooser import PlanChooser
 from shoal.schedule.policies.view import ServiceView
 from shoal.schedule.preemption import WaitForInFlight
 from shoal.schedule.recovery import Recovery
-from shoal.schedule.request_store import OnEnd, RequestStore
+from shoal.schedule.request_store import OnEnd, OnTransition, RequestStore
 from shoal.schedule.residency import Residency
 from shoal.schedule.results import check_result
 from shoal.schedule.running_batch import IntArray
@@ -101,6 +101,10 @@ class Scheduler:
     def observe_steps(self, listener: Callable[[int, int], None]) -> None:
         """Call ``listener`` with the first step number and the maximum number of steps of each plan."""
         self._steps.on_steps = listener
+
+    def observe_transitions(self, listener: OnTransition) -> None:
+        """Call ``listener`` whenever a request is admitted or preempted."""
+        self._store.on_transition = listener
 
     def observe_inter_token_latency(self, listener: Callable[[str, IntArray, int | IntArray], None]) -> None:
         """Call ``listener`` with service, inter-token latencies in ns (0: first token), and their counts."""

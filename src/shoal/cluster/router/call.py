@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from shoal.core import Request, SamplingParams
+from shoal.cluster.timeline import Phase, RequestStatus, Timeline
+from shoal.core import FinishReason, Request, SamplingParams
 from shoal.frontend.detokenize import Decoder
 from shoal.frontend.reader import ChoiceReader
 from shoal.frontend.stream import Stream
@@ -24,12 +25,13 @@ class Call:
         decoder: Decoder,
         eos_token_ids: Sequence[int],
         stream: Stream,
-        log_name: str,
+        name: str | None = None,
     ) -> None:
-        """requests: by choice. sampling: of the call, with its stop strings."""
+        """requests: by choice. sampling: of the call, with its stop strings. name: the client's, for logs."""
         first = next(iter(requests.values()))
         self.id = call_id
-        self.log_name = log_name
+        self.name = name
+        self.log_name = call_id if name is None else f"{name} ({call_id})"
         self.service = first.service
         self.prompt_tokens = len(first.prompt)
         self.grammar = sampling.grammar
@@ -39,6 +41,10 @@ class Call:
             for choice, request in requests.items()
         }
         """Readers of the unfinished choices."""
+        self.timelines = {
+            choice: Timeline.from_arrival(request.arrival_ns) for choice, request in requests.items()
+        }
+        """Of the unfinished choices."""
         self.engine: str | None = None
         """None: it waits for an engine."""
         self.waits_for_load_ns: int | None = None
@@ -79,6 +85,28 @@ class Call:
             self.accepted.set_result(None)
         else:
             self.accepted.set_exception(error)
+
+    def begin_phase(self, phase: Phase, at_ns: int) -> None:
+        """All unfinished choices begin a phase, on the call's present engine."""
+        for timeline in self.timelines.values():
+            timeline.begin(phase, self.engine, at_ns)
+
+    def request_status(
+        self, choice: int, ended_ns: int | None = None, finish: FinishReason | None = None
+    ) -> RequestStatus:
+        """The status of an unfinished choice, or of one that ends now."""
+        reader = self.unfinished[choice]
+        return RequestStatus(
+            id=f"{self.id}-{choice}",
+            name=self.name,
+            service=self.service,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=reader.cached_tokens,
+            output_tokens=reader.output_tokens,
+            phases=tuple(self.timelines[choice].phases),
+            ended_ns=ended_ns,
+            finish=None if finish is None else finish.value,
+        )
 
     @property
     def waiting(self) -> int:

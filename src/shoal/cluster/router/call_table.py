@@ -4,12 +4,14 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 from shoal.cluster.manager.events import ClusterEvent, Ended, Progressed, WeightsFailed
 from shoal.cluster.router.call import Call
 from shoal.cluster.router.fleet import Fleet
 from shoal.cluster.router.recovery_log import RecoveryLog
-from shoal.core import FinishReason, InvalidRequest, QueueFull, SLOExpired, TokenEvent
+from shoal.cluster.timeline import Phase, RequestStatus, RequestTable
+from shoal.core import FinishReason, InvalidRequest, QueueFull, ServiceUnavailable, SLOExpired, TokenEvent
 from shoal.engine import wire
 from shoal.frontend.reader import ChoiceReader
 
@@ -17,6 +19,8 @@ _log = logging.getLogger(__name__)
 # First tokens that are remembered, to estimate the rate of the queue.
 _RATE_WINDOW = 64
 _LONGEST_RETRY_S = 60.0
+# Ended requests that are remembered, to show them.
+_MAX_ENDED = 200
 
 
 class CallTable:
@@ -33,6 +37,7 @@ class CallTable:
         self._readers: dict[str, tuple[Call, ChoiceReader]] = {}  # of choices that an engine has
         self._waiting = 0
         self._first_tokens_ns: deque[int] = deque(maxlen=_RATE_WINDOW)
+        self._ended: deque[RequestStatus] = deque(maxlen=_MAX_ENDED)
         self.recovery_log = RecoveryLog()
         self.emptied = asyncio.Event()
         """Set when the last call ends."""
@@ -67,6 +72,7 @@ class CallTable:
         for choice, reader in call.unfinished.items():
             self._readers[call.wire_id(choice)] = call, reader
         call.progressed = attempt == 1
+        call.begin_phase(Phase.DECODE if with_kv else Phase.WAITING, self._clock())
         begin = "with its KV" if with_kv else f"from token {call.output_tokens}"
         _log.debug("%s: attempt %d on engine %s, %s", call.log_name, attempt, engine, begin)
 
@@ -76,6 +82,7 @@ class CallTable:
             self._fleet.send(call.engine, wire.Cancel(call.wire_ids()))
             self._forget(call)
             call.engine = None
+            call.begin_phase(Phase.WAITING, self._clock())
 
     def engine_ended(self, engine: str, reason: str) -> None:
         """An engine ended; its calls wait."""
@@ -84,11 +91,31 @@ class CallTable:
         for call in calls:
             self._forget(call)
             call.engine, call.lost_engine = None, True
+            call.begin_phase(Phase.WAITING, self._clock())
 
     def stepped(self, events: Sequence[TokenEvent]) -> None:
         now_ns = self._clock()
         for event in events:
             self._take(event, now_ns)
+
+    def transitioned(self, transitions: Sequence[wire.Transition]) -> None:
+        """An engine has admitted or preempted requests."""
+        now_ns = self._clock()
+        for transition in transitions:
+            if (found := self._readers.get(transition.request_id)) is not None:
+                call, reader = found
+                timeline = call.timelines[reader.choice]
+                if transition.runs and timeline.phase is Phase.DECODE:
+                    continue  # it came with its KV
+                phase = Phase.PREFILL if transition.runs else Phase.PREEMPTED
+                timeline.begin(phase, call.engine, now_ns - transition.age_ns)
+
+    def requests(self, most: int) -> RequestTable:
+        """Unfinished requests, the oldest first, and the last that ended; at most ``most`` of each."""
+        unfinished = ((call, choice) for call in self._calls.values() for choice in call.unfinished)
+        shown = [call.request_status(choice) for call, choice in islice(unfinished, most)]
+        left_out = sum(len(call.unfinished) for call in self._calls.values()) - len(shown)
+        return RequestTable(shown, list(self._ended)[-most:], left_out)
 
     def refused(self, message: wire.Refused) -> None:
         """An engine has refused a call."""
@@ -107,15 +134,17 @@ class CallTable:
     def end(self, call: Call, error: Exception) -> None:
         """End a call with an error."""
         self.recovery_log.failed(call.id)
-        self.cancel(call)
+        self.cancel(call, _finish_of(error))
         call.accept(error)
         call.stream.end(error)
 
-    def cancel(self, call: Call) -> None:
-        """Cancel the unfinished choices of a call; its stream gets nothing more."""
+    def cancel(self, call: Call, finish: FinishReason = FinishReason.CANCELLED) -> None:
+        """Cancel the unfinished choices of a call; its stream gets nothing more. finish: why they end."""
         if call.id not in self._calls:
             return
         self._waiting -= call.waiting
+        now_ns = self._clock()
+        self._ended += [call.request_status(choice, now_ns, finish) for choice in call.unfinished]
         self.withdraw(call)
         call.unfinished.clear()
         self.recovery_log.cancelled(call.id)
@@ -151,6 +180,8 @@ class CallTable:
         if not made and reader.output:
             self._waiting -= 1
             self._first_tokens_ns.append(now_ns)
+        if event.tokens:
+            call.timelines[reader.choice].begin(Phase.DECODE, call.engine, now_ns)
         progressed = not call.progressed and bool(event.tokens)
         if progressed:
             call.progressed = True
@@ -175,7 +206,8 @@ class CallTable:
     ) -> None:
         """Finish a choice. ended_by_engine: the engine sent the finish."""
         wire_id = call.wire_id(reader.choice)
-        del call.unfinished[reader.choice], self._readers[wire_id]
+        self._ended.append(call.request_status(reader.choice, self._clock(), reason))
+        del call.unfinished[reader.choice], call.timelines[reader.choice], self._readers[wire_id]
         self._waiting -= not reader.started
         if not ended_by_engine and call.engine is not None:
             self._fleet.send(call.engine, wire.Cancel([wire_id], complete=True))
@@ -200,3 +232,11 @@ class CallTable:
         self._emit(Ended(call.id, sum(finished) // len(finished) if finished else None))
         if not self._calls:
             self.emptied.set()
+
+
+def _finish_of(error: Exception) -> FinishReason:
+    """How a call ends with an error."""
+    if isinstance(error, InvalidRequest):
+        return FinishReason.INVALID
+    refused = isinstance(error, (QueueFull, ServiceUnavailable))
+    return FinishReason.REFUSED if refused else FinishReason.ERROR

@@ -28,6 +28,7 @@ from shoal.cluster.router.fleet import Fleet
 from shoal.cluster.router.migration_runner import MigrationRunner
 from shoal.cluster.router.remote_engine import OpenChannel
 from shoal.cluster.status import ClusterInfo, EngineStatus, ServiceStatus
+from shoal.cluster.timeline import RequestTable
 from shoal.core import SLO, EngineDied, QueueFull, Request, SamplingParams
 from shoal.core.service import NO_GOALS
 from shoal.engine import wire
@@ -180,6 +181,10 @@ class Router:
         """Number of unfinished choices."""
         return sum(len(call.unfinished) for call in self._calls.all())
 
+    def requests(self, most: int) -> RequestTable:
+        """Unfinished requests, the oldest first, and the last that ended; at most ``most`` of each."""
+        return self._calls.requests(most)
+
     @property
     def waiting(self) -> int:
         """Number of choices without a first token."""
@@ -251,8 +256,7 @@ class Router:
         stream = Stream(call_id, len(first.prompt), lambda: self._calls.cancel(call))
         eos = self.info.services[first.service].eos_token_ids
         decoder = self._decoders[first.service]
-        named = call_id if log_name is None else f"{log_name} ({call_id})"
-        call = Call(call_id, dict(enumerate(requests)), sampling, decoder, eos, stream, named)
+        call = Call(call_id, dict(enumerate(requests)), sampling, decoder, eos, stream, log_name)
         self._calls.add(call)
         assert sampling.max_tokens is not None
         self._emit(
@@ -331,6 +335,8 @@ class Router:
         match message:
             case wire.Stepped():
                 self._calls.stepped(message.events)
+            case wire.Transitions():
+                self._calls.transitioned(message.transitions)
             case wire.Refused():
                 self._calls.refused(message)
             case wire.Accepted():

@@ -36,6 +36,7 @@ from shoal.engine.process.hang_detector import StepTimer
 from shoal.engine.process.heartbeat import start_heartbeat
 from shoal.engine.process.lifeline import Lifeline
 from shoal.engine.process.pending_calls import PendingCall, PendingCalls
+from shoal.engine.transition_reports import TransitionReports
 from shoal.engine.weights_reports import WeightsReports
 from shoal.models.child_process import end_with_parent
 
@@ -78,6 +79,7 @@ class EngineServer:
         self._service_changes: dict[int, tuple[str, Future[ServiceInfo] | Future[None]]] = {}
         """Pending service changes, by the key of the message."""
         self._weights = WeightsReports(engine, self._send)
+        self._transitions = TransitionReports(engine, self._send)
         engine.interrupted = self._has_messages
         engine.connect(transfer, self._send)
 
@@ -92,6 +94,7 @@ class EngineServer:
         self._send_changes()
         events = self._engine.step()
         self._weights.send()
+        self._transitions.send()
         if events:
             self._send_events(events)
         elif self._engine.idle and not self._pending.ready:
