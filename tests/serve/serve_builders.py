@@ -14,6 +14,7 @@ from fastapi import FastAPI
 
 from inline_codecs import InlineCodec
 from shoal.cluster.status import ClusterInfo, EngineState, EngineStatus, ServiceStatus
+from shoal.cluster.timeline import RequestTable
 from shoal.core import (
     SLO,
     EngineDied,
@@ -144,6 +145,10 @@ class FakeEngine:
     waiting: int = 0
     tasks: set["asyncio.Task[None]"] = field(default_factory=set)
     decoder: ByteTokenizer = field(default_factory=ByteTokenizer)
+    table: RequestTable = field(default_factory=lambda: RequestTable([], [], 0))
+
+    def requests(self, most: int) -> RequestTable:
+        return self.table
 
     @property
     def info(self) -> ClusterInfo:

@@ -170,6 +170,14 @@ def test_any_unusual_header_is_taken_as_a_proxys():
         {"Sec-Fetch-Site": "cross-site"},
         {"Sec-Fetch-Site": "same-site"},
         {"Sec-Fetch-Site": "same-origin"},
+        # Pages of this server's origin by only one of the headers, or by a prefix of it.
+        {"Sec-Fetch-Site": "same-origin", "Origin": "http://localhost:80000"},
+        {"Sec-Fetch-Site": "same-origin", "Origin": "http://localhost:8000", "Referer": "http://evil.org/"},
+        {"Sec-Fetch-Site": "same-origin", "Origin": "http://localhost"},
+        {"Sec-Fetch-Site": "same-origin", "Referer": "https://shoal.example.org/"},
+        {"Sec-Fetch-Site": "same-site", "Origin": "http://localhost:8000"},
+        {"Sec-Fetch-Site": "cross-site", "Referer": "http://localhost:8000/"},
+        {"Origin": "null"},
         *({name: "10.0.0.7"} for name in ("X-Forwarded-For", "CF-Connecting-IP")),
     ],
 )
@@ -192,11 +200,21 @@ BROWSER = {
 }
 
 
+OWN_PAGE = BROWSER | {"Sec-Fetch-Site": "same-origin", "Referer": "http://localhost:8000/"}
 HTTP2_CURL = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMAAABk"}
 
 
 @pytest.mark.parametrize(
-    "headers", [BROWSER, HTTP2_CURL, {"X-Request-Id": "a"}, {"Authorization": "Bearer anything"}]
+    "headers",
+    [
+        BROWSER,
+        HTTP2_CURL,
+        {"X-Request-Id": "a"},
+        {"Authorization": "Bearer anything"},
+        OWN_PAGE,
+        OWN_PAGE | {"Origin": "http://localhost:8000"},
+        {"Origin": "http://localhost:8000"},  # a browser without Sec-Fetch-Site
+    ],
 )
 def test_programs_and_browsers_on_this_machine_are_allowed(headers):
     assert ask("/admin/engines", headers).status_code == 200

@@ -34,6 +34,8 @@ from shoal.serve.openai.generation_endpoints import GenerationEndpoints
 from shoal.serve.openai.tokenize_endpoints import TokenEndpoints
 from shoal.serve.openapi import document
 from shoal.serve.options import ServerOptions
+from shoal.serve.page.endpoints import PageEndpoints
+from shoal.serve.page.feed import LiveFeed
 from shoal.serve.responses_api.endpoints import ResponsesEndpoints
 from shoal.serve.tokenizers import Tokenizers
 
@@ -70,6 +72,7 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.metrics = api.metrics
+    app.state.feed = LiveFeed(api)
     install_error_handlers(app)
     # The middleware added last runs first.
     app.add_middleware(ContentCodingMiddleware)
@@ -101,6 +104,7 @@ def create_app(
         ServerEndpoints(api),
         HealthEndpoints(api),
         AdminEndpoints(admin),
+        PageEndpoints(api, app.state.feed),
     ):
         endpoints.add_to(app)
     documented: list[list[str]] = []

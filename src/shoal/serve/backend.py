@@ -10,6 +10,7 @@ from typing import Protocol
 
 from shoal.cluster.options import EnginePlan
 from shoal.cluster.status import ClusterInfo, EngineStatus, ServiceStatus
+from shoal.cluster.timeline import RequestTable
 from shoal.core import SLO, SamplingParams, Service
 from shoal.core.service import NO_GOALS
 from shoal.frontend.stream import Stream
@@ -125,6 +126,9 @@ class Backend(Protocol):
 
     def waits_for_load(self, service: str) -> bool:
         """Whether requests of a service wait until engines that run have loaded it."""
+
+    def requests(self, most: int) -> RequestTable:
+        """Unfinished requests, the oldest first, and the last that ended; at most ``most`` of each."""
 
     @property
     def administration(self) -> Administration: ...

@@ -9,7 +9,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from shoal.serve.admin import cluster_responses
-from shoal.serve.http.api_keys import OPEN_PATHS
+from shoal.serve.http.api_keys import is_open
 from shoal.serve.openai import response_bodies as responses
 from shoal.serve.openai.request_bodies import ChatBody, CompletionBody
 from shoal.serve.openai.token_and_embedding_bodies import DetokenizeBody, EmbeddingBody, TokenizeBody
@@ -135,7 +135,7 @@ def document(
 def _require_key(schema: dict[str, Any]) -> None:
     schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     for path, operations in schema["paths"].items():
-        if path not in OPEN_PATHS:
+        if not is_open(path):
             for operation in operations.values():
                 operation["security"] = [{"key": []}]
                 operation["responses"].update({str(code): body for code, body in fails(401, 403).items()})

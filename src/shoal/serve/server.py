@@ -71,6 +71,7 @@ async def serve_until_stopped(
     serving = asyncio.create_task(server.serve(sockets=[]))
     while not (server.started or serving.done()):
         await asyncio.sleep(_STARTUP_POLL_S)
+    app.state.feed.start()
     count_refused = app.state.metrics.count_refused_connection
     listener = _create_listener(listen_socket, server, limit, options, count_refused)
     try:

@@ -46,6 +46,7 @@ _DIRECT_HEADERS = frozenset(
     }
 )
 _DIRECT_PREFIX = b"sec-"
+_PAGE_HEADERS = frozenset({b"origin", b"referer", b"sec-fetch-site"})
 _MAX_NAME_CHARACTERS = 80
 _KEY_HINT = "set server.admin_key (or SHOAL_ADMIN_KEY) at the server and send it as Authorization: Bearer KEY"
 
@@ -128,10 +129,26 @@ def _why_not_local(scope: Scope) -> str:
     for host in hosts:
         if not is_loopback_host(host):
             return f"is for the host {shorten(host, _MAX_NAME_CHARACTERS)!r}"
+    own_page = _is_own_page(scope["headers"])
     for name, value in scope["headers"]:
+        if own_page and name in _PAGE_HEADERS:
+            continue
         if name == b"sec-fetch-site" and value.lower() != b"none":
             return "is a web page's (Sec-Fetch-Site)"
         if name not in _DIRECT_HEADERS and not name.startswith(_DIRECT_PREFIX):
             shown = shorten(name.decode("latin-1"), _MAX_NAME_CHARACTERS)
             return f"has the header {shown!r}, as a proxy or a web page may send it"
     return ""
+
+
+def _is_own_page(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether a browser says that a request comes from this server's own page.
+
+    A page of another origin has another Origin and Referer, and no script can change them. A proxy that
+    sends the Host of a loopback address has a public name, which they would show.
+    """
+    sent = dict(headers)
+    origin = b"http://" + sent.get(b"host", b"")
+    named = [sent[name] for name in (b"origin", b"referer") if name in sent]
+    own = all(value == origin or value.startswith(origin + b"/") for value in named)
+    return sent.get(b"sec-fetch-site", b"same-origin") == b"same-origin" and bool(named) and own

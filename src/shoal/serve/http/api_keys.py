@@ -16,8 +16,15 @@ OPEN_PATHS = frozenset(
     {"/", "/health", "/health/live", "/health/ready", "/version", "/metrics", "/docs", "/openapi.json"}
 )
 """Paths that need no key."""
+_PAGE_PREFIX = "/page/"
+_LIVE_PATH = "/live"
 _OPERATORS_PREFIX = "/admin/"
 _OPERATORS_PATHS = frozenset({f"{OLLAMA_PREFIX}pull", f"{OLLAMA_PREFIX}delete"})
+
+
+def is_open(path: str) -> bool:
+    """Whether a path needs no key."""
+    return path in OPEN_PATHS or path.startswith(_PAGE_PREFIX)
 
 
 def is_for_operators(path: str) -> bool:
@@ -53,8 +60,8 @@ class Keyring:
 class ApiKeyMiddleware:
     """Rejects requests without a valid key, except on open paths and operators' paths.
 
-    is_operator: whether a request has the admin key. All of Ollama's API accepts it, because Ollama's clients
-    send one key with every request, and some routes are for operators only.
+    is_operator: whether a request has the admin key. The page's feed accepts it, and all of Ollama's API,
+    because Ollama's clients send one key with every request, and some routes are for operators only.
     """
 
     def __init__(self, app: ASGIApp, keyring: Keyring, is_operator: Callable[[Scope], bool]) -> None:
@@ -64,11 +71,12 @@ class ApiKeyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
-        if scope["type"] == "http" and path not in OPEN_PATHS and not is_for_operators(path):
+        if scope["type"] == "http" and not is_open(path) and not is_for_operators(path):
             try:
                 context_of(scope).key = self._keyring.find(scope["headers"])
             except InvalidApiKey as error:
-                if not (path.startswith(OLLAMA_PREFIX) and self._is_operator(scope)):
+                takes_admin_key = path == _LIVE_PATH or path.startswith(OLLAMA_PREFIX)
+                if not (takes_admin_key and self._is_operator(scope)):
                     await error_response(error)(scope, receive, send)
                     return
         await self._app(scope, receive, send)

@@ -1,14 +1,13 @@
-"""The endpoints /v1/models, /version, /metrics, / and /docs."""
+"""The endpoints /v1/models, /version, /metrics and /docs."""
 
 from fastapi import FastAPI, Request
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 
 import shoal
 from shoal.serve.api import Api, add_get, json_response
 from shoal.serve.http.docs_page import docs_page
-from shoal.serve.openai.response_bodies import Index, ModelCard, ModelList, Version
+from shoal.serve.openai.response_bodies import ModelCard, ModelList, Version
 from shoal.serve.openapi import fails, returns
 
 # The docs page needs only its inline style.
@@ -38,7 +37,6 @@ class ServerEndpoints:
             responses={200: {"description": "Prometheus text format.", "content": {"text/plain": {}}}},
             response_class=Response,
         )
-        add_get(app, "/", self.index, include_in_schema=False)
         add_get(app, "/docs", self.docs, include_in_schema=False)
 
     async def models(self, request: Request) -> Response:
@@ -59,16 +57,6 @@ class ServerEndpoints:
     async def version(self) -> Response:
         """The version of Shoal."""
         return json_response(Version(shoal.__version__))
-
-    async def index(self, request: Request) -> Response:
-        """The version and all routes."""
-        routes = [
-            f"{method} {route.path_format}"
-            for route in request.app.routes
-            if isinstance(route, APIRoute)
-            for method in sorted((route.methods or set()) - {"HEAD"})
-        ]
-        return json_response(Index(shoal.__version__, routes))
 
     async def docs(self, request: Request) -> Response:
         """A page about the HTTP interface."""

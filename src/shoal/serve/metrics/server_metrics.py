@@ -1,6 +1,7 @@
 """Latencies, finished and refused requests as Prometheus metrics, and the rendered /metrics page."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -30,6 +31,9 @@ _QUEUE_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10
 _TOKENS_BUCKETS = tuple(2**power for power in range(18))
 _E2E_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600)
 _NORMALISED_BUCKETS = (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 20, 50, 100)
+TTFT_BOUNDS = (*_TTFT_BUCKETS, math.inf)
+INTER_TOKEN_BOUNDS = (*_INTER_TOKEN_BUCKETS, math.inf)
+"""Upper bounds of the buckets in ``ServerMetrics.totals``, in seconds."""
 _OUTCOMES = {True: "met", False: "missed"}
 _REFUSAL_REASONS = {
     QueueFull: "queue_full",
@@ -214,6 +218,23 @@ class ServerMetrics:
         if reason is FinishReason.ERROR:
             self._count_missed(name, slo, 1)
 
+    def totals(self) -> dict[tuple[str, str], tuple[float, ...]]:
+        """Counters by (name, service), as of now.
+
+        The names are ttft and inter_token (cumulative buckets), refused, met and missed (goals).
+        """
+        found: dict[tuple[str, str], tuple[float, ...]] = {}
+        for name, histogram in (("ttft", self._ttft), ("inter_token", self._inter_token)):
+            for labels, value in _samples(histogram, "_bucket"):
+                key = name, labels["service"]
+                found[key] = (*found.get(key, ()), value)
+        for labels, value in _samples(self._refused, "_total"):
+            key = "refused", labels["service"]
+            found[key] = (found.get(key, (0.0,))[0] + value,)
+        for labels, value in _samples(self._goals, "_total"):
+            found[labels["outcome"], labels["service"]] = (value,)
+        return found
+
     def render(self, engines: Sequence[EngineStatus], services: Mapping[str, ServiceStatus]) -> bytes:
         cluster = CollectorRegistry()
         cluster.register(EngineCollector(engines))
@@ -224,3 +245,11 @@ class ServerMetrics:
             renamed.register(VllmCollector(self.registry, cluster))
             page += generate_latest(renamed)
         return page
+
+
+def _samples(metric: Histogram | Counter, suffix: str) -> Iterator[tuple[Mapping[str, str], float]]:
+    """(labels, value) of the samples whose names end with ``suffix``; buckets by their bounds."""
+    for family in metric.collect():
+        for sample in family.samples:
+            if sample.name.endswith(suffix):
+                yield sample.labels, sample.value

@@ -1,0 +1,65 @@
+"""Why a service is slow, in one sentence, from its counts."""
+
+from collections.abc import Sequence
+
+from shoal.serve.page.snapshot import KV, Engine, Service
+
+_FULL = 0.9
+"""Share of live blocks from which a pool is called full."""
+_MISSED = 0.1
+"""Share of missed goals that is worth a note."""
+
+
+def note_of(service: Service, engines: Sequence[Engine]) -> str:
+    """What holds a service up; "": nothing that its counts show.
+
+    In this order: it is not ready, requests wait (for weights, for KV memory, for their turn), requests were
+    refused, goals were missed, requests were preempted.
+    """
+    if service.state != "ready":
+        return _not_ready(service)
+    if service.waiting:
+        return _waiting(service, [engine for engine in engines if engine.name in service.engines])
+    if service.refused:
+        return f"{_requests(service.refused)} refused in the last minute"
+    ended = service.goals.met + service.goals.missed
+    if service.goals.missed > _MISSED * ended:
+        return f"missed its goals {service.goals.missed} times of {ended} in the last minute"
+    if service.preemptions:
+        return f"preempted {service.preemptions} times in the last minute: KV memory is short"
+    return ""
+
+
+def _not_ready(service: Service) -> str:
+    if service.state == "failed":
+        return f"cannot be loaded: {service.error or 'unknown reason'}"
+    if service.state == "unloaded":
+        return "unloaded; a request loads it"
+    return {"pulling": "its model is being downloaded", "loading": "is being loaded"}.get(
+        service.state, "is being unloaded, when its requests have ended"
+    )
+
+
+def _waiting(service: Service, engines: Sequence[Engine]) -> str:
+    count = _requests(service.waiting)
+    if not engines:
+        return f"{count} without an engine: none of its engines runs"
+    places = {part.weights for part in service.engines.values()}
+    if places == {"absent"}:
+        return f"{count} waiting until its weights may come: others use the memory"
+    if "resident" not in places:
+        return f"{count} waiting for its weights, which are coming"
+    if all(_is_full(engine.kv) for engine in engines):
+        return f"{count} waiting for KV memory: the pool is full"
+    if not service.running and any(engine.requests > service.waiting for engine in engines):
+        return f"{count} waiting for a turn: other services are served"
+    return f"{count} waiting"
+
+
+def _is_full(kv: KV | None) -> bool:
+    """Live blocks, and blocks that only other services can use, leave little."""
+    return kv is not None and kv.live_bytes + kv.external_bytes >= _FULL * kv.total_bytes
+
+
+def _requests(count: int) -> str:
+    return "1 request" if count == 1 else f"{count} requests"
