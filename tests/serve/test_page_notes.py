@@ -31,10 +31,10 @@ def queued(count: int = 3, running: int = 1, weights: str = "resident") -> Servi
         (replace(QUIET, state="unloaded"), ENGINE, "unloaded; a request loads it"),
         (replace(QUIET, state="draining"), ENGINE, "is being unloaded, when its requests have ended"),
         (replace(QUIET, state="failed", error="no room"), ENGINE, "cannot be loaded: no room"),
-        (queued(), ENGINE, "3 requests waiting"),
+        (queued(), ENGINE, "3 requests waiting for a turn: the engine computes others first"),
         (queued(1), FULL, "1 request waiting for KV memory: the pool is full"),
         (queued(running=0), ENGINE, "3 requests waiting for a turn: other services are served"),
-        (queued(5, running=0), ENGINE, "5 requests waiting"),
+        (queued(5, running=0), ENGINE, "5 requests waiting for a turn: the engine computes others first"),
         (
             queued(weights="absent"),
             FULL,

@@ -53,7 +53,7 @@ def _waiting(service: Service, engines: Sequence[Engine]) -> str:
         return f"{count} waiting for KV memory: the pool is full"
     if not service.running and any(engine.requests > service.waiting for engine in engines):
         return f"{count} waiting for a turn: other services are served"
-    return f"{count} waiting"
+    return f"{count} waiting for a turn: the engine computes others first"
 
 
 def _is_full(kv: KV | None) -> bool:
