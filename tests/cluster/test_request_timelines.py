@@ -9,8 +9,9 @@ from test_router import PROMPT, greedy, play, tokens_of
 
 from shoal.cluster.manager.events import MigrationMethod
 from shoal.cluster.router.router import Router
-from shoal.cluster.timeline import Phase, RequestStatus, RequestTable, Timeline
+from shoal.cluster.status import RequestStatus, RequestTable
 from shoal.core import EngineDied, SamplingParams
+from shoal.frontend.timeline import Phase, Timeline
 
 WAITING, PREFILL, DECODE, PREEMPTED = Phase
 ALL = 1000

@@ -13,8 +13,7 @@ import httpx
 from fastapi import FastAPI
 
 from inline_codecs import InlineCodec
-from shoal.cluster.status import ClusterInfo, EngineState, EngineStatus, ServiceStatus
-from shoal.cluster.timeline import RequestTable
+from shoal.cluster.status import ClusterInfo, EngineState, EngineStatus, RequestTable, ServiceStatus
 from shoal.core import (
     SLO,
     EngineDied,

@@ -205,7 +205,7 @@ def test_every_count_of_the_scheduler_reaches_the_engine_s_counts():
     found = asdict(replace(stats.services["a"], observed=None))
     assert {name: found.pop(name) for name in names} == asdict(counted)
     blocks = {"live_blocks": 101, "cached_blocks": 102, "free_blocks": 103, "merged_blocks": 104}
-    assert found == blocks | {"observed": None}
+    assert found == blocks | {"block_bytes": 32, "observed": None}
 
 
 def observed_metrics(**observed):

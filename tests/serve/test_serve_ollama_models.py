@@ -324,7 +324,7 @@ CLIENT, BOSS = {"Authorization": "Bearer client"}, {"Authorization": "Bearer bos
         (CLIENT, KEYED, 403),
         (BOSS, KEYED, 200),
         ({"X-Forwarded-For": "10.0.0.1"}, {}, 403),
-        ({"Origin": "http://localhost"}, {}, 403),
+        ({"Origin": "http://localhost:3000"}, {}, 403),
     ],
 )
 def test_only_operators_unload_models(tmp_path, path, empty, headers, options, status):

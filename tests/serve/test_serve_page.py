@@ -11,8 +11,9 @@ import pytest
 from serve_builders import FakeEngine, completion, make_app, make_client, serving
 from test_page_events import DIED, ENGINE
 
-from shoal.cluster.timeline import Phase, PhaseBegin, RequestStatus, RequestTable
+from shoal.cluster.status import RequestStatus, RequestTable
 from shoal.config.api_keys import ApiKey
+from shoal.frontend.timeline import Phase, PhaseBegin
 from shoal.serve.api import Api
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml;q=0.9,*/*;q=0.8"}

@@ -20,6 +20,7 @@ from shoal.models.tokenizer import added_tokens
 from shoal.serve import ServerOptions, create_app, launch, tokenizer_subprocess
 from shoal.serve.model_download import FetchedService
 from shoal.serve.tokenizers import Tokenizers
+from shoal.serve.tracing import NoTracing
 
 
 class FakeRouter:
@@ -52,7 +53,7 @@ def play(scenario, monkeypatch, folders, **router):
         services = tuple(Service(name=folder.name, model=str(folder)) for folder in folders)
         plans = [EnginePlan(name="0", options=EngineOptions(services=services))]
         fetched = [FetchedService(*each) for each in zip(services, folders, strict=True)]
-        server = launch._Server(plans, fetched, ServerOptions(), launch.ClusterOptions())
+        server = launch._Server(plans, fetched, ServerOptions(), launch.ClusterOptions(), NoTracing())
         try:
             async with asyncio.timeout(120):
                 await scenario(lambda: server._start(tokenizers, InlineWorkers(), None), fake, tokenizers)

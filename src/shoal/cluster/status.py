@@ -1,13 +1,15 @@
-"""Status of engines and services, for health, metrics and administration."""
+"""Status of engines, services and requests, for health, metrics, administration and the page."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from shoal.cluster.manager.actions import MigrationOutcome
 from shoal.cluster.manager.events import MigrationMethod
 from shoal.engine.info import EngineInfo, ServiceInfo
 from shoal.engine.stats import EngineStats
+from shoal.frontend.timeline import PhaseBegin
 from shoal.schedule.policies.residency import Place
 from shoal.schedule.stats import WeightsStats
 
@@ -139,3 +141,37 @@ class ClusterInfo:
     """Kernels in use on the engines, as by ``native_status``."""
     device: str
     """Different devices, separated by commas."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestStatus:
+    """One choice of a call, as ``/metrics`` counts requests."""
+
+    id: str
+    name: str | None
+    """The client's name of its HTTP request."""
+    service: str
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    phases: tuple[PhaseBegin, ...]
+    ended_ns: int | None = None
+    """None: it is unfinished."""
+    finish: str | None = None
+    """A ``FinishReason``; None: it is unfinished."""
+
+    @property
+    def engine(self) -> str | None:
+        """Its engine, or the last one that it had."""
+        return next((begin.engine for begin in reversed(self.phases) if begin.engine is not None), None)
+
+
+class RequestTable(NamedTuple):
+    """Requests of all engines."""
+
+    unfinished: list[RequestStatus]
+    """The oldest first."""
+    ended: list[RequestStatus]
+    """The last that ended, the latest last."""
+    left_out: int
+    """Unfinished requests that are not in the table."""

@@ -10,6 +10,7 @@ from typing import Self
 from msgspec.structs import replace
 
 from shoal.frontend.reader import Delta
+from shoal.frontend.timeline import Timeline
 
 # Unread deltas are joined, as each takes much more memory than the text of a token. More are not joined, as
 # formatting a large delta delays other streams.
@@ -29,6 +30,8 @@ class Stream(AsyncIterator[Delta]):
         self.prompt_tokens = prompt_tokens
         self.load_ns = 0
         """Time that the call waited for its service to load; 0: it was loaded."""
+        self.timelines: Sequence[Timeline] = ()
+        """Of the choices, where a router keeps them."""
         self._close = close
         # By choice, longest unread first; lists of deltas to be joined.
         self._unread: dict[int, deque[list[Delta]]] = {}

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from shoal.core import FinishReason
+
 
 class Phase(StrEnum):
     """What a request does."""
@@ -32,10 +34,18 @@ class Timeline:
     """The phases of one request, in order; a migration with KV begins a phase on another engine."""
 
     phases: list[PhaseBegin]
+    ended_ns: int | None = None
+    """None: the request is unfinished."""
+    finish: FinishReason | None = None
+    """How it ended."""
 
     @classmethod
     def from_arrival(cls, arrival_ns: int) -> "Timeline":
         return cls([PhaseBegin(arrival_ns, Phase.WAITING, None)])
+
+    def end(self, finish: FinishReason, at_ns: int) -> None:
+        """The request has ended."""
+        self.finish, self.ended_ns = finish, max(at_ns, self.phases[-1].begin_ns)
 
     @property
     def phase(self) -> Phase:
@@ -47,37 +57,3 @@ class Timeline:
         last = self.phases[-1]
         if (phase, engine) != last[1:]:
             self.phases.append(PhaseBegin(max(at_ns, last.begin_ns), phase, engine))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestStatus:
-    """One choice of a call, as ``/metrics`` counts requests."""
-
-    id: str
-    name: str | None
-    """The client's name of its HTTP request."""
-    service: str
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    phases: tuple[PhaseBegin, ...]
-    ended_ns: int | None = None
-    """None: it is unfinished."""
-    finish: str | None = None
-    """A ``FinishReason``; None: it is unfinished."""
-
-    @property
-    def engine(self) -> str | None:
-        """Its engine, or the last one that it had."""
-        return next((begin.engine for begin in reversed(self.phases) if begin.engine is not None), None)
-
-
-class RequestTable(NamedTuple):
-    """Requests of all engines."""
-
-    unfinished: list[RequestStatus]
-    """The oldest first."""
-    ended: list[RequestStatus]
-    """The last that ended, the latest last."""
-    left_out: int
-    """Unfinished requests that are not in the table."""

@@ -38,6 +38,7 @@ from shoal.serve.page.endpoints import PageEndpoints
 from shoal.serve.page.feed import LiveFeed
 from shoal.serve.responses_api.endpoints import ResponsesEndpoints
 from shoal.serve.tokenizers import Tokenizers
+from shoal.serve.tracing import NoTracing, Tracing
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS"})
 _OTHER = "other"
@@ -53,13 +54,15 @@ def create_app(
     hosts: frozenset[str] | None = None,
     engine_options: EngineOptions | None = None,
     pull: PullService | None = None,
+    tracing: Tracing | None = None,
 ) -> FastAPI:
     """The application in front of ``backend``.
 
     tokenizers: by service name. lifecycle: by default the server never drains. workers: run slow work outside
     the event loop; by default in worker processes. hosts: names that the Host header may have; None: any.
     engine_options: defaults of engines that operators add. pull: downloads the models of services that
-    operators add; by default as at the start. Raises ConfigError if an API key names an unknown service.
+    operators add; by default as at the start. tracing: makes spans of
+    calls; by default none. Raises ConfigError if an API key names an unknown service.
     """
     lifecycle, options = lifecycle or Lifecycle(), options or ServerOptions()
     api = Api(backend, tokenizers, services, options, lifecycle, workers or WorkerProcesses(preload=__name__))
@@ -92,7 +95,9 @@ def create_app(
         )
     if hosts is not None:
         app.add_middleware(AllowedHostsMiddleware, hosts=hosts)
-    app.add_middleware(RequestContextMiddleware, on_end=partial(_finish_request, api.metrics, options, app))
+    tracing = tracing or NoTracing()
+    on_end = partial(_finish_request, api.metrics, options, app, tracing)
+    app.add_middleware(RequestContextMiddleware, on_begin=tracing.begin, on_end=on_end)
     generation, embedding = GenerationEndpoints(api), EmbeddingEndpoints(api)
     admin = ClusterAdmin(api, engine_options, pull or partial(pull_service, Tokenizers()))
     for endpoints in (
@@ -122,9 +127,15 @@ def create_app(
 
 
 def _finish_request(
-    metrics: ServerMetrics, options: ServerOptions, app: FastAPI, context: RequestContext, scope: Scope
+    metrics: ServerMetrics,
+    options: ServerOptions,
+    app: FastAPI,
+    tracing: Tracing,
+    context: RequestContext,
+    scope: Scope,
 ) -> None:
-    """Count and log a finished request; unknown paths and methods share one label."""
+    """Count, trace and log a finished request; unknown paths and methods share one label."""
+    tracing.end(context, scope)
     paths = {getattr(route, "path", None) for route in app.routes}
     route = scope["path"] if scope["path"] in paths else getattr(scope.get("route"), "path_format", _OTHER)
     method = scope["method"] if scope["method"] in _METHODS else _OTHER

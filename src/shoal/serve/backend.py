@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from shoal.cluster.options import EnginePlan
-from shoal.cluster.status import ClusterInfo, EngineStatus, ServiceStatus
-from shoal.cluster.timeline import RequestTable
+from shoal.cluster.status import ClusterInfo, EngineStatus, RequestTable, ServiceStatus
 from shoal.core import SLO, SamplingParams, Service
 from shoal.core.service import NO_GOALS
 from shoal.frontend.stream import Stream

@@ -24,6 +24,7 @@ from shoal.core import (
 from shoal.core.service import NO_GOALS
 from shoal.frontend.reader import Delta
 from shoal.frontend.stream import Stream
+from shoal.frontend.timeline import Timeline
 from shoal.serve.backend import Backend
 from shoal.serve.errors import GenerationFailed
 from shoal.serve.metrics.server_metrics import ServerMetrics
@@ -177,6 +178,11 @@ class Generation:
             return None, None
         first = min(started, key=lambda choice: choice.first_token_ns)
         return first.queue_ns / 1e9, (first.first_token_ns - self.request.arrival_ns) / 1e9
+
+    @property
+    def timelines(self) -> list[Timeline]:
+        """Of all choices, by index, where the backend keeps them."""
+        return [timeline for stream in self.streams for timeline in stream.timelines]
 
     @property
     def load_ns(self) -> int:

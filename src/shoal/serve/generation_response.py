@@ -95,6 +95,7 @@ class GenerationResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run until the output is complete, the client disconnects or the drain timeout is over."""
         self._context = context_of(scope)
+        self._context.sampling = self._request.sampling
         generating = asyncio.create_task(self._run_named(send))
         disconnected = asyncio.create_task(_wait_disconnected(receive))
         expired = asyncio.create_task(self._lifecycle.expired.wait())
@@ -123,6 +124,7 @@ class GenerationResponse(Response):
         context = self._context
         async with submit_request(self._backend, self._request, self._metrics) as generation:
             context.count_tokens(generation.usage().prompt_tokens, 0)
+            context.timelines += generation.timelines
             try:
                 await (self._send_stream if self._stream else self._send_full)(generation, send)
             finally:

@@ -24,6 +24,7 @@ from shoal.serve.model_download import FetchedService, check_template, fetch_ser
 from shoal.serve.options import ServerOptions
 from shoal.serve.stop_signal import StopSignal
 from shoal.serve.tokenizers import Tokenizers
+from shoal.serve.tracing import Tracing, tracing_from_environment
 
 _log = logging.getLogger(__name__)
 OnReady = Callable[[str, Router, Mapping[str, TextCodec]], None]
@@ -49,6 +50,7 @@ def run_server(
     logging.getLogger("shoal").setLevel(options.log_level.upper())
     check_open_files()
     check_address(options)
+    tracing = tracing_from_environment()
     services = {service.name: service for plan in plans for service in plan.options.services}
     check_key_services(options.named_api_keys(), list(services))
     if cluster is None or cluster.backend == "local":
@@ -57,9 +59,12 @@ def run_server(
         check_service(service)
     fetched = [fetch_service(service, on_download) for service in services.values()]
     plans = [with_resolved_services(plan, [each.service for each in fetched]) for plan in plans]
-    server = _Server(plans, fetched, options, _name_cluster(cluster or ClusterOptions(), options))
-    # Not uvloop: with it, Ctrl-C in a terminal reaches child processes.
-    asyncio.run(server.run(on_load, on_ready))
+    server = _Server(plans, fetched, options, _name_cluster(cluster or ClusterOptions(), options), tracing)
+    try:
+        # Not uvloop: with it, Ctrl-C in a terminal reaches child processes.
+        asyncio.run(server.run(on_load, on_ready))
+    finally:
+        tracing.close()
 
 
 def _check_kv_memory(plans: Sequence[EnginePlan]) -> None:
@@ -105,12 +110,14 @@ class _Server:
         fetched: Sequence[FetchedService],
         options: ServerOptions,
         cluster: ClusterOptions,
+        tracing: Tracing,
     ) -> None:
         self._plans = plans
         self._services = [each.service for each in fetched]
         self._folders = {each.service.name: each.folder for each in fetched}
         self._options = options
         self._cluster = cluster
+        self._tracing = tracing
 
     async def run(self, on_load: Callable[[str], None] | None, on_ready: OnReady | None) -> None:
         """Start the engines, serve, and stop them."""
@@ -156,6 +163,7 @@ class _Server:
                     workers,
                     self._plans[0].options,
                     partial(pull_service, tokenizers),
+                    self._tracing,
                 )
             finally:
                 await router.close()

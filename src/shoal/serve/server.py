@@ -26,6 +26,7 @@ from shoal.serve.lifecycle import Lifecycle
 from shoal.serve.model_download import PullService
 from shoal.serve.options import ServerOptions
 from shoal.serve.stop_signal import StopSignal
+from shoal.serve.tracing import Tracing
 
 _log = logging.getLogger(__name__)
 # After the drain timeout, requests end quickly; connections that are still open after this time are closed.
@@ -51,20 +52,23 @@ async def serve_until_stopped(
     workers: Workers | None = None,
     engine_options: EngineOptions | None = None,
     pull: PullService | None = None,
+    tracing: Tracing | None = None,
 ) -> None:
     """Serve HTTP until ``stop`` is requested, then drain.
 
     While draining, new requests get a 503. Running requests continue for ``options.drain_s``, or until a
     second stop request, and then end with an error. on_ready: called with the base URL once the server
-    accepts requests. workers, engine_options, pull: see ``create_app``. Raises ConfigError if the address is
-    in use, or if the process can open no connections.
+    accepts requests. workers, engine_options, pull, tracing: see ``create_app``. Raises ConfigError if the
+    address is in use, or if the process can open no connections.
     """
     limit = connection_limit(options.max_connections)
     listen_socket = listen(options)
     host, port = listen_socket.getsockname()[:2]
     lifecycle = Lifecycle()
     hosts = allowed_hosts(options.allowed_hosts, options.host, host)
-    app = create_app(backend, tokenizers, services, options, lifecycle, workers, hosts, engine_options, pull)
+    app = create_app(
+        backend, tokenizers, services, options, lifecycle, workers, hosts, engine_options, pull, tracing
+    )
     server = _Server(_uvicorn_config(app, options))
     log_warnings(options, host)
     # No sockets for uvicorn: the listener accepts the connections.

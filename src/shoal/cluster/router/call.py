@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from shoal.cluster.timeline import Phase, RequestStatus, Timeline
-from shoal.core import FinishReason, Request, SamplingParams
+from shoal.cluster.status import RequestStatus
+from shoal.core import Request, SamplingParams
 from shoal.frontend.detokenize import Decoder
 from shoal.frontend.reader import ChoiceReader
 from shoal.frontend.stream import Stream
+from shoal.frontend.timeline import Phase, Timeline
 
 
 class Call:
@@ -44,7 +45,8 @@ class Call:
         self.timelines = {
             choice: Timeline.from_arrival(request.arrival_ns) for choice, request in requests.items()
         }
-        """Of the unfinished choices."""
+        """Of all choices."""
+        stream.timelines = list(self.timelines.values())
         self.engine: str | None = None
         """None: it waits for an engine."""
         self.waits_for_load_ns: int | None = None
@@ -88,14 +90,12 @@ class Call:
 
     def begin_phase(self, phase: Phase, at_ns: int) -> None:
         """All unfinished choices begin a phase, on the call's present engine."""
-        for timeline in self.timelines.values():
-            timeline.begin(phase, self.engine, at_ns)
+        for choice in self.unfinished:
+            self.timelines[choice].begin(phase, self.engine, at_ns)
 
-    def request_status(
-        self, choice: int, ended_ns: int | None = None, finish: FinishReason | None = None
-    ) -> RequestStatus:
+    def request_status(self, choice: int) -> RequestStatus:
         """The status of an unfinished choice, or of one that ends now."""
-        reader = self.unfinished[choice]
+        reader, timeline = self.unfinished[choice], self.timelines[choice]
         return RequestStatus(
             id=f"{self.id}-{choice}",
             name=self.name,
@@ -103,9 +103,9 @@ class Call:
             prompt_tokens=self.prompt_tokens,
             cached_tokens=reader.cached_tokens,
             output_tokens=reader.output_tokens,
-            phases=tuple(self.timelines[choice].phases),
-            ended_ns=ended_ns,
-            finish=None if finish is None else finish.value,
+            phases=tuple(timeline.phases),
+            ended_ns=timeline.ended_ns,
+            finish=None if timeline.finish is None else timeline.finish.value,
         )
 
     @property

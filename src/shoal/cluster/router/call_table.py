@@ -10,10 +10,11 @@ from shoal.cluster.manager.events import ClusterEvent, Ended, Progressed, Weight
 from shoal.cluster.router.call import Call
 from shoal.cluster.router.fleet import Fleet
 from shoal.cluster.router.recovery_log import RecoveryLog
-from shoal.cluster.timeline import Phase, RequestStatus, RequestTable
+from shoal.cluster.status import RequestStatus, RequestTable
 from shoal.core import FinishReason, InvalidRequest, QueueFull, ServiceUnavailable, SLOExpired, TokenEvent
 from shoal.engine import wire
 from shoal.frontend.reader import ChoiceReader
+from shoal.frontend.timeline import Phase
 
 _log = logging.getLogger(__name__)
 # First tokens that are remembered, to estimate the rate of the queue.
@@ -144,7 +145,8 @@ class CallTable:
             return
         self._waiting -= call.waiting
         now_ns = self._clock()
-        self._ended += [call.request_status(choice, now_ns, finish) for choice in call.unfinished]
+        for choice in call.unfinished:
+            self._note_end(call, choice, finish, now_ns)
         self.withdraw(call)
         call.unfinished.clear()
         self.recovery_log.cancelled(call.id)
@@ -206,8 +208,8 @@ class CallTable:
     ) -> None:
         """Finish a choice. ended_by_engine: the engine sent the finish."""
         wire_id = call.wire_id(reader.choice)
-        self._ended.append(call.request_status(reader.choice, self._clock(), reason))
-        del call.unfinished[reader.choice], call.timelines[reader.choice], self._readers[wire_id]
+        self._note_end(call, reader.choice, reason, self._clock())
+        del call.unfinished[reader.choice], self._readers[wire_id]
         self._waiting -= not reader.started
         if not ended_by_engine and call.engine is not None:
             self._fleet.send(call.engine, wire.Cancel([wire_id], complete=True))
@@ -220,6 +222,11 @@ class CallTable:
                 self.recovery_log.recovered(call.id, call.engine, self._clock())
             self._remove(call)
             call.stream.end()
+
+    def _note_end(self, call: Call, choice: int, finish: FinishReason, now_ns: int) -> None:
+        """Remember how an unfinished choice ends."""
+        call.timelines[choice].end(finish, now_ns)
+        self._ended.append(call.request_status(choice))
 
     def _forget(self, call: Call) -> None:
         """Ignore further messages about a call in its present attempt."""

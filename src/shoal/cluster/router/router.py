@@ -27,8 +27,7 @@ from shoal.cluster.router.call_table import CallTable
 from shoal.cluster.router.fleet import Fleet
 from shoal.cluster.router.migration_runner import MigrationRunner
 from shoal.cluster.router.remote_engine import OpenChannel
-from shoal.cluster.status import ClusterInfo, EngineStatus, ServiceStatus
-from shoal.cluster.timeline import RequestTable
+from shoal.cluster.status import ClusterInfo, EngineStatus, RequestTable, ServiceStatus
 from shoal.core import SLO, EngineDied, QueueFull, Request, SamplingParams
 from shoal.core.service import NO_GOALS
 from shoal.engine import wire

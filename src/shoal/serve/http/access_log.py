@@ -2,7 +2,6 @@
 
 import json
 import logging
-import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -31,7 +30,7 @@ def log_request(context: RequestContext, scope: Scope, format: LogFormat) -> Non
 def _fields(context: RequestContext, scope: Scope) -> dict[str, Any]:
     """The known fields, in the order in which they are written; times in seconds."""
     client = scope.get("client")
-    total_s = (time.monotonic_ns() - context.arrival_ns) / 1e9
+    total_s = (context.end_ns - context.arrival_ns) / 1e9
     fields = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "status": context.status,

@@ -4,11 +4,17 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from shoal.core import SamplingParams
+from shoal.frontend.timeline import Timeline
 from shoal.serve.http.api_key_limits import ApiKeyLimits
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 REQUEST_ID = "x-request-id"
 _VALID_ID = re.compile(rb"[A-Za-z0-9._:+=/@-]{1,128}")
@@ -42,6 +48,20 @@ class RequestContext:
     """HTTP status; 499: the client disconnected before the response started."""
     why: str = ""
     """Why the request failed, for the log."""
+    end_ns: int = 0
+    """When the response was complete or given up, on the monotonic clock; 0: it is not."""
+    sampling: SamplingParams | None = None
+    """Of its output; None: it asked for none, or was refused before."""
+    timelines: list[Timeline] = field(default_factory=list)
+    """Of its choices that were submitted."""
+    span: "Span | None" = None
+    """Its OpenTelemetry span, if spans are exported."""
+    traceparent: bytes = b""
+    """The W3C header of the span, for the response; b"": there is none."""
+
+    @property
+    def trace_headers(self) -> list[tuple[bytes, bytes]]:
+        return [(b"traceparent", self.traceparent)] if self.traceparent else []
 
     def count_tokens(self, prompt: int, output: int) -> None:
         """Count tokens, also toward the rate limit of the API key."""
@@ -49,6 +69,9 @@ class RequestContext:
         self.output_tokens += output
         if self.key is not None:
             self.key.use_tokens(prompt + output, time.monotonic())
+
+
+OnRequest = Callable[[RequestContext, Scope], None]
 
 
 def context_of(scope: Scope) -> RequestContext:
@@ -61,11 +84,12 @@ def context_of(scope: Scope) -> RequestContext:
 class RequestContextMiddleware:
     """Creates the RequestContext of each request, and adds its id to every response.
 
-    on_end: called with the context and the ASGI scope at the end of each request.
+    on_begin, on_end: called with the context and the ASGI scope at the begin and end of each request.
     """
 
-    def __init__(self, app: ASGIApp, on_end: Callable[[RequestContext, Scope], None]) -> None:
+    def __init__(self, app: ASGIApp, on_begin: OnRequest, on_end: OnRequest) -> None:
         self._app = app
+        self._on_begin = on_begin
         self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,12 +98,16 @@ class RequestContextMiddleware:
             return
         context = context_of(scope)
         header = (REQUEST_ID.encode(), context.id.encode())
+        self._on_begin(context, scope)
 
         # Not a coroutine function, for speed: a stream sends a message for every token.
         def send_with_id(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 context.status = message["status"]
-                message = {**message, "headers": [*message.get("headers", ()), header]}
+                message = {
+                    **message,
+                    "headers": [*message.get("headers", ()), header, *context.trace_headers],
+                }
             return send(message)
 
         try:
@@ -88,6 +116,7 @@ class RequestContextMiddleware:
             context.status, context.why = 500, "internal error"
             raise
         finally:
+            context.end_ns = time.monotonic_ns()
             self._on_end(context, scope)
 
 

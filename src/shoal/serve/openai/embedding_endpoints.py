@@ -94,6 +94,7 @@ class EmbeddingResponse(GenerationResponse):
             batch = replace(self._request, prompts=prompts[start : start + _INPUTS_AT_ONCE])
             async with submit_request(self._backend, batch, self._metrics) as generation:
                 self._context.count_tokens(generation.usage().prompt_tokens, 0)
+                self._context.timelines += generation.timelines
                 outputs += await collect(generation)
                 self._context.load_ns += generation.load_ns
         count = sum(map(len, prompts))

@@ -7,8 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from shoal.cluster.manager.actions import MigrationOutcome
-from shoal.cluster.status import EngineStatus, ServiceStatus
-from shoal.cluster.timeline import RequestStatus, RequestTable
+from shoal.cluster.status import EngineStatus, RequestStatus, RequestTable, ServiceStatus
 from shoal.serve.admin.cluster_responses import HealthName, rounded
 from shoal.serve.metrics.server_metrics import INTER_TOKEN_BOUNDS, TTFT_BOUNDS
 from shoal.serve.page.events import Event
