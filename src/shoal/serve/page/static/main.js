@@ -85,7 +85,7 @@ function openShown(parameters) {
   views[shown].show(latest);
 }
 
-for (const [name, view] of Object.entries(views)) byId(name).append(view.node);
+for (const [name, view] of Object.entries(views)) byId(`panel-${name}`).append(view.node);
 
 startTabs(byId("tabs"), (name, parameters) => {
   shown = name;

@@ -1,4 +1,5 @@
-// Tabs, with a hash route each: #requests?service=chat opens Requests with these parameters.
+// Tabs, with a hash route each: #requests?service=chat opens Requests with these parameters. No element has such an id, since
+// browsers would scroll to it and take the focus away.
 
 import { setAttribute, setHidden } from "./dom.js";
 
@@ -16,7 +17,7 @@ export function startTabs(list, opened) {
       const selected = names[index] === name;
       setAttribute(tab, "aria-selected", String(selected));
       setAttribute(tab, "tabindex", selected ? "0" : "-1");
-      setHidden(document.getElementById(names[index]), !selected);
+      setHidden(document.getElementById(`panel-${names[index]}`), !selected);
     }
     opened(name, new URLSearchParams(query));
   }
