@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -53,6 +54,11 @@ def test_a_scenario_gives_tables_and_files(scenario, tmp_path):
     assert "60/60" in output
     assert "times real time" in output
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
+    report = (tmp_path / "out" / "report.html").read_text()
+    assert "<title>llama-3.1-8b on 1 a100-80, 30 requests/s</title>" in report
+    [sentence] = re.findall(r'class="verdict[^>]*>.*?<span>(.*?)</span>', report)
+    assert sentence.startswith(("Served late: ", "Saturated: limited by KV memory; "))
+    assert sentence in " ".join(output.split())
     lines = (tmp_path / "out" / "requests.jsonl").read_text().splitlines()
     requests = [json.loads(line) for line in lines]
     assert [row["output_tokens"] for row in requests] == [40] * 60

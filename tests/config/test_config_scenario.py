@@ -504,3 +504,35 @@ def test_engines_and_dispatch(tmp_path):
 def test_lengths_by_name(tmp_path):
     read = scenario(tmp_path, LLAMA + "workload: {lengths: azure-code, rate: 1, requests: 4}\n")
     assert read.workload.lengths is LENGTHS["azure-code"]
+
+
+@pytest.mark.parametrize(
+    ("text", "subject"),
+    [
+        (LLAMA + WORK, "llama-3.1-8b on 1 a100-80, 2 requests/s"),
+        ("engines: 4\n" + LLAMA + WORK, "llama-3.1-8b on 4 a100-80, 2 requests/s"),
+        (LLAMA.replace("80}", "80, tp: 2}") + WORK, "llama-3.1-8b on 2 a100-80, 2 requests/s"),
+        (LLAMA + WORK.replace("rate: 2", "clients: 16"), "llama-3.1-8b on 1 a100-80, 16 clients"),
+        (
+            LLAMA + WORK.replace("rate: 2", "arrivals: at-once"),
+            "llama-3.1-8b on 1 a100-80, 10 requests at once",
+        ),
+        (
+            "latency: {roofline: {device: h100}}\n"
+            "services: [{name: a, model: qwen2.5-7b}, llama-3.1-8b, {name: c, model: llama-3.1-8b}]\n" + WORK,
+            "llama-3.1-8b, qwen2.5-7b on 1 h100, 2 requests/s",
+        ),
+    ],
+)
+def test_the_subject_says_models_devices_and_load(tmp_path, text, subject):
+    prepared = prepare(scenario(tmp_path, text))
+    assert prepared.subject == subject
+    assert prepared.run().subject == subject
+
+
+def test_the_load_of_a_trace_is_the_rate_at_which_it_comes(tmp_path):
+    (tmp_path / "trace.csv").write_text(
+        "prompt_tokens,output_tokens,arrival_s\n" + "".join(f"10,5,{n / 4}\n" for n in range(9))
+    )
+    prepared = prepare(scenario(tmp_path, LLAMA + "workload: {trace: trace.csv}\n"))
+    assert prepared.subject == "llama-3.1-8b on 1 a100-80, 4 requests/s"

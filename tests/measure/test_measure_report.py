@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from measure_builders import NS, make_row, make_run, random_run, refused_row
 
 from shoal.core import SLO
-from shoal.measure import Panel, Sample, Series, report_html
-from shoal.measure.curves import cdf, downsample, panels
+from shoal.measure import Event, Panel, Sample, Series, ServiceSample, report_html, verdict
+from shoal.measure.curves import cdf, first_panels, panels
 from shoal.measure.html_report import failures_grid, slowest_grid
-from shoal.measure.svg import inline_svg
+from shoal.measure.plots import Limit, Marks
+from shoal.measure.svg import COLOURS, inline_svg
+from shoal.measure.time_axis import downsample
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 
@@ -57,9 +59,10 @@ def page():
 def test_the_page_has_every_part(page):
     parsed = Page(page)
     assert len(set(parsed.ids)) == len(parsed.ids)
-    assert parsed.count["svg"] == parsed.count["figure"] == 10
+    assert parsed.count["figure"] == page.count("<figure") == len(panels(random_run()))
     for words in (
         "Three services on two engines",
+        verdict(random_run()).text,
         "azure-conversation.csv",
         "End-to-end latency (E2E)",
         "KV pool in use",
@@ -90,6 +93,105 @@ def test_colours_are_the_style_sheets(page):
     assert "#fe0" not in svg
     for variable in set(re.findall(r"var\((--[a-z0-9-]+)\)", page)):
         assert page.count(f"{variable}:") == 2  # light and dark
+
+
+def test_the_title_says_what_was_run():
+    run = make_run([make_row()], title="a file", subject="llama on 2 a100-80, 20 requests/s")
+    text = report_html(run)
+    assert "<title>llama on 2 a100-80, 20 requests/s</title>" in text
+    words = Page(text).words
+    heading = len(words) - words[::-1].index(run.subject) - 1
+    assert words.index("a file") < heading < words.index(verdict(run).text)
+
+
+def test_pictures_come_before_tables(page):
+    assert page.index("<h1") < page.index('class="verdict') < page.index("<figure") < page.index("<table")
+
+
+def test_lines_and_areas_differ_by_more_than_their_colours(page):
+    """Each line of a panel has its own dashes, and each area its own hatch."""
+    lines = [Series(f"s{n}", [0, 1], [n, n], line=True, colour=n) for n in range(6)]
+    svg = inline_svg(Panel(title="t", x_label="x", y_label="y", series=lines), "one")
+    dashes = re.findall(r'clip-path="[^"]*" style="([^"]*stroke: var\(--series-\d\)[^"]*)"', svg)
+    assert len({re.sub(r"stroke: [^;]*;", "", style) for style in dashes}) == 6
+    stacked = inline_svg(Panel(title="t", x_label="x", y_label="y", series=lines, stacked=True), "two")
+    assert set(re.findall(r"url\(#(hatch-\d)\)", stacked)) == {f"hatch-{n}" for n in range(6)}
+    turns = re.findall(r'<pattern id="(hatch-\d)"', page)
+    assert turns == [f"hatch-{n}" for n in range(COLOURS)]
+
+
+def test_goals_are_lines_in_the_distributions():
+    slow, fast = SLO(ttft_s=2.0, e2e_s=9.0), SLO(ttft_s=1.0)
+    rows = [make_row(f"a{n}", service="a", slo=slow) for n in range(4)]
+    alone = {panel.title: panel.limits for panel in panels(make_run(rows))}
+    assert alone["Time to first token (TTFT)"] == [Limit("goal: 2.00 s", 2.0, 0)]
+    assert alone["End-to-end latency (E2E)"] == [Limit("goal: 9.00 s", 9.0, 0)]
+    rows += [make_row(f"b{n}", service="b", slo=fast) for n in range(4)]
+    ttft, tpot, e2e = first_panels(make_run(rows))[:3]
+    assert ttft.limits == [Limit("goal of a: 2.00 s", 2.0, 0), Limit("goal of b: 1.00 s", 1.0, 1)]
+    assert (tpot.limits, e2e.limits) == ([], [Limit("goal of a: 9.00 s", 9.0, 0)])
+    both = [make_row(f"{n}", service=name, slo=slow) for n in range(4) for name in "ab"]
+    assert first_panels(make_run(both))[0].limits == [Limit("goal of each: 2.00 s", 2.0, 9)]
+
+
+def test_goals_that_differ_within_a_service_or_are_out_of_sight_are_not_drawn():
+    for goals in ((1.0, 2.0), (1000.0, 1000.0)):
+        rows = [make_row(f"{n}", slo=SLO(ttft_s=goal)) for n, goal in enumerate(goals)]
+        assert first_panels(make_run(rows))[0].limits == []
+
+
+def sampled(*states, engine=0):
+    """A sample each second; states: by service (waiting, running, KV)."""
+    found = []
+    for second, state in enumerate(states):
+        waiting, running, used = (sum(each[place] for each in state.values()) for place in range(3))
+        services = {name: ServiceSample(*each) for name, each in state.items()}
+        found.append(Sample(second * NS, engine, waiting, running, used, 1.0, services))
+    return found
+
+
+def test_state_is_stacked_by_service_over_all_engines():
+    one = sampled({"a": (0, 2, 0.2)}, {"a": (1, 2, 0.4), "b": (4, 1, 0.2)}, {})
+    two = sampled({"a": (0, 3, 0.6)}, {"b": (0, 1, 0.4)}, {"b": (0, 1, 0.4)}, engine=1)
+    samples = sorted([*one, *two], key=lambda sample: sample.time_ns)
+    run = make_run([make_row(service="b")], samples=samples)
+    drawn = {panel.title: panel for panel in first_panels(run)}
+    areas = {title: {each.label: each.y for each in drawn[title].series} for title in drawn}
+    assert areas["Running requests"] == {"a": [5, 2, 0], "b": [0, 2, 1]}
+    assert areas["Waiting requests"] == {"a": [0, 1, 0], "b": [0, 4, 0]}
+    assert areas["KV pool in use"]["a"] == pytest.approx([0.4, 0.2, 0])
+    assert areas["KV pool in use"]["b"] == pytest.approx([0, 0.3, 0.2])
+    assert drawn["KV pool in use"].stacked
+    assert drawn["Running requests"].series[0].x == [0, 1, 2]
+
+
+def test_many_services_are_stacked_as_the_busiest_and_the_others():
+    names = [f"s{n:02}" for n in range(12)]
+    counts = {name: 20 - place for place, name in enumerate(names)}
+    rows = [make_row(f"{name}-{n}", service=name) for name in names for n in range(counts[name])]
+    run = make_run(rows, samples=sampled(dict.fromkeys(names, (0, 1, 0.01))))
+    areas = {series.label: series.y for series in first_panels(run)[3].series}
+    assert areas == {**{name: [1] for name in names[:8]}, "4 others": [4]}
+
+
+def test_a_client_sees_requests_that_wait_and_requests_that_are_answered():
+    rows = [make_row("a", first=4, end=8), make_row("b", arrival=2, first=4, end=6, service="code")]
+    panels_of = {panel.title: panel for panel in first_panels(make_run(rows, engines=()))}
+    waiting, receiving = panels_of["Waiting for the first token"], panels_of["Receiving tokens"]
+    at = lambda panel, time: [np.interp(time, each.x, each.y) for each in panel.series]  # noqa: E731
+    assert [at(waiting, 1), at(waiting, 3), at(waiting, 5)] == [[1, 0], [1, 1], [0, 0]]
+    assert [at(receiving, 3), at(receiving, 5), at(receiving, 7)] == [[0, 0], [1, 1], [1, 0]]
+
+
+def test_events_are_marked_on_the_time_axis():
+    events = [Event(5 * NS, 0, "preempted", 3), Event(5 * NS + 1, 1, "preempted"), Event(8 * NS, 0, "moved")]
+    run = make_run([make_row(end=10)], samples=sampled({"chat": (0, 1, 0.1)}), events=events)
+    for panel in first_panels(run)[3:]:
+        preempted, moved = panel.marks
+        assert (preempted.label, preempted.shape) == ("preemptions (4)", "v")
+        assert preempted.x == pytest.approx([5], abs=0.2)
+        assert moved == Marks("requests moved (1)", pytest.approx([8], abs=0.2), "D")
+    assert "preemptions (4)" in Page(report_html(run)).words
 
 
 def test_names_are_written_as_they_are():

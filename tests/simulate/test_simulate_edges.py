@@ -151,6 +151,28 @@ def test_samples_tell_the_state_at_their_times() -> None:
     assert record.engines[0].output_tokens == 60
 
 
+def test_samples_tell_services_apart() -> None:
+    requests = [make_request(number, 8, 20, service="ab"[number % 2]) for number in range(5)]
+    record, _ = run([make_spec(400, per_merged={"a": 1, "b": 1}, max_running=4)], requests)
+    assert any(set(sample.services) == {"a", "b"} for sample in record.samples)
+    for sample in record.samples:
+        parts = sample.services.values()
+        assert sum(part.waiting for part in parts) == sample.waiting
+        assert sum(part.running for part in parts) == sample.running
+        assert sum(part.kv_used for part in parts) == pytest.approx(sample.kv_used)
+
+
+def test_preemptions_are_recorded_with_their_times() -> None:
+    record, _ = run([make_spec(40, admission=Conservative(overcommit=20.0))], make_workload(60))
+    assert record.engines[0].preemptions > 0
+    assert sum(event.count for event in record.events) == record.engines[0].preemptions
+    assert {event.kind for event in record.events} == {"preempted"}
+    times = [event.time_ns for event in record.events]
+    assert times == sorted(times)
+    assert len({time_ns // 50_000_000 for time_ns in times}) == len(times)
+    assert 0 < times[0] <= times[-1] < record.end_ns
+
+
 def test_spans_cover_the_busy_time() -> None:
     record, _ = run([make_spec(60)], make_workload(40))
     assert sum(span.end_ns - span.start_ns for span in record.spans) == record.engines[0].busy_ns

@@ -153,6 +153,12 @@ def test_a_drained_engine_loses_its_requests_and_gets_none(link: Link | None) ->
     assert all(row.output_tokens == 150 and row.finish == "stop" for row in record.requests)
     [(method, outcomes)] = record.moves.items()
     assert (method, set(outcomes)) == ("tokens" if link is None else "live", {"done"})
+    counts = {(event.kind, event.engine): event.count for event in record.events}
+    assert counts[("drained", 0)] == 1
+    moved = [event for event in record.events if event.kind == "moved"]
+    assert {event.engine for event in moved} == {1}
+    assert sum(event.count for event in moved) == sum(outcomes.values())
+    assert all(event.time_ns >= 0.4 * SECOND for event in record.events)
     gone = [span.end_ns for span in record.spans if span.engine == 0]
     assert 0.4 * SECOND <= max(gone) < SECOND
     if link is not None:

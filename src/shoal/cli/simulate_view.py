@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from shoal.measure import RequestRow, RunRecord, summarise, summary_tables
+from shoal.measure import RequestRow, RunRecord, summarise, summary_tables, verdict
 from shoal.measure.tables import figure, seconds
 
 
@@ -73,6 +73,7 @@ def print_run(console: Console, run: RunRecord, elapsed_s: float) -> None:
         console.print(table)
     for line in rejections(run):
         console.print(Text(line, style="yellow"))
+    console.print(Text(verdict(run).text, style="bold"))
     num_requests = len(run.requests)
     speed = f"{seconds(elapsed_s)}: {figure(num_requests / elapsed_s)} requests per second"
     speedup = figure(summary.duration_s / elapsed_s)

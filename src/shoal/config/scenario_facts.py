@@ -1,6 +1,6 @@
 """Facts of a scenario in words, for the head of its report."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from shoal.config.presets import PRESETS
 from shoal.config.scenario import FitLatency, Latency, ProfileLatency, RooflineOptions, Scenario
@@ -10,6 +10,7 @@ from shoal.config.scenario_migrations import engine_link_section
 from shoal.config.scenario_pool import Deployment, Pools, capacity
 from shoal.config.scheduler_yaml import in_words
 from shoal.config.settings import weights_section
+from shoal.core import Request
 from shoal.core.units import format_byte_rate, format_duration
 from shoal.forecast import NO_OVERHEAD
 from shoal.simulate import EngineSpec
@@ -57,6 +58,35 @@ def state_facts(
     if scenario.scheduler.preemption_mode == "swap":
         facts["swap"] = _swap(pools)
     return facts
+
+
+def subject(scenario: Scenario, deployments: Mapping[str, Deployment], requests: Sequence[Request]) -> str:
+    """Models, devices and load in a few words, such as ``llama-3.1-8b on 2 a100-80, 20 requests/s``."""
+    models = {each.model.name if each.model is not None else name for name, each in deployments.items()}
+    kinds = {each.device.name for each in deployments.values() if each.device is not None}
+    first = next(iter(deployments.values()))
+    count = scenario.engines * first.tp * first.ranks
+    devices = some(sorted(kinds)) if kinds else "device" if count == 1 else "devices"
+    return f"{some(sorted(models))} on {count} {devices}, {_load(scenario.workload, requests)}"
+
+
+def some(names: Sequence[str], most: int = 3) -> str:
+    """The names, or of many the first ones and how many more there are."""
+    if len(names) <= most:
+        return ", ".join(names)
+    return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} more"
+
+
+def _load(options: WorkloadOptions, requests: Sequence[Request]) -> str:
+    """How many clients, or requests per second."""
+    if options.clients is not None:
+        return f"{options.clients:,} client{'s' if options.clients > 1 else ''}"
+    times = [request.arrival_ns for request in requests]
+    span_s = (max(times, default=0) - min(times, default=0)) / 1e9
+    if not span_s:
+        return f"{len(requests):,} requests at once" if len(requests) != 1 else "1 request"
+    rate = getattr(options.arrivals, "rate", None) if options.time_scale == 1 else None
+    return f"{(len(requests) - 1) / span_s if rate is None else rate:.3g} requests/s"
 
 
 def _incidents(scenario: Scenario) -> str:

@@ -14,7 +14,7 @@ from shoal.config.scenario import (
     Scenario,
     ScenarioService,
 )
-from shoal.config.scenario_facts import state_facts
+from shoal.config.scenario_facts import state_facts, subject
 from shoal.config.scenario_migrations import check_data_parallel, deaths_of, migrations_of
 from shoal.config.scenario_pool import Deployment, capacity, plan_pools
 from shoal.core import ConfigError, Request
@@ -60,6 +60,8 @@ class PreparedRun:
     requests: Sequence[Request]
     facts: Mapping[str, str]
     """Facts for the head of a report, by name."""
+    subject: str
+    """Models, devices and load, for the title of a report."""
     models: Mapping[str, ModelSpec | None]
     """Model by service; None: not known."""
     migrations: MigrationSpec
@@ -97,7 +99,8 @@ class PreparedRun:
             lock_step=grouped,
             watch=Watch(skip_ahead=skip_ahead, sample_s=self.scenario.sample_s, spans=spans),
         )
-        return simulation.run(self.scenario.title, self.facts, progress, stop)
+        run = simulation.run(self.scenario.title, self.facts, progress, stop)
+        return replace(run, subject=self.subject, clients=clients)
 
 
 def prepare(scenario: Scenario) -> PreparedRun:
@@ -154,6 +157,7 @@ def prepare(scenario: Scenario) -> PreparedRun:
         engine=engine,
         requests=requests,
         facts=facts,
+        subject=subject(scenario, deployments, requests),
         models=models,
         migrations=migrations_of(scenario, pools),
         ranks=ranks,

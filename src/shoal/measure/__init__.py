@@ -21,14 +21,17 @@ from shoal.measure.inter_token_latencies import InterTokenLatencies
 from shoal.measure.plots import Panel, Series, require_plots, save_plot
 from shoal.measure.records import (
     EngineTotals,
+    Event,
     RequestRow,
     RunRecord,
     Sample,
+    ServiceSample,
     StepSpan,
     WeightsTotals,
 )
 from shoal.measure.summary import GroupSummary, Spread, Summary, summarise
 from shoal.measure.tables import compare, summary_tables
+from shoal.measure.verdict import Verdict, verdict
 
 __all__ = [
     "FORMATS",
@@ -37,15 +40,18 @@ __all__ = [
     "Compared",
     "Comparison",
     "EngineTotals",
+    "Event",
     "GroupSummary",
     "Panel",
     "RequestRow",
     "RunRecord",
     "Sample",
     "Series",
+    "ServiceSample",
     "Spread",
     "StepSpan",
     "Summary",
+    "Verdict",
     "InterTokenLatencies",
     "WeightsTotals",
     "compare",
@@ -56,6 +62,7 @@ __all__ = [
     "summarise",
     "summary_tables",
     "trace_events",
+    "verdict",
     "write_report",
     "write_requests_csv",
     "write_requests_jsonl",

@@ -1,53 +1,71 @@
-"""Curves of a run: latency distributions (CDFs), KV use, requests and rates over time, as panels to draw."""
+"""Curves of a run as panels: latency distributions (CDFs) with goals, rates, state of the engines."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from shoal.measure.plots import Panel, Series
+from shoal.core import SLO
+from shoal.measure.plots import Limit, Panel, Series
 from shoal.measure.records import RequestRow, RunRecord, Sample
-from shoal.measure.summary import met_goals, normalised_latency_of, run_window_ns
-
-Floats = NDArray[np.float64]
+from shoal.measure.service_colours import ALL_COLOUR, MAX_NAMED, service_colours
+from shoal.measure.stacks import stacks_by_service
+from shoal.measure.summary import met_goals, normalised_latency_of
+from shoal.measure.tables import seconds
+from shoal.measure.time_axis import Floats, TimeAxis, columns, downsample, sum_by_time
 
 CDF_POINTS = 500
-TIME_POINTS = 200
 MAX_RATE_BINS, MIN_RATE_BINS = 80, 8
 REQUESTS_PER_BIN = 5
 """With fewer requests per bin, rates would be noise."""
 
-MAX_LINES = 8
-"""Services or engines that a panel shows by name, at most."""
+GOAL_RANGE = 20.0
+"""A goal is drawn unless it is more than so many times above or below all latencies."""
 
 LOG_AXIS_RATIO = 20.0
 """Ratio of 99th to 1st percentile above which times get a logarithmic axis."""
 
-ALL_COLOUR = 9
-
 
 def panels(run: RunRecord) -> list[Panel]:
-    """All panels that are not empty."""
-    return [panel for panel in (*latency_panels(run), *state_panels(run), *rate_panels(run)) if panel.series]
+    """All panels that are not empty, the most important ones first."""
+    return [*first_panels(run), *further_panels(run)]
+
+
+def first_panels(run: RunRecord) -> list[Panel]:
+    """Distributions of latencies with their goals, and what each service had of the engines over time."""
+    return [panel for panel in (*latency_panels(run), *stacks_by_service(run)) if panel.series]
+
+
+def further_panels(run: RunRecord) -> list[Panel]:
+    """Rates, state of the engines, and more latencies."""
+    several = len(run.engines) > 1
+    told_apart = any(sample.services for sample in run.samples)
+    states = state_panels(run) if several or not told_apart else []
+    if told_apart:
+        states = [replace(panel, title=f"{panel.title}, by engine") for panel in states]
+    return [panel for panel in (*rate_panels(run), *states, *more_latency_panels(run)) if panel.series]
 
 
 def latency_panels(run: RunRecord) -> list[Panel]:
     """Distributions over the answered requests of each service and, with several services, over all.
 
-    Of many services, those with most answered requests are shown by name.
+    Of many services, those with most requests are shown by name. Goals are vertical lines.
     """
-    answered = [row for row in run.requests if row.answered]
-    multi_token = [row for row in answered if row.output_tokens > 1]
+    cdfs = _Distributions(run)
     return [
-        _cdf_panel("Time to first token (TTFT)", answered, lambda row: row.ttft_s),
-        _cdf_panel("Time per output token (TPOT)", multi_token, lambda row: row.tpot_s),
-        _cdf_panel("End-to-end latency (E2E)", answered, lambda row: row.e2e_s),
-        _cdf_panel("Largest gap between tokens (MTPOT)", multi_token, lambda row: row.largest_gap_ns / 1e9),
-        _cdf_panel(
-            "Normalised latency",
-            answered,
-            lambda row: normalised_latency_of(row, run),
-            "E2E / execution time",
+        cdfs.panel("Time to first token (TTFT)", lambda row: row.ttft_s, lambda slo: slo.ttft_s),
+        cdfs.panel("Time per output token (TPOT)", _tpot_s, lambda slo: slo.tpot_s),
+        cdfs.panel("End-to-end latency (E2E)", lambda row: row.e2e_s, lambda slo: slo.e2e_s),
+    ]
+
+
+def more_latency_panels(run: RunRecord) -> list[Panel]:
+    """Distributions of the longest gaps between tokens, and of normalised latency."""
+    cdfs = _Distributions(run)
+    return [
+        cdfs.panel("Largest gap between tokens (MTPOT)", _largest_gap_s),
+        cdfs.panel(
+            "Normalised latency", lambda row: normalised_latency_of(row, run), x_label="E2E / execution time"
         ),
     ]
 
@@ -61,9 +79,9 @@ def state_panels(run: RunRecord) -> list[Panel]:
         f"engine {engine}": [sample for sample in run.samples if sample.engine == engine]
         for engine in engines
     }
-    if len(engines) > MAX_LINES:
+    if len(engines) > MAX_NAMED:
         groups = {f"mean of {len(engines)} engines": list(run.samples)}
-    time_axis = _TimeAxis(run)
+    time_axis = TimeAxis(run)
 
     def panel(title: str, y_label: str, value_of: Callable[[Sample], float], share: bool = False) -> Panel:
         return Panel(
@@ -71,7 +89,7 @@ def state_panels(run: RunRecord) -> list[Panel]:
             x_label=time_axis.label,
             y_label=y_label,
             series=[
-                _over_time(label, time_axis, *_columns(samples, value_of), colour=number)
+                _over_time(label, time_axis, *columns(samples, value_of), colour=number)
                 for number, (label, samples) in enumerate(groups.items())
             ],
             share=share,
@@ -87,7 +105,7 @@ def state_panels(run: RunRecord) -> list[Panel]:
 
 def rate_panels(run: RunRecord) -> list[Panel]:
     """Requests and output tokens per second over time."""
-    time_axis = _TimeAxis(run)
+    time_axis = TimeAxis(run)
     found = []
     if run.requests and time_axis.end_ns > time_axis.start_ns:
         events = {
@@ -111,7 +129,7 @@ def rate_panels(run: RunRecord) -> list[Panel]:
             )
         )
     if run.samples:
-        moments, total = _sum_by_time(run.samples, lambda sample: sample.tokens_per_s)
+        moments, total = sum_by_time(run.samples, lambda sample: sample.tokens_per_s)
         found.append(
             Panel(
                 title="Output tokens",
@@ -137,94 +155,99 @@ def cdf(values: Iterable[float], points: int = CDF_POINTS) -> tuple[list[float],
     return ordered[ranks].tolist(), ((ranks + 1) / max(count, 1)).tolist()
 
 
-def downsample(times: Floats, values: Floats, points: int) -> tuple[Floats, Floats, Floats, Floats]:
-    """A long curve in at most ``points`` bins: mean time, and lowest, mean and highest value of each.
-
-    Equal times fall into the same bin, so several curves may be interleaved. The range shows the peak of a
-    single sample, which the mean hides.
-    """
-    moments, bins = np.unique(times, return_inverse=True)
-    count = min(points, len(moments))
-    bins = bins * count // max(len(moments), 1)
-    sizes = np.bincount(bins, minlength=count)
-    lowest, highest = np.full(count, np.inf), np.full(count, -np.inf)
-    np.minimum.at(lowest, bins, values)
-    np.maximum.at(highest, bins, values)
-    return np.bincount(bins, times) / sizes, lowest, np.bincount(bins, values) / sizes, highest
-
-
-class _TimeAxis:
-    """Time since the first arrival, in a unit that suits the length of the run."""
+class _Distributions:
+    """Distributions over the answered requests of a run."""
 
     def __init__(self, run: RunRecord) -> None:
-        self.start_ns, self.end_ns = run_window_ns(run)
-        length_s = (self.end_ns - self.start_ns) / 1e9
-        unit, self.unit_ns = ("s", 1e9)
-        if length_s > 5 * 3600:
-            unit, self.unit_ns = ("h", 3600e9)
-        elif length_s > 600:
-            unit, self.unit_ns = ("min", 60e9)
-        self.label = f"time since the first arrival, {unit}"
+        self._answered = [row for row in run.requests if row.answered]
+        self._colours = service_colours(run)
 
-    def to_units(self, times_ns: Floats) -> Floats:
-        return (times_ns - self.start_ns) / self.unit_ns
+    def panel(
+        self,
+        title: str,
+        value_of: Callable[[RequestRow], float | None],
+        goal_of: Callable[[SLO], float | None] = lambda slo: None,
+        x_label: str | None = None,
+    ) -> Panel:
+        """Lines of the services that are shown by name and of all; x_label: of values that are no times."""
+        by_service: dict[str, list[float]] = {}
+        for row in self._answered:
+            value = value_of(row)
+            if value is not None:
+                by_service.setdefault(row.service, []).append(value)
+        values = [value for each in by_service.values() for value in each]
+        low, middle, high = np.percentile(values, (1, 50, 99)) if values else (1.0, 1.0, 1.0)
+        scale = 1e3 if x_label is None and middle < 0.5 else 1.0
+        limits = [
+            limit
+            for limit in _limits(self._goals(goal_of), self._colours)
+            if low / GOAL_RANGE <= limit.x <= high * GOAL_RANGE
+        ]
+        drawn = [low, high, *(limit.x for limit in limits)]
+        return Panel(
+            title=title,
+            x_label=x_label or ("milliseconds" if scale == 1e3 else "seconds"),
+            y_label="of requests",
+            series=self._lines(by_service, values, scale),
+            log_x=bool(low > 0 and max(drawn) > LOG_AXIS_RATIO * min(drawn)),
+            share=True,
+            limits=[replace(limit, x=limit.x * scale) for limit in limits],
+        )
+
+    def _lines(
+        self, by_service: Mapping[str, Sequence[float]], all_values: Sequence[float], scale: float
+    ) -> list[Series]:
+        shown = [
+            (name, by_service[name], colour) for name, colour in self._colours.items() if name in by_service
+        ]
+        if len(by_service) > 1:
+            shown.append(("all", all_values, ALL_COLOUR))
+        series = []
+        for name, values, colour in shown:
+            x, y = cdf([value * scale for value in values])
+            # Between thinned points, a line is more accurate than steps.
+            steps = len(values) <= CDF_POINTS
+            series.append(Series(name, [x[0], *x], [0.0, *y], line=True, colour=colour, steps=steps))
+        return series
+
+    def _goals(self, goal_of: Callable[[SLO], float | None]) -> dict[str, float]:
+        """The goals of services that are shown by name, where all requests of one have the same."""
+        found: dict[str, set[float | None]] = {}
+        for row in self._answered:
+            found.setdefault(row.service, set()).add(goal_of(row.slo))
+        alike = {name: goals.pop() for name, goals in found.items() if len(goals) == 1}
+        return {name: goal for name in self._colours if (goal := alike.get(name)) is not None}
 
 
-def _cdf_panel(
-    title: str,
-    rows: Sequence[RequestRow],
-    value_of: Callable[[RequestRow], float | None],
-    x_label: str | None = None,
-) -> Panel:
-    by_service: dict[str, list[float]] = {}
-    for row in rows:
-        value = value_of(row)
-        if value is not None:
-            by_service.setdefault(row.service, []).append(value)
-    all_values = [value for values in by_service.values() for value in values]
-    low, middle, high = np.percentile(all_values, (1, 50, 99)) if all_values else (1.0, 1.0, 1.0)
-    scale = 1e3 if x_label is None and middle < 0.5 else 1.0
-    busiest = sorted(by_service, key=lambda name: (-len(by_service[name]), name))[:MAX_LINES]
-    lines = [(name, by_service[name], number) for number, name in enumerate(sorted(busiest))]
-    if len(by_service) > 1:
-        lines.append(("all", all_values, ALL_COLOUR))
-    series = []
-    for name, values, colour in lines:
-        x, y = cdf([value * scale for value in values])
-        # Between thinned points, a line is more accurate than steps.
-        steps = len(values) <= CDF_POINTS
-        series.append(Series(name, [x[0], *x], [0.0, *y], line=True, colour=colour, steps=steps))
-    return Panel(
-        title=title,
-        x_label=x_label or ("milliseconds" if scale == 1e3 else "seconds"),
-        y_label="of requests",
-        series=series,
-        log_x=bool(low > 0 and high > LOG_AXIS_RATIO * low),
-        share=True,
-    )
+def _limits(goals: Mapping[str, float], colours: Mapping[str, int]) -> list[Limit]:
+    """A line for each goal; one for all services if it is the same."""
+    if 1 < len(goals) == len(colours) and len(set(goals.values())) == 1:
+        goal = next(iter(goals.values()))
+        return [Limit(f"goal of each: {seconds(goal)}", goal, ALL_COLOUR)]
+    whose = " of {}" if len(colours) > 1 else ""
+    return [
+        Limit(f"goal{whose.format(name)}: {seconds(goal)}", goal, colours[name])
+        for name, goal in goals.items()
+    ]
 
 
-def _over_time(label: str, time_axis: _TimeAxis, times: Floats, values: Floats, colour: int = 0) -> Series:
-    centres, lowest, mean, highest = downsample(times, values, TIME_POINTS)
+def _tpot_s(row: RequestRow) -> float | None:
+    return row.tpot_s if row.output_tokens > 1 else None
+
+
+def _largest_gap_s(row: RequestRow) -> float | None:
+    return row.largest_gap_ns / 1e9 if row.output_tokens > 1 else None
+
+
+def _over_time(label: str, time_axis: TimeAxis, times: Floats, values: Floats, colour: int = 0) -> Series:
+    centres, lowest, mean, highest = downsample(times, values)
     band = (lowest.tolist(), highest.tolist()) if (lowest < highest).any() else None
     return Series(
         label, time_axis.to_units(centres).tolist(), mean.tolist(), line=True, colour=colour, band=band
     )
 
 
-def _sum_by_time(samples: Sequence[Sample], value_of: Callable[[Sample], float]) -> tuple[Floats, Floats]:
-    times, values = _columns(samples, value_of)
-    moments, positions = np.unique(times, return_inverse=True)
-    return moments, np.bincount(positions, values).astype(np.float64)
-
-
-def _columns(samples: Sequence[Sample], value_of: Callable[[Sample], float]) -> tuple[Floats, Floats]:
-    times: Floats = np.array([sample.time_ns for sample in samples], dtype=np.float64)
-    values: Floats = np.array([value_of(sample) for sample in samples], dtype=np.float64)
-    return times, values
-
-
-def _rates(times_ns: Sequence[int], time_axis: _TimeAxis, bins: int) -> tuple[list[float], list[float]]:
+def _rates(times_ns: Sequence[int], time_axis: TimeAxis, bins: int) -> tuple[list[float], list[float]]:
     """Centres of ``bins`` equal intervals of the run, and events per second in each."""
     counts, edges = np.histogram(
         np.array(times_ns, dtype=np.float64), bins, (float(time_axis.start_ns), float(time_axis.end_ns))

@@ -1,76 +1,68 @@
-"""HTML report of a run: one self-contained page with tables, plots and the slowest requests."""
+"""HTML report of a run: verdict, figures, pictures, tables, and the slowest requests."""
 
 import heapq
 from collections import Counter
-from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
-
-from shoal.measure.curves import MAX_LINES, panels
-from shoal.measure.plots import Panel, require_plots
+from shoal.measure.curves import first_panels, further_panels
+from shoal.measure.page import Page, Tile, page_html, write_page
 from shoal.measure.records import RequestRow, RunRecord
+from shoal.measure.service_colours import MAX_NAMED
 from shoal.measure.summary import Summary, met_goals, summarise
-from shoal.measure.svg import COLOURS, inline_svg
 from shoal.measure.tables import NOTHING, Grid, figure, seconds, share, summary_grids
+from shoal.measure.verdict import verdict
 
 SLOWEST = 20
 FAILURES = 20
-FOLD_ROWS = 60
-"""Longer tables scroll inside a box of limited height."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Figure:
-    title: str
-    svg: Markup
-    """An ``<svg>`` element."""
-    legend: list[tuple[str, int]]
-    """Name and colour number of each line."""
-    banded: bool
-    """Whether some lines have a shaded band."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Tile:
-    """One of the figures at the top of the page."""
-
-    name: str
-    value: str
-    """The figure with its unit."""
-    note: str
-    """Small print."""
+_SIGNS = {"served": "good", "late": "fair", "unanswered": "bad", "saturated": "bad", "nothing": "bad"}
+"""``Page.kind`` by kind of the verdict."""
+_MANY = (
+    f"Of many services the {MAX_NAMED} with most requests are shown by name. The line of all requests is "
+    "that of every service."
+)
+_LATENCIES = (
+    "TTFT: arrival to first token. TPOT: mean time per output token after the first. MTPOT: the longest time "
+    "between two tokens of one answer. E2E: arrival to last token. Normalised latency, x alone: E2E in units "
+    "of what the mean request of the service takes alone. Latencies are those of answered requests; TPOT and "
+    "MTPOT of answers of two tokens or more. A distribution shows the share of requests up to each latency; "
+    "where it crosses the line of a goal, that is the share that met it."
+)
+_OTHERS = (
+    "SLO met: share of the requests with goals that met all of them; refused and failed ones missed theirs, "
+    "cancelled ones do not count. Goodput: answered requests per second that met their goals. Recomputed: "
+    "tokens computed again after a preemption, or on another engine. Cut: answers that ended at a limit "
+    "(max_tokens, the context, the pool) before their end. Cached: prompt tokens found in the prefix cache."
+)
 
 
 def write_report(run: RunRecord, path: Path) -> None:
     """Write ``report_html``; raises ConfigError without matplotlib."""
-    page = report_html(run)
-    path.write_text(page, encoding="utf-8", newline="\n")
+    write_page(report_page(run), path)
 
 
 def report_html(run: RunRecord) -> str:
-    """The report of a run: facts, tables, plots and slowest requests. Equal runs give equal bytes.
+    """The report of a run. Equal runs give equal bytes. Raises ConfigError without matplotlib."""
+    return page_html(report_page(run))
 
-    Raises ConfigError without matplotlib.
-    """
-    require_plots()
+
+def report_page(run: RunRecord) -> Page:
+    """What the report of a run has."""
     summary = summarise(run)
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    source = files("shoal.measure").joinpath("report.html.j2").read_text(encoding="utf-8")
-    return environment.from_string(source).render(
-        title=run.title,
+    found = verdict(run)
+    return Page(
+        title=run.subject or run.title,
+        name=run.title if run.subject else "",
+        kind=_SIGNS[found.kind],
+        verdict=found.text,
         facts=run.facts,
         tiles=_tiles(summary),
-        grids=summary_grids(summary),
-        figures=[_figure(panel, f"figure{number}") for number, panel in enumerate(panels(run))],
-        many_services=len(summary.services) > MAX_LINES,
-        most_lines=MAX_LINES,
-        fold=FOLD_ROWS,
-        requests=[grid for grid in (slowest_grid(run), failures_grid(run)) if grid.rows],
+        pictures=first_panels(run),
+        further_pictures=further_panels(run),
+        note=_MANY if len(summary.services) > MAX_NAMED else "",
+        grids=summary_grids(summary) if run.requests else [],
+        further_grids=[grid for grid in (failures_grid(run), slowest_grid(run)) if grid.rows],
+        words=[_LATENCIES, _OTHERS],
     )
 
 
@@ -88,7 +80,9 @@ def failures_grid(run: RunRecord) -> Grid:
     reasons = Counter((row.finish, row.service, row.error or "") for row in run.requests if not row.answered)
     ordered = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))[:FAILURES]
     rows = [[*reason, f"{count:,}"] for reason, count in ordered]
-    return Grid(title="Not answered", heads=["end", "service", "why", "requests"], rows=rows, words=3)
+    return Grid(
+        title="Not answered", heads=["end", "service", "why", "requests"], rows=rows, words=3, long=(2,)
+    )
 
 
 def _slow_row(row: RequestRow) -> list[str]:
@@ -112,35 +106,26 @@ def _slow_row(row: RequestRow) -> list[str]:
     ]
 
 
-def _figure(panel: Panel, name: str) -> _Figure:
-    legend = [(series.label, series.colour % COLOURS) for series in panel.series]
-    # The SVG is trusted: its text is axis labels of this package. Names of services are only in the legend,
-    # which the template escapes.
-    banded = any(series.band for series in panel.series)
-    named = legend if banded or len(legend) > 1 else []
-    return _Figure(panel.title, Markup(inline_svg(panel, name)), named, banded)
-
-
-def _tiles(summary: Summary) -> list[_Tile]:
+def _tiles(summary: Summary) -> list[Tile]:
     group = summary.overall
     tiles = [
-        _Tile("Answered", f"{group.answered:,}", f"of {group.requests:,} requests"),
-        _Tile("Throughput", figure(group.throughput), "requests per second"),
-        _Tile("Output", figure(group.output_tokens_per_s), "tokens per second"),
+        Tile("Answered", f"{group.answered:,}", f"of {group.requests:,} requests"),
+        Tile("Throughput", figure(group.throughput), "requests/s"),
+        Tile("Output", figure(group.output_tokens_per_s), "tokens/s"),
     ]
     for name, spread in (("TTFT", group.ttft_s), ("TPOT", group.tpot_s), ("E2E", group.e2e_s)):
         if spread is not None:
-            tiles.append(_Tile(name, seconds(spread.mean), f"mean; p99 {seconds(spread.p99)}"))
+            tiles.append(Tile(name, seconds(spread.mean), f"mean; p99 {seconds(spread.p99)}"))
     if group.normalised_latency is not None:
         alone = group.normalised_latency
-        tiles.append(_Tile("Normalised latency", figure(alone.mean), f"mean; p99 {figure(alone.p99)}"))
+        tiles.append(Tile("x alone", figure(alone.mean), f"mean; p99 {figure(alone.p99)}"))
     if group.slo_attainment is not None:
-        note = f"goodput {figure(group.goodput)} requests/s"
-        tiles.append(_Tile("SLO attainment", share(group.slo_attainment), note))
+        note = f"goodput {figure(group.goodput)}/s"
+        tiles.append(Tile("SLO met", share(group.slo_attainment), note))
     if summary.kv_used_peak is not None:
         note = f"mean; peak {share(summary.kv_used_peak)}"
-        tiles.append(_Tile("KV pool in use", share(summary.kv_used_mean), note))
+        tiles.append(Tile("KV pool in use", share(summary.kv_used_mean), note))
     if summary.engines:
-        note = f"{group.recomputed_tokens:,} tokens recomputed"
-        tiles.append(_Tile("Preemptions", f"{group.preemptions:,}", note))
+        note = f"{group.recomputed_tokens:,} tokens again"
+        tiles.append(Tile("Preemptions", f"{group.preemptions:,}", note))
     return tiles

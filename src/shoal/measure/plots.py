@@ -39,6 +39,29 @@ class Series:
     """The lowest and the highest value at each x, to be shaded."""
     steps: bool = False
     """The line keeps each y until the next x."""
+    shape: str = "o"
+    """Of points that are not joined: ``o`` (circle), ``s`` (square), ``D`` (diamond), ``^`` or ``v``
+    (triangle), ``X`` (cross)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A vertical line, such as a goal in a distribution of latencies."""
+
+    label: str
+    x: float
+    colour: int
+    """Number of a colour in the palette, as of a series."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Points in time at which something happened, above the axes."""
+
+    label: str
+    x: Sequence[float]
+    shape: str
+    """As ``Series.shape``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +82,12 @@ class Panel:
     """y is a fraction, shown as a percentage from 0 to 100%."""
     from_zero: bool = False
     """The y axis begins at 0."""
+    stacked: bool = False
+    """In reports, the series are areas on top of each other; all have the same x."""
+    limits: Sequence[Limit] = ()
+    """Only in reports."""
+    marks: Sequence[Marks] = ()
+    """Only in reports."""
 
 
 def require_plots() -> None:
@@ -109,7 +138,7 @@ def _draw(axes: "Axes", panel: Panel) -> None:
 def plot_series(axes: "Axes", series: Series, colour: str, dot: float) -> None:
     """Draw one series; dot: size of points that are not joined."""
     drawstyle = "steps-post" if series.steps else "default"
-    style = "-" if series.line else "o"
+    style = "-" if series.line else series.shape
     axes.plot(
         series.x, series.y, style, color=colour, label=series.label, markersize=dot, drawstyle=drawstyle
     )

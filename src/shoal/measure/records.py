@@ -39,6 +39,18 @@ class RequestRow(RequestRecord):
 
 
 @dataclass(frozen=True, slots=True)
+class ServiceSample:
+    """The part of one service in a ``Sample``."""
+
+    waiting: int
+    """Waiting requests, preempted ones included."""
+    running: int
+    """Running requests."""
+    kv_used: float
+    """Share of the engine's pool held by its running requests, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """The state of one engine after the last step that ended at or before ``time_ns``."""
 
@@ -53,6 +65,21 @@ class Sample:
     """Share of the pool's blocks held by running requests, 0 to 1."""
     tokens_per_s: float
     """Output tokens per second since the previous sample."""
+    services: Mapping[str, ServiceSample] = field(default_factory=dict)
+    """By service, without those that have nothing; empty if they were not told apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to an engine, once or several times within one interval of its samples."""
+
+    time_ns: int
+    """Of the first time, on the run's clock."""
+    engine: int
+    kind: str
+    """"preempted" (a request), "moved" (a request came from another engine), "died" or "drained"."""
+    count: int = 1
+    """How many times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +151,8 @@ class EngineTotals:
     output_tokens: int
     weights: Mapping[str, WeightsTotals] = field(default_factory=dict)
     """By name of the weights; empty if all stay in the device's memory."""
+    max_running: int | None = None
+    """Limit on its running requests; None: not recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +160,7 @@ class RunRecord:
     """All records of one run."""
 
     title: str
-    """Title of tables and reports."""
+    """Title of tables and files."""
     requests: Sequence[RequestRow]
     """In order of their ends."""
     samples: Sequence[Sample]
@@ -153,3 +182,11 @@ class RunRecord:
     """Running requests that a packer removed from their engines, because no engine had memory for them."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """Description of the run, by name, for the head of a report."""
+    subject: str = ""
+    """Models, devices and load in a few words, the title of a report; "": not known."""
+    clients: int | None = None
+    """Closed loop: number of clients, which wait for their answers; None: requests come at their times."""
+    stopped: bool = False
+    """Whether the run was ended early; then only requests that had ended are recorded."""
+    events: Sequence[Event] = ()
+    """By time, then engine."""

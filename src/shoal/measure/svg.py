@@ -1,26 +1,39 @@
-"""A panel as inline SVG for the HTML report, whose style sheet sets colours and font."""
+"""A panel as inline SVG for the HTML report, whose style sheet sets colours, hatches and font."""
 
 import io
 import re
 from typing import TYPE_CHECKING, Any
 
-from shoal.measure.plots import Panel, format_axes, plot_series, require_plots
+import numpy as np
+
+from shoal.measure.plots import BAND_ALPHA, Panel, Series, format_axes, require_plots
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.typing import RcKeyType
 
-WIDTH, HEIGHT = 6.0, 3.1
-"""Inches; on the page the picture scales with its box."""
+WIDTH, HEIGHT = 4.5, 2.9
+"""Inches; on the page the picture scales with its box. Small, so that text can be read on a telephone."""
 
 COLOURS = 10
-"""Number of series colours in the style sheet: ``--series-0`` to ``--series-9``."""
+"""Number of series colours in the style sheet: ``--series-0`` to ``--series-9``; and of ``#hatch-0`` .."""
 
-# matplotlib writes colours as #rrggbb; these are placeholders for variables of the page's style sheet.
+DASHES: tuple[tuple[float, ...], ...] = ((), (5, 1.8), (1.3, 1.3), (6, 1.6, 1.3, 1.6), (3, 1.2), (8, 2, 3, 2))
+"""On and off lengths of lines, in units of their width, by number of the colour; () is a solid line."""
+
+_LINE = 1.5
+_DOT = 5.0
+_MARK_HEIGHT = 0.065
+"""Distance between two rows of marks, in heights of the axes."""
+
+# matplotlib writes colours as #rrggbb; these are placeholders for what the page's style sheet defines.
 _INK, _RULE = "#fe0200", "#fe0201"
-_VARIABLES = {_INK: "var(--muted)", _RULE: "var(--rule)"} | {
-    f"#fe01{number:02x}": f"var(--series-{number})" for number in range(COLOURS)
-}
+_COLOUR, _HATCH = "#fe01{:02x}", "#fe03{:02x}"
+_VARIABLES = (
+    {_INK: "var(--muted)", _RULE: "var(--rule)"}
+    | {_COLOUR.format(number): f"var(--series-{number})" for number in range(COLOURS)}
+    | {_HATCH.format(number): f"url(#hatch-{number})" for number in range(COLOURS)}
+)
 _STYLE: "dict[RcKeyType, Any]" = {
     # A fixed salt, and no date in the metadata, give equal bytes for equal panels.
     "svg.hashsalt": "shoal",
@@ -43,7 +56,7 @@ _STYLE: "dict[RcKeyType, Any]" = {
     "ytick.color": _RULE,
     "ytick.labelcolor": _INK,
     "ytick.major.size": 0.0,
-    "lines.linewidth": 1.4,
+    "lines.linewidth": _LINE,
     "lines.solid_joinstyle": "round",
 }
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
@@ -53,7 +66,8 @@ def inline_svg(panel: Panel, name: str) -> str:
     """The panel without title and legend as an ``<svg>`` element; equal bytes for equal panels.
 
     name: prefix of all ids, unique on the page. Colours are the page's variables ``--series-0`` ..,
-    ``--muted`` (text) and ``--rule`` (axes and grid). Raises ConfigError without matplotlib.
+    ``--muted`` (text) and ``--rule`` (axes and grid); areas have the page's patterns ``#hatch-0`` .. Raises
+    ConfigError without matplotlib.
     """
     require_plots()
     import matplotlib
@@ -68,12 +82,81 @@ def inline_svg(panel: Panel, name: str) -> str:
     return _for_page(buffer.getvalue(), name, panel.title)
 
 
+def dashes_of(colour: int) -> tuple[float, ...]:
+    """On and off lengths of the lines of a colour."""
+    return DASHES[colour % COLOURS % len(DASHES)] if colour % COLOURS != COLOURS - 1 else ()
+
+
 def _draw(axes: "Axes", panel: Panel) -> None:
-    for series in panel.series:
-        plot_series(axes, series, f"#fe01{series.colour % COLOURS:02x}", dot=3.0)
+    if panel.stacked:
+        _draw_stack(axes, panel)
+    else:
+        for series in panel.series:
+            _draw_series(axes, series)
+    for limit in panel.limits:
+        colour = _COLOUR.format(limit.colour % COLOURS)
+        axes.axvline(limit.x, color=colour, linewidth=1.1, dashes=dashes_of(limit.colour) or (None, None))
+        axes.plot(
+            [limit.x], [1], marker="v", color=colour, markersize=6, transform=axes.get_xaxis_transform()
+        )
+    _draw_marks(axes, panel)
     format_axes(axes, panel)
+    _whole_numbers(axes, panel)
     axes.margins(x=0.01)
     axes.grid(axis="both")
+
+
+def _draw_series(axes: "Axes", series: Series) -> None:
+    colour = _COLOUR.format(series.colour % COLOURS)
+    if not series.line:
+        axes.plot(series.x, series.y, series.shape, color=colour, markersize=_DOT)
+        return
+    dashes = dashes_of(series.colour)
+    axes.plot(
+        series.x,
+        series.y,
+        color=colour,
+        linestyle=(0, dashes) if dashes else "-",
+        drawstyle="steps-post" if series.steps else "default",
+        dash_capstyle="butt",
+    )
+    if series.band:
+        axes.fill_between(series.x, *series.band, color=colour, alpha=BAND_ALPHA, linewidth=0)
+
+
+def _draw_stack(axes: "Axes", panel: Panel) -> None:
+    below = np.zeros(max((len(series.x) for series in panel.series), default=0))
+    for series in panel.series:
+        above = below + np.asarray(series.y, dtype=np.float64)
+        number = series.colour % COLOURS
+        axes.fill_between(series.x, below, above, color=_HATCH.format(number), linewidth=0)
+        axes.plot(series.x, above, color=_COLOUR.format(number), linewidth=1.1)
+        below = above
+
+
+def _draw_marks(axes: "Axes", panel: Panel) -> None:
+    for row, marks in enumerate(panel.marks):
+        height = [1.04 + _MARK_HEIGHT * row] * len(marks.x)
+        axes.plot(
+            marks.x,
+            height,
+            marks.shape,
+            color=_INK,
+            markersize=4.5,
+            markeredgewidth=0,
+            clip_on=False,
+            transform=axes.get_xaxis_transform(),
+        )
+
+
+def _whole_numbers(axes: "Axes", panel: Panel) -> None:
+    """Numbers of requests have no fractions, and an axis of zeros only goes to 1."""
+    from matplotlib.ticker import MaxNLocator
+
+    if panel.y_label == "requests":
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    if panel.from_zero and not panel.share and not any(value for each in panel.series for value in each.y):
+        axes.set_ylim(0, 1)
 
 
 def _for_page(text: str, name: str, title: str) -> str:

@@ -34,6 +34,12 @@ class Grid:
     rows: Sequence[Sequence[str]]
     words: int = 1
     """Number of columns with words, from the left; the others have figures."""
+    long: Sequence[int] = ()
+    """Columns with words whose lines a page breaks."""
+    chosen: Sequence[int] = ()
+    """Rows that a page emphasises."""
+    note: str = ""
+    """Small print, on a page."""
 
     def to_rich(self) -> Table:
         """As a table for a terminal; groups of rows with one name in the first column are separated."""

@@ -137,6 +137,16 @@ class Scheduler:
         return self._registry.running
 
     @property
+    def waiting_by_service(self) -> dict[str, int]:
+        """Number of waiting requests of each service that has any."""
+        return {name: count for name, state in self._services.items() if (count := len(state.waiting))}
+
+    @property
+    def running_by_service(self) -> dict[str, int]:
+        """Number of running requests of each service that has any."""
+        return {name: count for name, state in self._services.items() if (count := len(state.running))}
+
+    @property
     def weights(self) -> Mapping[str, WeightsEntry]:
         """Where weights are, by name; read-only."""
         return self._registry.weights.entries

@@ -61,7 +61,8 @@ class Fleet:
     """Replicas behind a manager.
 
     build: makes the replica of an engine, at first and after each death. refuse: called with a refused
-    request, the number of the engine that refused it (-1: none), and the reason.
+    request, the number of the engine that refused it (-1: none), and the reason. note: called with the number
+    of an engine and what happened to it (``Event.kind``).
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Fleet:
         refuse: Callable[[Request, int, str], None],
         deaths: Deaths,
         migrations: MigrationSpec,
+        note: Callable[[int, str], None],
     ) -> None:
         self.replicas: list[Replica] = []
         self.lost: list[list[SchedulerStats]] = [[] for _ in specs]
@@ -83,6 +85,7 @@ class Fleet:
         self._clock = clock
         self._make = build
         self._refuse = refuse
+        self._note = note
         self._load_ns = round(deaths.load_s * 1e9)
         self._manager = Manager(replace(_OPTIONS, packing=migrations.packing), policy)
         self._reads_prefixes = policy.reads_prefixes
@@ -239,6 +242,7 @@ class Fleet:
         self.replicas[number].report_weights(send)
 
     def _drain(self, number: int) -> None:
+        self._note(number, "drained")
         self._emit(EngineDraining(str(number)))
         self._tick()
 
@@ -246,6 +250,7 @@ class Fleet:
         """An engine dies, without suspects."""
         if self._manager.engines[number].state is EngineState.WAITING:
             return
+        self._note(number, "died")
         replica = self.replicas[number]
         owned = [name for name in self._requests if self._manager.owner(name) == str(number)]
         for request in replica.abandon(owned):
@@ -294,6 +299,8 @@ class Fleet:
             self._queued_events.popleft()
 
     def _execute(self, action: ClusterAction) -> None:
+        if isinstance(action, MigrationEnded) and action.outcome is MigrationOutcome.DONE:
+            self._note(int(action.target), "moved")
         match action:
             case Dispatch():
                 self._dispatch(action)

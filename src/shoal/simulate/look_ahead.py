@@ -1,6 +1,7 @@
 """Runs of decode steps computed ahead of the clock, until an event cuts them short."""
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shoal.execute.simulated import cut_after
@@ -21,10 +22,10 @@ class StepsAhead:
     """End times of the plans in flight at the start, which decode the same sequences, then of its steps."""
     depth: int
     """Plans in flight; one less when the first step is planned."""
-    waiting: int
-    """Waiting requests meanwhile."""
-    running: int
-    """Running requests meanwhile, also those whose weights are absent."""
+    waiting: Mapping[str, int]
+    """Waiting requests meanwhile, by service."""
+    running: Mapping[str, int]
+    """Running requests meanwhile, by service, also those whose weights are absent."""
 
     @property
     def due_ns(self) -> int:

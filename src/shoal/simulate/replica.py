@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -18,7 +18,7 @@ from shoal.schedule import RequestState, Scheduler
 from shoal.schedule.request_store import OnEnd
 from shoal.simulate.lock_step import LockStep
 from shoal.simulate.look_ahead import StepsAhead
-from shoal.simulate.recorder import Recorder
+from shoal.simulate.recorder import EngineLoad, Recorder
 from shoal.simulate.spec import EngineSpec
 from shoal.simulate.tokens_on_time import TokensOnTime
 
@@ -50,12 +50,8 @@ class _Iterations:
 
     plan: StepPlan
     start_ns: int
-    waiting: int
-    """Waiting requests meanwhile."""
-    running: int
-    """Running requests meanwhile, also those whose weights are absent."""
-    used: int
-    """Merged blocks in use meanwhile."""
+    load: EngineLoad
+    """Meanwhile."""
 
 
 class Replica:
@@ -96,6 +92,9 @@ class Replica:
         self.scheduler = Scheduler(
             self._pool, spec.limits, spec.scheduler, host, self._ended, weights=spec.weights
         )
+        self.scheduler.observe_transitions(
+            lambda _, runs: None if runs else recorder.event("preempted", clock.now_ns)
+        )
         self._executor = (
             SimulatedExecutor(spec.models, clock, self._watch, spec.fetch_times)
             if lock_step is None
@@ -107,8 +106,8 @@ class Replica:
         self._ahead: StepsAhead | None = None
         self._iterations: _Iterations | None = None
         self._look_ahead_steps = SHORTEST_RUN
-        self._waiting: int | None = None
-        """Waiting requests to record, if not the present ones."""
+        self._waiting: Mapping[str, int] | None = None
+        """Waiting requests by service to record, if not the present ones."""
         self._expected: dict[str, int] = {}
         """Requests whose next token is to be reported, with their length without it."""
         self._on_progress: OnProgress = _ignore_progress
@@ -282,7 +281,12 @@ class Replica:
         ends_ns = leading_ns + self._executor.link.step_ends_ns(free_ns, durations_ns)
         del ends_ns[len(leading_ns) + run.planned(1 + bisect_left(ends_ns, run.until_ns)) :]
         self._ahead = StepsAhead(
-            run, start_ns, ends_ns, depth, self.scheduler.waiting, self.scheduler.running
+            run,
+            start_ns,
+            ends_ns,
+            depth,
+            self.scheduler.waiting_by_service,
+            self.scheduler.running_by_service,
         )
         self._step_due_ns = self._ahead.due_ns
         return True
@@ -342,48 +346,39 @@ class Replica:
         view = self.spec.layout.services[run.service]
         per_merged, units = view.blocks_per_merged, view.units_per_block
         used = growth.live_blocks(steps, run.max_iterations)
-        leased = self._used(but=run.service)  # by migrating requests, and those of absent weights
-        if per_merged > 1 or units > 1 or leased:
-            used = [-(-blocks // per_merged) * units + leased for blocks in used]
-        self.recorder.decodes(run.service, start_ns, ends_ns, ahead.waiting, ahead.running, run.rows, used)
+        if per_merged > 1 or units > 1:
+            used = [-(-blocks // per_merged) * units for blocks in used]
+        # Others hold blocks, too: migrating requests, and those of absent weights.
+        load = EngineLoad(ahead.waiting, ahead.running, self._used())
+        self.recorder.decodes(run.service, start_ns, ends_ns, load, run.rows, used)
 
-    def _used(self, but: str | None = None) -> int:
-        """Merged blocks in use; but: leave this service out."""
+    def _used(self) -> dict[str, int]:
+        """Merged blocks in use, by service."""
         pool = self._pool
-        names = [name for name in self.spec.services if name != but]
-        return sum([pool.merged_demand(name, pool.live_blocks(name)) for name in names])
+        return {name: pool.merged_demand(name, pool.live_blocks(name)) for name in self.spec.services}
 
     def _note_iterations(self, under_way: _Iterations) -> None:
         """Record a finished plan of several iterations."""
         self._iterations = None
         plan, ends_ns = under_way.plan, self._executor.iteration_ends_ns
-        used = [under_way.used] * len(ends_ns)
-        self.recorder.decodes(
-            plan.service,
-            under_way.start_ns,
-            ends_ns,
-            under_way.waiting,
-            under_way.running,
-            len(plan.seq_ids),
-            used,
-        )
+        load = under_way.load
+        used = [load.used[plan.service]] * len(ends_ns)
+        self.recorder.decodes(plan.service, under_way.start_ns, ends_ns, load, len(plan.seq_ids), used)
 
     def _watch(self, plan: StepPlan, start_ns: int, end_ns: int) -> None:
-        waiting = self.scheduler.waiting if self._waiting is None else self._waiting
-        used = self._used()
+        waiting = self.scheduler.waiting_by_service if self._waiting is None else self._waiting
+        load = EngineLoad(waiting, self.scheduler.running_by_service, self._used())
         if self._on_plan is not None:
             self._plans_in_flight.append((plan, self._clock.now_ns))
         if plan.iterations > 1:
-            self._iterations = _Iterations(plan, start_ns, waiting, self.scheduler.running, used)
+            self._iterations = _Iterations(plan, start_ns, load)
             return
         decodes = plan.new_tokens.count(1)
         self.recorder.step(
             plan.service,
             start_ns,
             end_ns,
-            waiting=waiting,
-            running=self.scheduler.running,
-            used=used,
+            load,
             decodes=decodes,
             prefill_tokens=sum(plan.new_tokens) - decodes,
             tokens=len(plan.sampled),

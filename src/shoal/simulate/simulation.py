@@ -78,6 +78,7 @@ class Simulation:
             self._refuse,
             deaths or Deaths(),
             migrations or MigrationSpec(),
+            lambda number, kind: self._recorders[number].event(kind, self._clock.now_ns),
         )
 
     def _replica(self, number: int) -> Replica:
@@ -130,7 +131,7 @@ class Simulation:
             progress(len(self._rows))
         if stopped:
             ended = f"after {len(self._rows):,} of {self._source.total:,} requests; all figures are of these"
-            return self._record(title, {**(facts or {}), "stopped": ended})
+            return self._record(title, {**(facts or {}), "stopped": ended}, stopped=True)
         if len(self._rows) != self._source.total:
             raise RuntimeError(f"{self._source.total - len(self._rows)} requests were never answered")
         return self._record(title, {} if facts is None else facts)
@@ -233,9 +234,9 @@ class Simulation:
         )
         self._source.ended(request.id, now_ns)
 
-    def _record(self, title: str, facts: Mapping[str, str]) -> RunRecord:
+    def _record(self, title: str, facts: Mapping[str, str], *, stopped: bool = False) -> RunRecord:
         end_ns = max(recorder.end_ns for recorder in self._recorders)
-        samples, spans, totals = [], [], []
+        samples, spans, events, totals = [], [], [], []
         for recorder, replica, lost in zip(
             self._recorders, self._fleet.replicas, self._fleet.lost, strict=True
         ):
@@ -243,9 +244,11 @@ class Simulation:
             recorder.close(end_ns)
             samples += recorder.samples
             spans += recorder.spans
-            totals.append(recorder.totals([*lost, replica.scheduler.stats()]))
+            events += recorder.events
+            totals.append(recorder.totals([*lost, replica.scheduler.stats()], replica.scheduler.max_running))
         samples.sort(key=lambda sample: (sample.time_ns, sample.engine))
         spans.sort(key=lambda span: (span.start_ns, span.engine))
+        events.sort(key=lambda event: (event.time_ns, event.engine))
         execution_s = {
             name: service.execution_s
             for spec in self._specs
@@ -264,6 +267,8 @@ class Simulation:
             moves=_count_migrations(self._fleet),
             withdrawn=self._fleet.withdrawn,
             facts=facts,
+            stopped=stopped,
+            events=events,
         )
 
 
