@@ -14,7 +14,7 @@ NATIVE := csrc csrc/kernels $(wildcard csrc/*.[ch] csrc/kernels/*.[ch] build_bac
 # How long `make explore` goes on starting rounds; a round takes some minutes.
 EXPLORE_S := 1200
 
-.PHONY: help venv install demo experiments test test-torch test-triton test-slow explore test-clients lint format types check clean
+.PHONY: help venv install demo experiments test test-torch test-triton test-browser test-slow explore test-clients lint format types check clean
 
 help:
 	@echo "make demo       serve two real models from one engine and measure a burst of prompts"
@@ -22,6 +22,7 @@ help:
 	@echo "make test       run the tests, without the slow ones and with few examples of each property"
 	@echo "make test-torch run the executor's tests without the native library"
 	@echo "make test-triton  run the GPU's kernels in Triton's interpreter and compile them; needs no GPU"
+	@echo "make test-browser  visit the server's page in a browser; needs Chromium (Debian: apt install chromium)"
 	@echo "make test-slow  run the slow tests, and the property tests with more examples"
 	@echo "make explore    search with new examples of the property tests, 20 minutes (EXPLORE_S=60)"
 	@echo "make test-clients  run other projects' clients against a server; installs them, gigabytes"
@@ -67,6 +68,14 @@ WITH_TRITON := PYTHONPATH=$(CURDIR)/$(TRITON)/packages TRITON_CACHE_DIR=$(CURDIR
 test-triton: $(TRITON)/.installed
 	$(WITH_TRITON) TRITON_INTERPRET=1 $(PYTEST) -m "not slow" $(INTERPRETED)
 	$(WITH_TRITON) $(BIN)/python -m pytest -m "not slow" $(COMPILED)
+
+# Playwright brings its driver along, but the browser is the system's.
+$(VENV)/.browser: constraints.txt | $(STAMP)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c $< playwright axe-playwright-python
+	@touch $@
+
+test-browser: $(VENV)/.browser
+	$(PYTEST) tests/browser
 
 test-slow: $(TRITON)/.installed
 	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile=more
@@ -118,7 +127,7 @@ format: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-check: lint types test test-torch test-triton test-slow
+check: lint types test test-torch test-triton test-browser test-slow
 
 clean:
 	rm -rf $(VENV) $(CLIENTS) $(CLIENT_SETS:%=$(CLIENTS)-%) $(TRITON) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
