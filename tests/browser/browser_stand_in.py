@@ -36,6 +36,7 @@ class StandIn:
         self.interval_s, self.pace_s = interval_s, pace_s
         self.received: list[tuple[str, str, dict[str, str], Any]] = []
         self.operations: list[dict[str, Any]] = []
+        self.sent = threading.Semaphore(0)  # of snapshots, since the last await_snapshots()
         self.hold = threading.Event()  # while it is set, the stream sends nothing new and ends
         self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
         self._server.daemon_threads = True
@@ -58,10 +59,18 @@ class StandIn:
         """Bodies of the requests for a path."""
         return [body for _, where, _, body in self.received if where == path]
 
+    def await_snapshots(self, count: int) -> None:
+        """Wait until so many more snapshots were sent."""
+        while self.sent.acquire(blocking=False):
+            pass
+        for _ in range(count):
+            assert self.sent.acquire(timeout=20)
+
     def snapshots(self, scene: str) -> Iterator[dict[str, Any]]:
         begin = time.monotonic()
         while not self._ended and not self.hold.is_set():
             yield SCENES[scene](time.monotonic() - begin)
+            self.sent.release()
             time.sleep(self.interval_s)
 
 

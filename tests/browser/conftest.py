@@ -41,7 +41,9 @@ class Visitor:
         self._contexts: list[Any] = []
 
     def open(self, scene: str, tab: str = "live", *, width: int = 1280, scheme: Any = "light") -> Any:
-        context = self._browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+        context = self._browser.new_context(
+            viewport={"width": width, "height": 800}, color_scheme=scheme, reduced_motion="reduce"
+        )
         self._contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(20_000)

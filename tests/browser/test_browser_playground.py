@@ -63,14 +63,14 @@ def test_a_request_is_copied_without_the_key(visitor: Any, server: StandIn) -> N
     send(page, 'It\'s "me"')
     page.get_by_text("8 output tokens").wait_for()
     page.get_by_role("button", name="Copy as curl").click()
-    page.get_by_text("copied", exact=True).wait_for()
+    page.locator(".said").first.get_by_text("copied").wait_for()
     command = page.evaluate("window.copied")
     assert KEY not in command
     assert '-H "Authorization: Bearer $SHOAL_API_KEY"' in command
     quoted = command.split("-d '")[1].rstrip().removesuffix("'").replace("'\\''", "'")
     assert json.loads(quoted) == server.bodies("v1/chat/completions")[0]
     page.get_by_role("button", name="Copy as Python").click()
-    page.wait_for_function("window.copied.includes('OpenAI')")
+    page.locator(".said").nth(1).get_by_text("copied").wait_for()
     program = page.evaluate("window.copied")
     assert KEY not in program
     compile(program, "copied", "exec")
