@@ -8,9 +8,9 @@ from bench_builders import MS, make_answer, make_call, make_run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.bench import run_record, verdict, vllm_figures
+from shoal.bench import run_record, vllm_figures
 from shoal.core import NO_GOALS, SLO
-from shoal.measure import summarise
+from shoal.measure import summarise, verdict
 from shoal.measure.tables import tokens_grid
 from shoal.workload import read_measured
 
@@ -102,26 +102,39 @@ def steady(count, *, apart_ms, takes_ms, slo=NO_GOALS):
 @pytest.mark.parametrize(
     ("run", "words"),
     [
-        (steady(100, apart_ms=100, takes_ms=90), "Keeps up with 10 requests/s offered."),
-        (steady(100, apart_ms=100, takes_ms=150), "Saturated: 6.67 of 10 requests/s offered were answered."),
-        (steady(100, apart_ms=100, takes_ms=90, slo=SLO(ttft_s=0.1)), "Keeps up: 100.0% within their goals"),
+        (steady(100, apart_ms=100, takes_ms=90), "Served: all of 10.0 requests/s; "),
+        (steady(100, apart_ms=100, takes_ms=150), "Saturated: 6.67 of 10.0 requests/s served; "),
         (
-            steady(100, apart_ms=100, takes_ms=150, slo=SLO(ttft_s=1)),
-            "Does not keep up: 18.0% within their goals",
+            steady(100, apart_ms=100, takes_ms=90, slo=SLO(ttft_s=0.1)),
+            "Served: all of 10.0 requests/s; p99 TTFT 90.0 ms, goals met by 100.0%.",
         ),
-        (make_run([]), "Keeps up."),
+        (
+            steady(100, apart_ms=100, takes_ms=90, slo=SLO(ttft_s=0.05)),
+            "Served late: all of 10.0 requests/s; p99 TTFT 90.0 ms, goals met by 0.0%.",
+        ),
+        (make_run([]), "Nothing served: there were no requests."),
     ],
 )
 def test_the_verdict_says_whether_the_server_keeps_up(run, words):
-    assert verdict(run, run_record(run, "", {}), closed=False).startswith(words)
+    assert verdict(run_record(run, "", {})).text.startswith(words)
 
 
-def test_the_verdict_of_a_closed_loop_is_a_rate():
+def test_refusals_of_a_server_are_load_that_was_not_served():
+    """A client hears of a refusal later than it sent its request: the server has too much to do."""
+    answers = list(steady(100, apart_ms=100, takes_ms=90).answers)
+    refused = [
+        make_answer(make_call(number), sent_ms=100 * number, finish="refused", error="429", tokens=0)
+        for number in range(100, 120)
+    ]
+    found = verdict(run_record(make_run([*answers, *refused]), "", {}))
+    assert found.text.startswith("Saturated: ")
+
+
+def test_a_record_says_what_was_measured():
     run = steady(10, apart_ms=0, takes_ms=100)
-    assert (
-        verdict(run, run_record(run, "", {}), closed=True)
-        == "10 requests/s and 10 tokens/s with these clients."
-    )
+    record = run_record(run, "", {}, subject="chat at home, 4 clients", clients=4, stopped=True)
+    assert (record.subject, record.clients, record.stopped) == ("chat at home, 4 clients", 4, True)
+    assert verdict(record).text.startswith("Served: 4 clients with 10.0 requests/s and 10.0 tokens/s; ")
 
 
 def test_a_simulation_can_be_compared_with_the_log(tmp_path):

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from shoal.cli.app import app
 from shoal.config.scenario_file import load_workload
 from shoal.core import ConfigError, ShoalError
+from shoal.measure import Verdict
 from shoal.workload import Poisson, Replay
 
 FAST = ("--rate", "1000", "--requests", "6")
@@ -31,7 +32,7 @@ def test_all_models_of_a_server_are_asked_and_reported():
     assert {body["model"] for body in sent} == {"chat", "complete"}
     assert len(sent) == 6
     assert all(body["ignore_eos"] and body["stream"] for body in sent)
-    for words in ("6 requests in", "6/6", "TTFT", "requests/s offered", "chat, complete"):
+    for words in ("6 requests in", "6/6", "TTFT", "requests/s", "chat, complete"):
         assert words in result.output
 
 
@@ -49,7 +50,7 @@ def test_clients_ask_again_when_they_are_answered(tmp_path):
         result = run(url, "--clients", "2", "--requests", "5", "--json", str(tmp_path / "s.json"))
     assert result.exit_code == 0, result.output
     assert "2 clients" in result.output
-    assert "with these clients" in result.output
+    assert "Served: 2 clients with" in result.output
     assert json.loads((tmp_path / "s.json").read_text())["overall"]["answered"] == 5
 
 
@@ -64,6 +65,9 @@ def test_all_files_are_written(tmp_path):
     assert (vllm["completed"], vllm["total_output_tokens"], vllm["failed"]) == (6, 18, 0)
     rows = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
     assert [row["slo_met"] for row in rows] == [True] * 6
+    report = (tmp_path / "report.html").read_text()
+    assert f"<title>chat, complete at {url}, 1000 requests/s</title>" in report
+    assert "Waiting for the first token" in report
     assert [row["tokens_on_time"] for row in rows] == [3] * 6
 
 
@@ -123,10 +127,11 @@ def test_keys_are_sent():
 
 def test_a_sweep_reports_the_highest_rate_that_is_sustained(monkeypatch, tmp_path):
     """Answers of the fake server count as late from 32 requests a second on."""
-    monkeypatch.setattr(
-        "shoal.cli.bench_run.sustained_share",
-        lambda run, record: 1.0 if float(record.title.split(" at ")[1].split()[0]) < 32 else 0.5,
-    )
+
+    def found(record):
+        return Verdict("served" if float(record.title.split(" at ")[1].split()[0]) < 32 else "late", "Said.")
+
+    monkeypatch.setattr("shoal.cli.bench_run.verdict", found)
     with fake_server(FakeApi()) as url:
         result = run(
             url,

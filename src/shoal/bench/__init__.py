@@ -1,13 +1,13 @@
 """Load for OpenAI-compatible servers: sends the requests of a workload, times their streams, and reports.
 
 This package has the HTTP client (``target``), open and closed loop (``load``), texts of a given length
-(``texts``), the records and the verdict of a run (``results``), and the search for the highest rate that a
-server sustains (``sweep``). Workloads come from ``shoal.workload``, summaries and reports from
-``shoal.measure``; it knows nothing of engines, and measures other servers as well.
+(``texts``), the records of a run (``results``), and the search for the highest rate that a server sustains
+(``sweep``). Workloads come from ``shoal.workload``, summaries, verdicts and reports from ``shoal.measure``.
+It knows nothing of engines, and measures other servers as well.
 """
 
 from shoal.bench.load import ClientState, LoadRun, run_load
-from shoal.bench.results import run_record, verdict, vllm_figures
+from shoal.bench.results import run_record, vllm_figures
 from shoal.bench.sweep import Sweep, find_knee
 from shoal.bench.target import Answer, Call, Target
 from shoal.bench.texts import make_calls
@@ -23,6 +23,5 @@ __all__ = [
     "make_calls",
     "run_load",
     "run_record",
-    "verdict",
     "vllm_figures",
 ]

@@ -1,4 +1,4 @@
-"""Results of a load: the record that reports are made of, a verdict, figures as of ``vllm bench serve``."""
+"""Results of a load: the record that reports are made of, and figures as of ``vllm bench serve``."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,12 +13,20 @@ from shoal.measure import InterTokenLatencies, RequestRow, RunRecord, summarise
 
 IntArray = npt.NDArray[np.int64]
 
-SUSTAINED = 0.95
-"""Share of the offered rate, or of requests within their goals, from which a server keeps up."""
 
+def run_record(
+    run: LoadRun,
+    title: str,
+    facts: Mapping[str, str],
+    *,
+    subject: str = "",
+    clients: int | None = None,
+    stopped: bool = False,
+) -> RunRecord:
+    """The record of a run. Times begin with the run; latencies are from when a call was sent.
 
-def run_record(run: LoadRun, title: str, facts: Mapping[str, str]) -> RunRecord:
-    """The record of a run. Times begin with the run; latencies are from when a call was sent."""
+    title, facts, subject, clients, stopped: as in ``RunRecord``.
+    """
     answers = sorted(run.answers, key=lambda answer: answer.end_ns)
     latencies: dict[str, InterTokenLatencies] = {}
     for answer in answers:
@@ -32,6 +40,9 @@ def run_record(run: LoadRun, title: str, facts: Mapping[str, str]) -> RunRecord:
         engines=(),
         inter_token_latencies=latencies,
         facts=facts,
+        subject=subject,
+        clients=clients,
+        stopped=stopped,
     )
 
 
@@ -68,52 +79,6 @@ def _on_time(answer: Answer) -> int | None:
         found += deadlines.num_on_time(first, count, time_ns)
         first += count
     return found
-
-
-def offered_rate(run: LoadRun) -> float | None:
-    """Calls per second of an open loop's arrivals; None for fewer than two different times."""
-    arrivals = [answer.call.arrival_ns for answer in run.answers]
-    span_ns = max(arrivals, default=0) - min(arrivals, default=0)
-    return (len(arrivals) - 1) / (span_ns / 1e9) if span_ns else None
-
-
-def sustained_share(run: LoadRun, record: RunRecord) -> float:
-    """Share of requests within their goals; without goals, of the offered rate at which answers ended.
-
-    The time that one answer takes at the end is not counted against the rate.
-    """
-    summary = summarise(record).overall
-    if summary.slo_attainment is not None:
-        return summary.slo_attainment
-    offered = offered_rate(run)
-    if not summary.requests or offered is None:
-        return 1.0
-    ends = sorted(row.finish_ns for row in record.requests if row.answered)
-    starts = sorted(row.arrival_ns for row in record.requests)
-    if len(ends) < 2 or ends[-1] == ends[0]:
-        return summary.answered / summary.requests
-    span_ns = max(1, (ends[-1] - ends[0]))
-    return min(1.0, (starts[-1] - starts[0]) / span_ns) * summary.answered / summary.requests
-
-
-def verdict(run: LoadRun, record: RunRecord, closed: bool) -> str:
-    """One sentence on how the server fared."""
-    summary = summarise(record).overall
-    rate = summary.throughput or 0.0
-    if closed:
-        return (
-            f"{rate:.3g} requests/s and {summary.output_tokens_per_s or 0:.0f} tokens/s with these clients."
-        )
-    offered = offered_rate(run)
-    amount = "" if offered is None else f"{offered:.3g} requests/s offered"
-    of = amount and f" of {amount}"
-    kept = sustained_share(run, record)
-    if summary.slo_attainment is not None:
-        within = f"{summary.slo_attainment:.1%} within their goals, {summary.goodput or 0:.3g}{of}"
-        return f"Keeps up: {within}." if kept >= SUSTAINED else f"Does not keep up: {within}."
-    if kept >= SUSTAINED:
-        return f"Keeps up with {amount}." if amount else "Keeps up."
-    return f"Saturated: {rate:.3g}{of} were answered."
 
 
 def vllm_figures(run: LoadRun, record: RunRecord, percentiles: Sequence[int] = (99,)) -> dict[str, Any]:

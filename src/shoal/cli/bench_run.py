@@ -19,17 +19,16 @@ from shoal.bench import (
     make_calls,
     run_load,
     run_record,
-    verdict,
     vllm_figures,
 )
 from shoal.bench.load import many_open_files
-from shoal.bench.results import SUSTAINED, sustained_share
 from shoal.cli.http_client import auth_headers, base_url, first_key
 from shoal.cli.output import json_text, output_file, print_written, write_texts
 from shoal.cli.simulate_view import facts_table, rejections
+from shoal.config.scenario_facts import some
 from shoal.config.scenario_file import at_rate
 from shoal.core import SLO, ConfigError, ShoalError
-from shoal.measure import RunRecord, compare, summarise, summary_tables, write_run, write_summary
+from shoal.measure import RunRecord, compare, summarise, summary_tables, verdict, write_run, write_summary
 from shoal.measure.tables import seconds
 from shoal.workload import WorkloadOptions, build_requests
 
@@ -98,9 +97,9 @@ class Bench:
 
             async def attempt(rate: float) -> bool:
                 name = await self._send(target, services, at_rate(self.workload, rate))
-                kept = sustained_share(*self.runs[name])
-                self.console.print(Text(f"{name}: {verdict(*self.runs[name], closed=False)}"))
-                return kept >= SUSTAINED
+                found = verdict(self.runs[name][1])
+                self.console.print(Text(f"{name}: {found.text}"))
+                return found.kind == "served"
 
             sweep = await find_knee(attempt, self._rate, self.sweep_steps)
             return None if sweep.knee is None else _title(sweep.knee)
@@ -139,7 +138,14 @@ class Bench:
             "load": name + (f", {len(run.answers):,} of {total:,} sent" if len(run.answers) < total else ""),
             "client": f"{run.client.cpu_share:.0%} of a core, timers {late} late (p99)",
         }
-        return run_record(run, f"{', '.join(services)} at {name}", facts)
+        return run_record(
+            run,
+            f"{', '.join(services)} at {name}",
+            facts,
+            subject=f"{some(services)} at {base_url(self.url)}, {name}",
+            clients=self.workload.clients,
+            stopped=len(run.answers) < total or any(each.finish == "cancelled" for each in run.answers),
+        )
 
     def _print(self, name: str) -> None:
         run, record = self.runs[name]
@@ -153,7 +159,7 @@ class Bench:
             self.console.print(compare({each: record for each, (_, record) in self.runs.items()}))
         for line in (*rejections(record), *_errors(record), *_client_problems(run)):
             self.console.print(Text(line, style="yellow"))
-        self.console.print(Text(verdict(run, record, self.workload.clients is not None), style="bold"))
+        self.console.print(Text(verdict(record).text, style="bold"))
 
     def _write(
         self,

@@ -32,8 +32,12 @@ def panels(run: RunRecord) -> list[Panel]:
 
 
 def first_panels(run: RunRecord) -> list[Panel]:
-    """Distributions of latencies with their goals, and what each service had of the engines over time."""
-    return [panel for panel in (*latency_panels(run), *stacks_by_service(run)) if panel.series]
+    """Distributions of latencies with their goals, and what each service had of the engines over time.
+
+    Without samples of engines there are rates instead.
+    """
+    rates = [] if run.samples else rate_panels(run)
+    return [panel for panel in (*latency_panels(run), *stacks_by_service(run), *rates) if panel.series]
 
 
 def further_panels(run: RunRecord) -> list[Panel]:
@@ -43,7 +47,8 @@ def further_panels(run: RunRecord) -> list[Panel]:
     states = state_panels(run) if several or not told_apart else []
     if told_apart:
         states = [replace(panel, title=f"{panel.title}, by engine") for panel in states]
-    return [panel for panel in (*rate_panels(run), *states, *more_latency_panels(run)) if panel.series]
+    rates = rate_panels(run) if run.samples else []
+    return [panel for panel in (*rates, *states, *more_latency_panels(run)) if panel.series]
 
 
 def latency_panels(run: RunRecord) -> list[Panel]:

@@ -52,7 +52,8 @@ def report_page(run: RunRecord) -> Page:
     found = verdict(run)
     return Page(
         title=run.subject or run.title,
-        name=run.title if run.subject else "",
+        # What a client calls its run is in the subject.
+        name=run.title if run.subject and run.engines else "",
         kind=_SIGNS[found.kind],
         verdict=found.text,
         facts=run.facts,
@@ -115,16 +116,16 @@ def _tiles(summary: Summary) -> list[Tile]:
     ]
     for name, spread in (("TTFT", group.ttft_s), ("TPOT", group.tpot_s), ("E2E", group.e2e_s)):
         if spread is not None:
-            tiles.append(Tile(name, seconds(spread.mean), f"mean; p99 {seconds(spread.p99)}"))
+            tiles.append(Tile(f"{name}, mean", seconds(spread.mean), f"p99 {seconds(spread.p99)}"))
     if group.normalised_latency is not None:
         alone = group.normalised_latency
-        tiles.append(Tile("x alone", figure(alone.mean), f"mean; p99 {figure(alone.p99)}"))
+        tiles.append(Tile("x alone, mean", figure(alone.mean), f"p99 {figure(alone.p99)}"))
     if group.slo_attainment is not None:
         note = f"goodput {figure(group.goodput)}/s"
         tiles.append(Tile("SLO met", share(group.slo_attainment), note))
     if summary.kv_used_peak is not None:
-        note = f"mean; peak {share(summary.kv_used_peak)}"
-        tiles.append(Tile("KV pool in use", share(summary.kv_used_mean), note))
+        note = f"peak {share(summary.kv_used_peak)}"
+        tiles.append(Tile("KV used, mean", share(summary.kv_used_mean), note))
     if summary.engines:
         note = f"{group.recomputed_tokens:,} tokens again"
         tiles.append(Tile("Preemptions", f"{group.preemptions:,}", note))
