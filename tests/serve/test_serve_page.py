@@ -138,6 +138,28 @@ def test_the_feed_counts_answers_and_tells_of_changes():
     asyncio.run(main())
 
 
+def test_the_pool_is_that_of_the_metrics():
+    """Bytes of a service are its blocks of ``shoal_kv_blocks``, each of which has as many bytes."""
+    blocks = {"live": 3, "cached": 2, "free": 1}
+    stats = ENGINE.stats
+    counted = {f"{use}_blocks": count for use, count in blocks.items()}
+    services = {"chat": replace(stats.services["chat"], **counted, block_bytes=64)}
+    engine = replace(ENGINE, name="b", stats=replace(stats, services=services))
+    app = make_app(FakeEngine(others=(engine,)))
+
+    async def main():
+        async with make_client(app) as client:
+            return (await client.get("/metrics")).text
+
+    page = asyncio.run(main())
+    shown = app.state.feed.snapshot().engines[1].kv
+    for use in ("total", "live", "cached", "padding", "unfilled", "external"):
+        assert f'shoal_kv_bytes{{engine="b",use="{use}"}} {getattr(shown, f"{use}_bytes")}.0' in page
+    for use, count in blocks.items():
+        assert f'shoal_kv_blocks{{engine="b",service="chat",use="{use}"}} {count}.0' in page
+        assert getattr(shown.services["chat"], f"{use}_bytes") == 64 * count
+
+
 def test_a_key_sees_only_its_services():
     engine = FakeEngine(table=TABLE)
 
