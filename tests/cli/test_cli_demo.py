@@ -13,7 +13,15 @@ import pytest
 from cli_builders import METRICS, FakeApi, fake_server
 from rich.console import Console
 
-from shoal.cli.demo.client import Burst, DemoRequest, Kill, kill_engine_during, run_burst, time_alone
+from shoal.cli.demo.client import (
+    Burst,
+    DemoRequest,
+    Kill,
+    kill_engine_during,
+    make_burst,
+    run_burst,
+    time_alone,
+)
 from shoal.cli.demo.metrics import MetricsSummary
 from shoal.cli.demo.prompts import (
     CHAT,
@@ -33,12 +41,21 @@ from shoal.core import SLO, EngineDied, ShoalError
 from shoal.serve import ServerOptions
 
 
-def make_demo_request(number, service, *, sent=0.0, first=0.5, end=1.5, tokens=11, status="done", **slo):
-    prompt = DemoPrompt(service, "hi", 16, chat=service == CHAT)
-    request = DemoRequest(number, prompt, SLO(**slo), status=status)
-    request.sent_ns, request.first_token_ns, request.end_ns = (int(t * 1e9) for t in (sent, first, end))
-    request.output_tokens, request.text, request.finish_reason = tokens, "some text", "stop"
+def make_demo_request(number, service, *, sent=0.0, first=0.5, end=1.5, tokens=11, finish="stop", **slo):
+    """A request that has ended, with two chunks of text."""
+    request = DemoRequest(number, DemoPrompt(service, "hi", 16, chat=service == CHAT), SLO(**slo))
+    answer = request.answer
+    answer.sent_ns, *answer.chunks_ns = (int(t * 1e9) for t in (sent, first, end))
+    answer.end_ns, answer.pieces, answer.output_tokens = int(end * 1e9), ["some", " text"], tokens
+    answer.finish = finish
     return request
+
+
+def send(url, prompts, alone_s=None, **options):
+    """The burst of these prompts, sent."""
+    burst = make_burst(prompts, alone_s)
+    asyncio.run(run_burst(url, burst, **options))
+    return burst
 
 
 def test_prompts_alternate_between_the_services():
@@ -87,7 +104,7 @@ def test_requests_are_timed_alone_one_after_the_other():
 def test_goals_are_sent_with_the_requests():
     api = FakeApi()
     with fake_server(api) as url:
-        burst = asyncio.run(run_burst(url, demo_prompts(4), alone_s={CHAT: 2.0}))
+        burst = send(url, demo_prompts(4), {CHAT: 2.0})
     sent = {body["model"]: body.get("slo") for body in api.bodies}
     assert sent == {CHAT: {"ttft": None, "tpot": None, "e2e": 16}, COMPLETE: None}
     report = summarise(burst)
@@ -98,15 +115,15 @@ def test_goals_are_sent_with_the_requests():
 
 def test_a_burst_is_sent_to_both_endpoints_and_timed():
     api = FakeApi()
-    seen = []
+    ended = []
     with fake_server(api) as url:
-        burst = asyncio.run(run_burst(url, demo_prompts(6), lambda request: seen.append(request.status)))
+        burst = send(url, demo_prompts(6), on_end=ended.append)
     assert [e.status for e in burst.requests] == ["done"] * 6
     assert {e.text for e in burst.requests} == {"Hello there!"}
-    assert {(e.prompt_tokens, e.output_tokens, e.finish_reason) for e in burst.requests} == {(5, 3, "stop")}
-    assert all(e.sent_ns <= e.first_token_ns <= e.end_ns for e in burst.requests)
-    assert "streaming" in seen
-    assert seen.count("done") == 6
+    records = [request.record() for request in burst.requests]
+    assert {(e.prompt_tokens, e.output_tokens, e.finish) for e in records} == {(5, 3, "stop")}
+    assert all(e.arrival_ns <= e.first_token_ns <= e.finish_ns for e in records)
+    assert sorted(request.number for request in ended) == [1, 2, 3, 4, 5, 6]
     assert sum("messages" in body for body in api.bodies) == 3
     assert sum("prompt" in body for body in api.bodies) == 3
     assert all(body["stream_options"] == {"include_usage": True} for body in api.bodies)
@@ -117,7 +134,7 @@ def test_the_counts_are_those_after_the_last_response():
     old = 'shoal_preemptions_total{service="chat"} 1.0\nshoal_engine_state_age_seconds 1000.0\n'
     new = 'shoal_preemptions_total{service="chat"} 2.0\nshoal_engine_state_age_seconds 0.0\n'
     with fake_server(FakeApi(pages=[old] * 3 + [new] * 50)) as url:
-        assert asyncio.run(run_burst(url, demo_prompts(2))).metrics.preemptions == {"chat": 2}
+        assert send(url, demo_prompts(2)).metrics.preemptions == {"chat": 2}
 
 
 @pytest.mark.parametrize(
@@ -130,7 +147,7 @@ def test_the_counts_are_those_after_the_last_response():
 )
 def test_unfinished_requests_are_reported(api, expected):
     with fake_server(api) as url:
-        burst = asyncio.run(run_burst(url, demo_prompts(1)))
+        burst = send(url, demo_prompts(1))
     report = summarise(burst)
     assert not report.succeeded
     assert report.failures == (f"chat 1: {expected}",)
@@ -138,7 +155,7 @@ def test_unfinished_requests_are_reported(api, expected):
 
 def test_a_server_that_is_gone_fails_every_request():
     with pytest.raises(Exception, match="connection"):
-        asyncio.run(run_burst(f"http://127.0.0.1:{free_port()}", demo_prompts(2)))
+        send(f"http://127.0.0.1:{free_port()}", demo_prompts(2))
 
 
 def test_metrics_keep_peaks_and_the_last_counts():
@@ -211,7 +228,7 @@ def test_an_engine_is_killed_during_the_burst(monkeypatch):
     page = METRICS + 'shoal_requests_resumed_total{service="chat"} 5.0\n'
     api = FakeApi(admin={"engines": {"data": cards}}, wait=go_on, pages=[page] * 50)
     with fake_server(api) as url:
-        burst = asyncio.run(run_burst(url, demo_prompts(8), kill=True))
+        burst = send(url, demo_prompts(8), kill=True)
     assert killed == [(71, signal.SIGKILL)]
     assert burst.kill == Kill("1", 71, 5)
     assert api.headers[0]["Authorization"] == "Bearer sk-admin"
@@ -240,21 +257,20 @@ def test_a_burst_that_ends_before_the_kill_is_reported():
         fake_server(FakeApi(reject={"chat": (400, "no")})) as url,
         pytest.raises(EngineDied, match="was over"),
     ):
-        asyncio.run(run_burst(url, demo_prompts(1), kill=True))
+        send(url, demo_prompts(1), kill=True)
 
 
 def test_the_report_follows_the_definitions():
     burst = Burst(
         [
             make_demo_request(1, CHAT, first=0.5, end=1.5, tokens=11),
-            make_demo_request(2, CHAT, sent=1, first=2.5, end=2.5, tokens=1),
-            make_demo_request(3, COMPLETE, status="failed"),
+            make_demo_request(2, CHAT, sent=1, first=2.5, end=2.5, tokens=1),  # a token has no gaps
+            make_demo_request(3, COMPLETE, finish="error"),
         ],
         metrics=MetricsSummary({"chat": 2}, 0.5, 0.25),
         duration_s=3.0,
     )
-    burst.requests[0].largest_gap_ns = 250_000_000
-    burst.requests[1].largest_gap_ns = 1_000_000_000  # of a single token: it has none
+    burst.requests[0].answer.chunks_ns.insert(1, 750_000_000)
     report = summarise(burst)
     chat, complete = report.services["chat"], report.services["complete"]
     assert (chat.requests, chat.finished, chat.output_tokens, chat.preemptions) == (2, 2, 12, 2)
@@ -262,7 +278,7 @@ def test_the_report_follows_the_definitions():
     assert chat.ttft == Latency(1.0, pytest.approx(1.49))
     assert chat.tpot == Latency(pytest.approx(0.1), pytest.approx(0.1))
     assert chat.e2e == Latency(1.5, 1.5)
-    assert chat.largest_gap == Latency(0.25, 0.25)
+    assert chat.largest_gap == Latency(0.75, 0.75)
     assert (complete.finished, complete.preemptions) == (0, 0)
     assert math.isnan(complete.ttft.mean_s)
     assert not report.succeeded
@@ -273,9 +289,9 @@ def test_attainment_and_normalised_latency_follow_the_definitions():
         make_demo_request(1, CHAT, first=0.5, end=1.5, ttft_s=1, e2e_s=2),
         make_demo_request(2, CHAT, first=1.5, end=1.8, ttft_s=1, e2e_s=2),
         make_demo_request(3, CHAT, first=0.5, end=2.7, ttft_s=1, e2e_s=2),
-        make_demo_request(4, CHAT, status="failed", ttft_s=1, e2e_s=2),
+        make_demo_request(4, CHAT, finish="error", ttft_s=1, e2e_s=2),
         make_demo_request(5, COMPLETE),
-        make_demo_request(6, COMPLETE, status="failed"),
+        make_demo_request(6, COMPLETE, finish="error"),
     ]
     report = summarise(Burst(requests, {CHAT: 0.5}))
     chat, complete = report.services[CHAT], report.services[COMPLETE]
@@ -287,7 +303,7 @@ def test_attainment_and_normalised_latency_follow_the_definitions():
 
 
 def test_the_report_is_a_table_and_json():
-    requests = [make_demo_request(1, CHAT, e2e_s=2.5), make_demo_request(2, COMPLETE, status="failed")]
+    requests = [make_demo_request(1, CHAT, e2e_s=2.5), make_demo_request(2, COMPLETE, finish="error")]
     burst = Burst(requests, {CHAT: 0.5}, duration_s=2.0)
     console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     report = summarise(burst)
@@ -378,11 +394,13 @@ def test_without_a_terminal_each_request_is_one_line():
 
 def test_on_a_terminal_every_request_has_its_line():
     console = Console(width=80, height=40, record=True, force_terminal=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    view = BurstView(console, demo_prompts(3))
-    view.update(make_demo_request(2, COMPLETE))
+    requests = make_burst(demo_prompts(3)).requests
+    requests[1] = make_demo_request(2, COMPLETE)
+    requests[2].answer.chunks_ns.append(1)
+    view = BurstView(console, requests)
     console.print(view.render())
     text = console.export_text()
-    assert text.count("waiting") == 2
+    assert [text.count(status) for status in ("waiting", "streaming", "done")] == [1, 1, 1]
     assert "some text" in text
 
 

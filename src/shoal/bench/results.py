@@ -35,7 +35,7 @@ def run_record(
         latencies.setdefault(answer.call.service, InterTokenLatencies()).add(gaps)
     return RunRecord(
         title=title,
-        requests=[_row(answer, run.begin_ns) for answer in answers],
+        requests=[answer_row(answer, run.begin_ns) for answer in answers],
         samples=(),
         engines=(),
         inter_token_latencies=latencies,
@@ -46,7 +46,8 @@ def run_record(
     )
 
 
-def _row(answer: Answer, begin_ns: int) -> RequestRow:
+def answer_row(answer: Answer, begin_ns: int) -> RequestRow:
+    """The record of one answer; times are counted from ``begin_ns``."""
     call, times = answer.call, answer.chunks_ns
     last_ns = times[-1] if times else answer.end_ns
     return RequestRow(

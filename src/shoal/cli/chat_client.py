@@ -1,11 +1,11 @@
 """Clients of ``shoal chat``: over HTTP to a running server, or to an engine in a child process."""
 
+import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import httpx
 
-from shoal.cli.demo.client import chunk_text, stream_chunks
 from shoal.cli.http_client import auth_headers, base_url, connection_problem, error_code, error_message
 from shoal.cluster.backends.local import LocalBackend
 from shoal.cluster.options import EnginePlan
@@ -92,8 +92,8 @@ class ServerChatClient:
                 if response.status_code != httpx.codes.OK:
                     await response.aread()
                     raise _rejection(response)
-                async for chunk in stream_chunks(response):
-                    if piece := chunk_text(chunk):
+                async for chunk in _stream_chunks(response):
+                    if piece := _chunk_text(chunk):
                         yield piece
         except UnicodeEncodeError as error:
             raise InvalidRequest("the messages are not UTF-8 text") from error
@@ -153,3 +153,28 @@ def _rejection(response: httpx.Response) -> Exception:
     if response.status_code < 500:
         return InvalidRequest(message, code=error_code(response))
     return EngineDied(message)
+
+
+async def _stream_chunks(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    """The JSON objects of a server-sent event stream, up to ``[DONE]``.
+
+    Raises RuntimeError with the server's message if an event is an error.
+    """
+    async for line in response.aiter_lines():
+        if not line.startswith("data:"):
+            continue
+        data = line.removeprefix("data:").strip()
+        if data == "[DONE]":
+            return
+        chunk = json.loads(data)
+        if "error" in chunk:
+            raise RuntimeError(str(chunk["error"].get("message", chunk["error"])))
+        yield chunk
+
+
+def _chunk_text(chunk: dict[str, Any]) -> str:
+    """The new text in a streamed chunk."""
+    pieces = []
+    for choice in chunk.get("choices", ()):
+        pieces.append((choice.get("delta") or {}).get("content") or "")
+    return "".join(pieces)

@@ -99,9 +99,7 @@ def summarise(burst: Burst) -> DemoReport:
             tpot=Latency.of(record.tpot_s for record in records if record.output_tokens > 1),
             e2e=Latency.of(record.e2e_s for record in records),
             largest_gap=Latency.of(
-                request.largest_gap_ns / 1e9
-                for request in requests
-                if request.finished and request.output_tokens > 1
+                record.largest_gap_ns / 1e9 for record in records if record.output_tokens > 1
             ),
             preemptions=burst.metrics.preemptions.get(name, 0),
             alone_s=alone_s,

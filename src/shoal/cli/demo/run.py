@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from shoal.cli.demo.client import Burst, run_burst, time_alone
+from shoal.cli.demo.client import Burst, make_burst, run_burst, time_alone
 from shoal.cli.demo.prompts import CHAT, COMPLETE, DemoPrompt, typical_prompts
 from shoal.cli.demo.report import DemoReport, comparison, report_notes, report_table, summarise
 from shoal.cli.demo.view import BurstView
@@ -239,8 +239,10 @@ def send_burst(
 
     alone_s: time of a request alone, by service. kill: whether to kill an engine during the burst.
     """
-    with BurstView(console, prompts) as view:
-        return asyncio.run(run_burst(url, prompts, view.update, alone_s, kill))
+    burst = make_burst(prompts, alone_s)
+    with BurstView(console, burst.requests) as view:
+        asyncio.run(run_burst(url, burst, view.show_end, kill))
+    return burst
 
 
 def print_report(report: DemoReport, console: Console) -> None:

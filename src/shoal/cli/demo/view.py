@@ -9,17 +9,16 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.cli.demo.client import DemoRequest
-from shoal.cli.demo.prompts import DemoPrompt
 
 _STYLES = {"waiting": "dim", "streaming": "yellow", "done": "green", "failed": "bold red"}
 
 
 class BurstView:
-    """Shows a burst inside a ``with`` block; ``update`` is the ``watch`` callback of ``run_burst``."""
+    """Shows a burst inside a ``with`` block; ``show_end`` is the ``on_end`` callback of ``run_burst``."""
 
-    def __init__(self, console: Console, prompts: Sequence[DemoPrompt]) -> None:
+    def __init__(self, console: Console, requests: Sequence[DemoRequest]) -> None:
         self._console = console
-        self._rows = {number: DemoRequest(number, prompt) for number, prompt in enumerate(prompts, 1)}
+        self._requests = requests
         self._live: Live | None = None
         if console.is_terminal:
             self._live = Live(get_renderable=self.render, console=console, refresh_per_second=8)
@@ -35,10 +34,9 @@ class BurstView:
         if self._live:
             self._live.stop()
 
-    def update(self, request: DemoRequest) -> None:
-        """Show a request that changed; without a terminal, print it when it has ended."""
-        self._rows[request.number] = request
-        if self._live is None and request.status in ("done", "failed"):
+    def show_end(self, request: DemoRequest) -> None:
+        """Without a terminal, print a request that has ended; on one, the table shows it."""
+        if self._live is None:
             self._console.print(plain_line(request), soft_wrap=True, highlight=False, markup=False)
 
     def render(self) -> Table:
@@ -49,7 +47,7 @@ class BurstView:
         table.add_column(no_wrap=True)
         table.add_column(no_wrap=True, overflow="crop", ratio=1)
         text_width = max(20, self._console.width - 28)
-        for request in self._rows.values():
+        for request in self._requests:
             shown = single_line(request.error or request.text or request.prompt.text)
             style = "dim italic" if not request.text else ""
             table.add_row(
@@ -71,6 +69,6 @@ def plain_line(request: DemoRequest) -> str:
     head = f"{request.number:3d} {request.prompt.service:9s} {request.status:6s}"
     if not request.finished:
         return f"{head} {single_line(request.error)}"
-    duration_s = (request.end_ns - request.sent_ns) / 1e9
+    record = request.record()
     tail = single_line(request.text)[-70:]
-    return f"{head} {duration_s:6.2f} s {request.output_tokens:4d} tokens  ...{tail}"
+    return f"{head} {record.e2e_s:6.2f} s {record.output_tokens:4d} tokens  ...{tail}"
