@@ -2,8 +2,6 @@
 
 import { el, setText } from "./dom.js";
 
-const SAID_MS = 2000;
-
 /** text(): what to copy, made when the button is pressed. shown: where the text is shown if the browser refuses to copy. */
 export function copyButton(label, text, shown) {
   const said = el("span.dim.said", { role: "status" });
@@ -22,7 +20,6 @@ export function copyButton(label, text, shown) {
       area.select();
       setText(said, "select and copy it below");
     }
-    setTimeout(() => setText(said, ""), SAID_MS);
   });
   return el("span.copy", {}, button, said);
 }
