@@ -40,6 +40,7 @@ def test_the_pool_is_drawn_as_wide_as_its_bytes(visitor: Any) -> None:
 
 def test_why_a_service_is_slow_is_said_in_words(visitor: Any) -> None:
     page = visitor.open("loaded")
+    page.locator("#panel-live .services tbody tr").first.wait_for()
     assert page.locator(".attention li").all_inner_texts() == ["▲smollm2 waits for KV memory"]
     row = page.locator("#panel-live .services tbody tr").first
     assert "waits for KV memory" in row.inner_text()
@@ -118,6 +119,7 @@ def test_markup_in_names_is_shown_as_text(visitor: Any) -> None:
     page.locator("#panel-live .services tbody tr").first.wait_for()
     for tab in ("live", "requests", "playground", "services"):
         page.locator(f"#tab-{tab}").click()
+        page.locator(f"#panel-{tab}").wait_for()
         if tab == "requests":
             page.locator(".row-button").click()
             page.get_by_text("preempted", exact=True).first.wait_for()
@@ -131,9 +133,9 @@ def test_arrow_keys_change_the_tab(visitor: Any) -> None:
     page.locator("#tab-live").focus()
     page.keyboard.press("ArrowLeft")
     assert page.evaluate("document.activeElement.id") == "tab-services"
-    assert page.locator("#panel-services").is_visible()
+    page.locator("#panel-services").wait_for()
     page.keyboard.press("ArrowRight")
-    assert page.locator("#panel-live").is_visible()
+    page.locator("#panel-live").wait_for()
     assert page.evaluate("location.hash") == "#live"
 
 

@@ -35,6 +35,8 @@ export function requestRow({ request }, opened) {
   );
   const node = el("tbody", { role: "rowgroup" }, summary, details);
 
+  let latest = null;
+
   function showOpen() {
     const open = opened.has(request.id);
     setAttribute(button, "aria-expanded", String(open));
@@ -43,10 +45,12 @@ export function requestRow({ request }, opened) {
 
   button.addEventListener("click", () => {
     if (!opened.delete(request.id)) opened.add(request.id);
-    showOpen();
+    update(latest);
   });
 
-  function update({ request: now_, now, range }) {
+  function update(item) {
+    latest = item;
+    const { request: now_, now, range } = item;
     const all = spans(now_, now);
     setText(button, now_.name || now_.id);
     showSwatch(mark, now_.service);
