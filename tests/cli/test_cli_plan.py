@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -58,15 +59,17 @@ class Planned(NamedTuple):
     """What it wrote for a server."""
     found: Path
     """Its figures."""
+    report: Path
 
 
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory: pytest.TempPathFactory) -> Planned:
     folder = tmp_path_factory.mktemp("planned")
-    out, found = folder / "shoal.yaml", folder / "plan.json"
-    code, shown = plan(folder, "slo.ttft=1s", "--out", str(out), "--json", str(found))
+    out, found, report = folder / "shoal.yaml", folder / "plan.json", folder / "plan.html"
+    files = ["--out", str(out), "--json", str(found), "--html", str(report)]
+    code, shown = plan(folder, "slo.ttft=1s", *files)
     assert code == 0, shown
-    return Planned(" ".join(shown.split()), out, found)
+    return Planned(" ".join(shown.split()), out, found, report)
 
 
 def test_the_plan_reads_back_as_a_server_with_its_devices(planned: Planned) -> None:
@@ -76,6 +79,23 @@ def test_the_plan_reads_back_as_a_server_with_its_devices(planned: Planned) -> N
     assert len(config.devices) == 1
     assert config.services[0].slo.ttft_s == 1
     assert json.loads(planned.found.read_text())["remarks"] == []
+
+
+def test_the_report_says_what_the_terminal_says(planned: Planned) -> None:
+    page = planned.report.read_text()
+    [title] = re.findall(r"<title>(.*?)</title>", page)
+    assert re.fullmatch(r"llama-3.1-8b on 1 l40s, [0-9.]+ requests/s", title)
+    [verdict] = re.findall(r'class="verdict good.*?<span>(.*?)</span>', page)
+    assert verdict.startswith("1 l40s for 1 service with ")
+    assert verdict in planned.shown
+    for words in (
+        "Cost and attainment",
+        "Time to first token (TTFT), held-out",
+        "Fleets that were tried",
+        "goal: 1.00 s",
+    ):
+        assert words in page
+    assert not re.search(r"https?:|<script|<link", page)
 
 
 def test_ignored_settings_of_engines_are_named(planned: Planned, tmp_path: Path) -> None:
@@ -192,9 +212,12 @@ def test_one_model_in_two_dtypes_is_in_memory_twice(tmp_path: Path) -> None:
 
 
 def test_goals_that_no_fleet_meets_are_an_error(tmp_path: Path) -> None:
-    code, shown = plan(tmp_path, "slo.tpot=1ms")
+    code, shown = plan(tmp_path, "slo.tpot=1ms", "--html", str(tmp_path / "plan.html"))
     assert code != 0
     assert "nothing in the catalogue is enough" in shown
+    page = (tmp_path / "plan.html").read_text()
+    assert 'class="verdict bad"' in page
+    assert "Nothing in the catalogue is enough: " in page
 
 
 def test_a_kind_without_a_data_sheet_needs_memory_and_times(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Tuning: which schedulers are tried, on what, and which is taken."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -147,10 +148,18 @@ def test_the_command_writes_a_scheduler_that_simulate_takes(tmp_path, monkeypatc
     file.write_text(SCENARIO + "scheduler: {preset: vllm, max_running: 1}\n")
     out, figures = tmp_path / "scheduler.yaml", tmp_path / "figures.json"
     arguments = ["tune", "-c", str(file), "-o", str(out), "--json", str(figures), "--trials", "4"]
+    arguments += ["--html", str(tmp_path / "tuned.html")]
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert "Held-out part: 160 later requests" in result.output
     assert "as written" in result.output
+    page = (tmp_path / "tuned.html").read_text()
+    assert "<title>llama-3.1-8b on 1 a100-80, 30 requests/s</title>" in page
+    [verdict] = re.findall(r'class="verdict good.*?<span>(.*?)</span>', page)
+    assert verdict.startswith("Best: max_running ")
+    assert verdict in " ".join(result.output.split())
+    for words in ("Schedulers in the search", "Normalised latency, held-out requests", "Held-out part: 160"):
+        assert words in page
     found = json.loads(figures.read_text())
     flags = ["--model", "llama-3.1-8b", "--device", "a100-80", "--workload", "sharegpt"]
     assert run(["simulate", "-c", str(out), *flags, "--rate", "5", "--requests", "10"]) == 0

@@ -47,6 +47,10 @@ def plan(
             rich_help_panel=RESULTS,
         ),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write the report, one page.", rich_help_panel=RESULTS),
+    ] = None,
     json_path: JsonFile = None,
     trials: Annotated[
         int,
@@ -79,29 +83,33 @@ def plan(
     """
     from rich.console import Console
 
+    from shoal.cli.plan_page import plan_page
     from shoal.cli.plan_report import (
         fleet_line,
         no_plan_message,
+        plan_facts,
         plan_json,
         plan_panel,
         print_plan,
-        print_problem,
         print_stopped,
         remarks,
     )
     from shoal.cli.progress import ProgressDisplay
+    from shoal.cli.simulate_view import facts_table
     from shoal.measure import require_plots, save_plot
+    from shoal.measure.page import page_html
     from shoal.plan.capacity import Stopped, plan
     from shoal.plan.deployment import missing_weights, server_text
 
-    check_outputs(out, json_path, picture=plot)
-    if plot is not None:
+    check_outputs(out, html, json_path, picture=plot)
+    if plot is not None or html is not None:
         require_plots()
     scenario, options, demand = read_inputs(
         devices, config, settings, slo, attainment, search_share, trials=trials, to_serve=out is not None
     )
-    console = Console(stderr=STANDARD_OUTPUT in (out, json_path))
-    print_problem(console, demand, scenario, options)
+    console = Console(stderr=STANDARD_OUTPUT in (out, html, json_path))
+    facts = plan_facts(demand, scenario, options)
+    console.print(facts_table(facts))
     with ProgressDisplay() as progress:
         try:
             found = plan(
@@ -124,6 +132,8 @@ def plan(
         notes = [*remarks(demand, found), *([missing] if missing else [])]
         text = server_text(demand, scenario, chosen.placement, chosen.policies, notes)
         results.append((out, text))
+    if html is not None:
+        results.append((html, page_html(plan_page(demand, found, facts))))
     written = write_texts(results)
     if plot is not None:
         save_plot(plot, [[plan_panel(demand, found)]])

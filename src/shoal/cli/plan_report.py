@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shoal.cli.simulate_view import facts_table
 from shoal.cli.tune_report import interval_json, latency_cells, number_json
 from shoal.config.scenario import Scenario
 from shoal.config.scheduler_yaml import in_words, scheduler_settings
@@ -22,18 +21,19 @@ from shoal.plan.capacity import DISPATCHES, FleetPlan, HeldOutPlan, Plan, fleet_
 from shoal.plan.demand import Demand, Policies, ignored_settings
 from shoal.plan.goals import PlanningOptions
 from shoal.plan.outcomes import mean, tail, worst_service
+from shoal.plan.verdict import demand_rate, plan_verdict
 
 UNCHANGED = "as written"
 
 
-def print_problem(console: Console, demand: Demand, scenario: Scenario, options: PlanningOptions) -> None:
-    """Print the services, requests and goals to plan for, and the available devices."""
+def plan_facts(demand: Demand, scenario: Scenario, options: PlanningOptions) -> dict[str, str]:
+    """The services, requests and goals to plan for, and the available devices."""
     facts = problem_facts(demand, scenario, options)
     facts["devices"] = ", ".join(
         f"{kind.name} at {kind.price:g} {demand.catalogue.currency}, at most {kind.most}"
         for kind in demand.catalogue.devices
     )
-    console.print(facts_table(facts))
+    return facts
 
 
 def problem_facts(demand: Demand, scenario: Scenario, options: PlanningOptions) -> dict[str, str]:
@@ -41,7 +41,7 @@ def problem_facts(demand: Demand, scenario: Scenario, options: PlanningOptions) 
     facts = {"requests": f"{len(demand.requests):,}, of which {options.share:.0%} are planned for"}
     goals = section_of(SLO, goal_kinds())
     for service in demand.services:
-        rate = _rate(demand, service.name)
+        rate = demand_rate(demand, service.name)
         facts[f"service {service.name}"] = (
             f"{'' if service.model is None else service.model.name}: {figure(rate)} requests per second, "
             f"alone {seconds(service.execution_s)}, goals {goals.show(service.slo)}"
@@ -61,12 +61,6 @@ def problem_facts(demand: Demand, scenario: Scenario, options: PlanningOptions) 
     return facts
 
 
-def _rate(demand: Demand, service: str) -> float:
-    own = [request for request in demand.requests if request.service == service]
-    span_s = (demand.requests[-1].arrival_ns - demand.requests[0].arrival_ns) / 1e9
-    return len(own) / max(span_s, 1e-9)
-
-
 def print_plan(console: Console, demand: Demand, found: Plan) -> None:
     """Print the fleets that were tried, and the placement and figures of the chosen one."""
     console.print(fleets_table(demand, found))
@@ -83,6 +77,7 @@ def print_plan(console: Console, demand: Demand, found: Plan) -> None:
             f"{_policies(demand, fleet_plan.policies)}.",
         )
     )
+    console.print(Text(plan_verdict(demand, found).text, style="bold"))
     for remark in remarks(demand, found):
         console.print(Text(remark, style="yellow"))
 
@@ -216,13 +211,13 @@ def plan_panel(demand: Demand, found: Plan) -> Panel:
     if found.chosen is not None:
         chosen = found.chosen.plan
         name = fleet_name(demand, chosen.fleet)
-        series.append(Series(f"plan: {name}", [chosen.cost], [chosen.attainment], line=False, colour=3))
+        series.append(Series(f"plan: {name}", [chosen.cost], [chosen.attainment], colour=3, shape="D"))
         later = found.chosen.attainment.mean
-        series.append(Series("the same on later requests", [chosen.cost], [later], line=False, colour=1))
+        series.append(Series("the same on later requests", [chosen.cost], [later], colour=1, shape="s"))
     return Panel(
         title="Cost and attainment",
         x_label=f"devices, {demand.catalogue.currency}",
-        y_label="requests that meet their goals (worst service)",
+        y_label="goals met (worst service)",
         series=series,
         share=True,
     )

@@ -27,6 +27,10 @@ def tune(
             rich_help_panel=_RESULTS,
         ),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write the report, one page.", rich_help_panel=_RESULTS),
+    ] = None,
     json_path: Annotated[
         Path | None,
         typer.Option(
@@ -73,13 +77,18 @@ def tune(
 
     from shoal.cli.progress import ProgressDisplay
     from shoal.cli.simulate_view import facts_table
+    from shoal.cli.tune_page import tune_page
     from shoal.cli.tune_report import print_stopped, print_tuned, stopped_json, tuned_json
     from shoal.config.scenario_file import load_scenario
     from shoal.config.scenario_run import prepare
     from shoal.config.scheduler_yaml import scheduler_settings, to_yaml
+    from shoal.measure import require_plots
+    from shoal.measure.page import page_html
     from shoal.plan.tune import Search, Stopped, tune
 
-    check_outputs(out, json_path)
+    check_outputs(out, html, json_path)
+    if html is not None:
+        require_plots()
     scenario = load_scenario(file=config, flags=settings)
     search = Search(
         trials=trials,
@@ -87,7 +96,7 @@ def tune(
         seed=scenario.workload.seed,
     )
     prepared = prepare(scenario)
-    console = Console(stderr=STANDARD_OUTPUT in (out, json_path))
+    console = Console(stderr=STANDARD_OUTPUT in (out, html, json_path))
     console.print(facts_table(prepared.facts))
     with ProgressDisplay() as progress:
         try:
@@ -99,7 +108,11 @@ def tune(
             print_written(console, written)
             raise
     text = to_yaml({"scheduler": scheduler_settings(tuned.best, scenario.preset)})
-    written = write_texts([(out, text), (json_path, json_text(tuned_json(tuned, scenario.preset)))])
+    results = [(out, text), (json_path, json_text(tuned_json(tuned, scenario.preset)))]
+    if html is not None:
+        page = tune_page(tuned, scenario.scheduler, prepared.subject, prepared.facts)
+        results.append((html, page_html(page)))
+    written = write_texts(results)
     print_tuned(console, tuned, scenario.scheduler)
     if out is None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -16,6 +16,7 @@ from shoal.plan.halving import Ranked
 from shoal.plan.outcomes import Outcomes, mean, tail
 from shoal.plan.trial import Part
 from shoal.plan.tune import HeldOutScheduler, Stopped, TuningResult
+from shoal.plan.verdict import tune_verdict
 from shoal.schedule import SchedulerOptions
 
 DEFAULT = "as written"
@@ -25,22 +26,8 @@ def print_tuned(console: Console, tuned: TuningResult, default: SchedulerOptions
     """Print the rounds of a search, the figures on the held-out part, and the conclusion."""
     console.print(rounds_table(tuned.rounds, tuned.searched, default))
     console.print(held_out_table(tuned, default))
-    console.print(Text(verdict(tuned, default)))
+    console.print(Text(tune_verdict(tuned, default).text, style="bold"))
     console.print()
-
-
-def verdict(tuned: TuningResult, default: SchedulerOptions) -> str:
-    """The conclusion of the search, in a sentence or two."""
-    first = tuned.rounds[-1].candidates[0]
-    if first == default:
-        return "Nothing that was tried is better than the scheduler as it is written."
-    if tuned.best == default:
-        return (
-            f"Best in the search was {in_words(first, default)}, but on the {len(tuned.decided):,} requests "
-            "behind it not for sure: that may have been chance. The scheduler stays as it is written; more "
-            "requests would tell."
-        )
-    return f"Best: {in_words(first, default)}, on the {len(tuned.decided):,} requests behind the search too."
 
 
 def print_stopped(console: Console, stop: Stopped, default: SchedulerOptions) -> None:

@@ -174,46 +174,12 @@ class _Distributions:
         goal_of: Callable[[SLO], float | None] = lambda slo: None,
         x_label: str | None = None,
     ) -> Panel:
-        """Lines of the services that are shown by name and of all; x_label: of values that are no times."""
         by_service: dict[str, list[float]] = {}
         for row in self._answered:
             value = value_of(row)
             if value is not None:
                 by_service.setdefault(row.service, []).append(value)
-        values = [value for each in by_service.values() for value in each]
-        low, middle, high = np.percentile(values, (1, 50, 99)) if values else (1.0, 1.0, 1.0)
-        scale = 1e3 if x_label is None and middle < 0.5 else 1.0
-        limits = [
-            limit
-            for limit in _limits(self._goals(goal_of), self._colours)
-            if low / GOAL_RANGE <= limit.x <= high * GOAL_RANGE
-        ]
-        drawn = [low, high, *(limit.x for limit in limits)]
-        return Panel(
-            title=title,
-            x_label=x_label or ("milliseconds" if scale == 1e3 else "seconds"),
-            y_label="of requests",
-            series=self._lines(by_service, values, scale),
-            log_x=bool(low > 0 and max(drawn) > LOG_AXIS_RATIO * min(drawn)),
-            share=True,
-            limits=[replace(limit, x=limit.x * scale) for limit in limits],
-        )
-
-    def _lines(
-        self, by_service: Mapping[str, Sequence[float]], all_values: Sequence[float], scale: float
-    ) -> list[Series]:
-        shown = [
-            (name, by_service[name], colour) for name, colour in self._colours.items() if name in by_service
-        ]
-        if len(by_service) > 1:
-            shown.append(("all", all_values, ALL_COLOUR))
-        series = []
-        for name, values, colour in shown:
-            x, y = cdf([value * scale for value in values])
-            # Between thinned points, a line is more accurate than steps.
-            steps = len(values) <= CDF_POINTS
-            series.append(Series(name, [x[0], *x], [0.0, *y], line=True, colour=colour, steps=steps))
-        return series
+        return distribution(title, by_service, self._colours, self._goals(goal_of), x_label)
 
     def _goals(self, goal_of: Callable[[SLO], float | None]) -> dict[str, float]:
         """The goals of services that are shown by name, where all requests of one have the same."""
@@ -222,6 +188,45 @@ class _Distributions:
             found.setdefault(row.service, set()).add(goal_of(row.slo))
         alike = {name: goals.pop() for name, goals in found.items() if len(goals) == 1}
         return {name: goal for name in self._colours if (goal := alike.get(name)) is not None}
+
+
+def distribution(
+    title: str,
+    by_name: Mapping[str, Sequence[float]],
+    colours: Mapping[str, int],
+    goals: Mapping[str, float],
+    x_label: str | None = None,
+    *,
+    total: bool = True,
+) -> Panel:
+    """Cumulative distributions of values by name, and lines for goals.
+
+    colours: of the names that are shown. x_label: of values that are no times; None: they are seconds.
+    total: with several names, all values have a line, too.
+    """
+    values = [value for each in by_name.values() for value in each]
+    low, middle, high = np.percentile(values, (1, 50, 99)) if values else (1.0, 1.0, 1.0)
+    scale = 1e3 if x_label is None and middle < 0.5 else 1.0
+    limits = [limit for limit in _limits(goals, colours) if low / GOAL_RANGE <= limit.x <= high * GOAL_RANGE]
+    shown = [(name, by_name[name], colour) for name, colour in colours.items() if by_name.get(name)]
+    if total and len(by_name) > 1:
+        shown.append(("all", values, ALL_COLOUR))
+    drawn = [low, high, *(limit.x for limit in limits)]
+    return Panel(
+        title=title,
+        x_label=x_label or ("milliseconds" if scale == 1e3 else "seconds"),
+        y_label="of requests",
+        series=[_cdf_series(name, [value * scale for value in each], colour) for name, each, colour in shown],
+        log_x=bool(low > 0 and max(drawn) > LOG_AXIS_RATIO * min(drawn)),
+        share=True,
+        limits=[replace(limit, x=limit.x * scale) for limit in limits],
+    )
+
+
+def _cdf_series(name: str, values: Sequence[float], colour: int) -> Series:
+    x, y = cdf(values)
+    # Between thinned points, a line is more accurate than steps.
+    return Series(name, [x[0], *x], [0.0, *y], line=True, colour=colour, steps=len(values) <= CDF_POINTS)
 
 
 def _limits(goals: Mapping[str, float], colours: Mapping[str, int]) -> list[Limit]:

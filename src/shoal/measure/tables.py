@@ -41,6 +41,21 @@ class Grid:
     note: str = ""
     """Small print, on a page."""
 
+    @classmethod
+    def of(cls, table: Table) -> "Grid":
+        """The text of a table for a terminal; its bold rows are chosen, and its caption is the note."""
+        cells = [[str(cell) for cell in column.cells] for column in table.columns]
+        words = next((at for at, column in enumerate(table.columns) if column.justify == "right"), len(cells))
+        return cls(
+            title=str(table.title or ""),
+            heads=[str(column.header) for column in table.columns],
+            rows=list(zip(*cells, strict=True)),
+            words=words,
+            long=range(words),
+            chosen=[at for at, row in enumerate(table.rows) if row.style == "bold"],
+            note=str(table.caption or ""),
+        )
+
     def to_rich(self) -> Table:
         """As a table for a terminal; groups of rows with one name in the first column are separated."""
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title=self.title)
