@@ -120,7 +120,7 @@ def _handler(stand_in: StandIn) -> type[BaseHTTPRequestHandler]:
                 self._json(200, {"object": "list", "data": stand_in.operations})
                 for operation in stand_in.operations:
                     if operation["state"] == "running":
-                        operation["done"] += 40
+                        operation["done"] += 60
                         if operation["done"] >= 100:
                             operation |= {"state": "done", "ended": time.time(), "done": 100}
             elif path == "services/gemma3-270m/unload":

@@ -50,17 +50,17 @@ export function requestRow({ request }, opened) {
 
   function update(item) {
     latest = item;
-    const { request: now_, now, range } = item;
-    const all = spans(now_, now);
-    setText(button, now_.name || now_.id);
-    showSwatch(mark, now_.service);
-    setText(engine, now_.engine ?? "–");
-    setText(state, stateOf(now_));
-    setAttribute(state, "data-state", stateOf(now_));
+    const { request: current, now, range } = item;
+    const all = spans(current, now);
+    setText(button, current.name || current.id);
+    showSwatch(mark, current.service);
+    setText(engine, current.engine ?? "–");
+    setText(state, stateOf(current));
+    setAttribute(state, "data-state", stateOf(current));
     setText(marks, marksOf(all));
-    setText(tokens, `${number(now_.prompt_tokens)} → ${number(now_.output_tokens)}`);
+    setText(tokens, `${number(current.prompt_tokens)} → ${number(current.output_tokens)}`);
     line.update(all, now, range);
-    if (opened.has(now_.id)) parts.update(now_, all);
+    if (opened.has(current.id)) parts.update(current, all);
     showOpen();
   }
 
