@@ -33,6 +33,16 @@ def queued(count: int = 3, running: int = 1, weights: str = "resident") -> Servi
         (replace(QUIET, state="failed", error="no room"), ENGINE, "cannot be loaded: no room"),
         (queued(), ENGINE, "3 requests waiting for a turn: the engine computes others first"),
         (queued(1), FULL, "1 request waiting for KV memory: the pool is full"),
+        (
+            replace(queued(), preemptions=1),
+            ENGINE,
+            "3 requests waiting for KV memory: running requests were preempted for lack of it",
+        ),
+        (
+            replace(queued(1), swapped=1),
+            ENGINE,
+            "1 request waiting for KV memory: running requests were preempted for lack of it",
+        ),
         (queued(running=0), ENGINE, "3 requests waiting for a turn: other services are served"),
         (queued(5, running=0), ENGINE, "5 requests waiting for a turn: the engine computes others first"),
         (

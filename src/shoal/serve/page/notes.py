@@ -51,6 +51,8 @@ def _waiting(service: Service, engines: Sequence[Engine]) -> str:
         return f"{count} waiting for its weights, which are coming"
     if all(_is_full(engine.kv) for engine in engines):
         return f"{count} waiting for KV memory: the pool is full"
+    if service.preemptions or service.swapped:
+        return f"{count} waiting for KV memory: running requests were preempted for lack of it"
     if not service.running and any(engine.requests > service.waiting for engine in engines):
         return f"{count} waiting for a turn: other services are served"
     return f"{count} waiting for a turn: the engine computes others first"
