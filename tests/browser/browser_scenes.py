@@ -238,15 +238,19 @@ def twenty(t: float) -> Snapshot:
 
 
 def moving(t: float) -> Snapshot:
-    """A request moves from engine 0 to engine 1 for two seconds, and goes on there."""
-    phases = [(-20.0, "waiting", None), (-19.8, "prefill", "0"), (-19, "decode", "0"), (-6, "moving", "0"),
-              (-4, "decode", "1")]  # fmt: skip
+    """Two requests have moved from engine 0 to engine 1, with and without their KV, and go on there."""
+    phases = [(-20.0, "waiting", None), (-19, "prefill", "0"), (-16, "decode", "0"), (-4, "decode", "1")]
+    by_tokens = [*phases[:3], (-4, "waiting", "1"), (-3, "prefill", "1"), (-2, "decode", "1")]
     on_both = {name: {"weights": "resident", "running": 1, "waiting": 0, "swapped": 0} for name in ("0", "1")}
     return snapshot(
         t,
         engines=[engine("0", moved=1, state="draining"), engine("1", requests=1)],
         services=[service("smollm2", running=1, engines=on_both)],
-        requests=[request("1", "smollm2", phases), request("2", "smollm2", phases[:3])],
+        requests=[
+            request("1", "smollm2", phases),
+            request("2", "smollm2", phases[:3]),
+            request("3", "smollm2", by_tokens),
+        ],
     )
 
 

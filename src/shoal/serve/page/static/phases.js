@@ -1,11 +1,11 @@
 // What a request's phases mean: how long each lasted, and where the request changed its engine.
 
-export const PHASES = ["waiting", "prefill", "decode", "preempted", "moving"];
+export const PHASES = ["waiting", "prefill", "decode", "preempted"];
 
 /**
  * The phases with their ends: [{begin, end, phase, engine, change}], times in seconds.
  *
- * change: null, "moved" (from another engine, with its KV or without) or "resumed" (it waited again, since its engine ended).
+ * change: null, "moved" (from another engine, with its KV or without) or "resumed" (it had no engine for a while, since its own ended).
  */
 export function spans(request, now) {
   let engine = null;
@@ -14,7 +14,8 @@ export function spans(request, now) {
     const end = request.phases[index + 1]?.[0] ?? request.ended ?? now;
     let change = null;
     if (phase === "waiting") {
-      waited = engine !== null;
+      // A move without KV waits as well, but never without an engine.
+      waited ||= engine !== null && where === null;
     } else if (where !== null) {
       if (waited) change = "resumed";
       else if (engine !== null && where !== engine) change = "moved";
@@ -32,7 +33,7 @@ export const STATES = {
   waiting: ["waiting now", (request) => request.ended === null && last(request) === "waiting"],
   running: ["running now", (request) => request.ended === null && ["prefill", "decode"].includes(last(request))],
   preempted: ["preempted, now or before", (request) => request.phases.some(([, phase]) => phase === "preempted")],
-  moved: ["moved to another engine", (request) => changed(request, "moved") || request.phases.some(([, phase]) => phase === "moving")],
+  moved: ["moved to another engine", (request) => changed(request, "moved")],
   resumed: ["resumed after an engine ended", (request) => changed(request, "resumed")],
   ended: ["ended", (request) => request.ended !== null],
   failed: ["ended otherwise than well", (request) => request.ended !== null && !["stop", "length"].includes(request.finish)],
