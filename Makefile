@@ -14,7 +14,7 @@ NATIVE := csrc csrc/kernels $(wildcard csrc/*.[ch] csrc/kernels/*.[ch] build_bac
 # How long `make explore` goes on starting rounds; a round takes some minutes.
 EXPLORE_S := 1200
 
-.PHONY: help venv install demo experiments test test-torch test-triton test-browser test-slow explore test-clients lint format types check clean
+.PHONY: help venv install demo experiments docs test test-torch test-triton test-browser test-slow explore test-clients lint format types check clean
 
 help:
 	@echo "make demo       serve two real models from one engine and measure a burst of prompts"
@@ -25,6 +25,7 @@ help:
 	@echo "make test-browser  visit the server's page in a browser; needs Chromium (Debian: apt install chromium)"
 	@echo "make test-slow  run the slow tests, and the property tests with more examples"
 	@echo "make explore    search with new examples of the property tests, 20 minutes (EXPLORE_S=60)"
+	@echo "make docs       build the documentation as a site into site/; any warning fails"
 	@echo "make test-clients  run other projects' clients against a server; installs them, gigabytes"
 	@echo "make lint       ruff and import-linter"
 	@echo "make types      mypy --strict"
@@ -115,6 +116,13 @@ test-clients: $(STAMP) $(CLIENTS)/.installed $(CLIENT_SETS:%=$(CLIENTS)-%/.insta
 	$(call run_clients,$(CLIENTS)-aiperf,aiperf)
 	$(call run_clients,$(CLIENTS)-vllm,vllm_bench)
 
+$(VENV)/.docs: constraints.txt | $(STAMP)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c $< zensical
+	@touch $@
+
+docs: $(VENV)/.docs
+	$(BIN)/zensical build --clean --strict -f mkdocs.yml
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -127,8 +135,8 @@ format: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-check: lint types test test-torch test-triton test-browser test-slow
+check: lint types docs test test-torch test-triton test-browser test-slow
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) $(CLIENT_SETS:%=$(CLIENTS)-%) $(TRITON) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CLIENTS) $(CLIENT_SETS:%=$(CLIENTS)-%) $(TRITON) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	rm -f src/shoal/native/libshoal.so src/shoal/native/build.json
