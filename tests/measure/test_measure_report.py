@@ -110,12 +110,12 @@ def test_pictures_come_before_tables(page):
 
 def test_lines_and_areas_differ_by_more_than_their_colours(page):
     """Each line of a panel has its own dashes, and each area its own hatch."""
-    lines = [Series(f"s{n}", [0, 1], [n, n], line=True, colour=n) for n in range(6)]
+    lines = [Series(f"s{n}", [0, 1], [n, n], line=True, colour=n) for n in range(COLOURS)]
     svg = inline_svg(Panel(title="t", x_label="x", y_label="y", series=lines), "one")
     dashes = re.findall(r'clip-path="[^"]*" style="([^"]*stroke: var\(--series-\d\)[^"]*)"', svg)
-    assert len({re.sub(r"stroke: [^;]*;", "", style) for style in dashes}) == 6
+    assert len({re.sub(r"stroke: [^;]*;", "", style) for style in dashes}) == COLOURS
     stacked = inline_svg(Panel(title="t", x_label="x", y_label="y", series=lines, stacked=True), "two")
-    assert set(re.findall(r"url\(#(hatch-\d)\)", stacked)) == {f"hatch-{n}" for n in range(6)}
+    assert set(re.findall(r"url\(#(hatch-\d)\)", stacked)) == {f"hatch-{n}" for n in range(COLOURS)}
     turns = re.findall(r'<pattern id="(hatch-\d)"', page)
     assert turns == [f"hatch-{n}" for n in range(COLOURS)]
 

@@ -110,7 +110,7 @@ def _slow_row(row: RequestRow) -> list[str]:
 def _tiles(summary: Summary) -> list[Tile]:
     group = summary.overall
     tiles = [
-        Tile("Answered", f"{group.answered:,}", f"of {group.requests:,} requests"),
+        Tile("Answered", f"{group.answered:,}", f"of {group.requests:,}"),
         Tile("Throughput", figure(group.throughput), "requests/s"),
         Tile("Output", figure(group.output_tokens_per_s), "tokens/s"),
     ]
@@ -125,7 +125,7 @@ def _tiles(summary: Summary) -> list[Tile]:
         tiles.append(Tile("SLO met", share(group.slo_attainment), note))
     if summary.kv_used_peak is not None:
         note = f"peak {share(summary.kv_used_peak)}"
-        tiles.append(Tile("KV used, mean", share(summary.kv_used_mean), note))
+        tiles.append(Tile("KV, mean", share(summary.kv_used_mean), note))
     if summary.engines:
         note = f"{group.recomputed_tokens:,} tokens again"
         tiles.append(Tile("Preemptions", f"{group.preemptions:,}", note))

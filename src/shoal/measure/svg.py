@@ -18,10 +18,23 @@ WIDTH, HEIGHT = 4.5, 2.9
 COLOURS = 10
 """Number of series colours in the style sheet: ``--series-0`` to ``--series-9``; and of ``#hatch-0`` .."""
 
-DASHES: tuple[tuple[float, ...], ...] = ((), (5, 1.8), (1.3, 1.3), (6, 1.6, 1.3, 1.6), (3, 1.2), (8, 2, 3, 2))
-"""On and off lengths of lines, in units of their width, by number of the colour; () is a solid line."""
+DASHES: tuple[tuple[float, ...], ...] = (
+    (),
+    (5, 1.8),
+    (1.3, 1.3),
+    (6, 1.6, 1.3, 1.6),
+    (3, 1.2),
+    (8, 2, 3, 2),
+    (4, 1.3, 1.3, 1.3, 1.3, 1.3),
+    (11, 2.5),
+    (1.3, 3),
+)
+"""On and off lengths of lines, in units of their width, by number of the colour; () is a solid line.
 
-_LINE = 1.5
+The last colour, that of all services, has a thick solid line.
+"""
+
+_LINE, _THICK = 1.5, 2.3
 _DOT = 5.0
 _MARK_HEIGHT = 0.065
 """Distance between two rows of marks, in heights of the axes."""
@@ -84,7 +97,8 @@ def inline_svg(panel: Panel, name: str) -> str:
 
 def dashes_of(colour: int) -> tuple[float, ...]:
     """On and off lengths of the lines of a colour."""
-    return DASHES[colour % COLOURS % len(DASHES)] if colour % COLOURS != COLOURS - 1 else ()
+    number = colour % COLOURS
+    return DASHES[number] if number < len(DASHES) else ()
 
 
 def _draw(axes: "Axes", panel: Panel) -> None:
@@ -116,6 +130,7 @@ def _draw_series(axes: "Axes", series: Series) -> None:
         series.x,
         series.y,
         color=colour,
+        linewidth=_LINE if series.colour % COLOURS < len(DASHES) else _THICK,
         linestyle=(0, dashes) if dashes else "-",
         drawstyle="steps-post" if series.steps else "default",
         dash_capstyle="butt",
