@@ -96,7 +96,8 @@ def test_an_answer_can_be_stopped_and_the_conversation_goes_on(visitor: Any, ser
     send(page, "Name three fish.")
     page.get_by_text("answering").wait_for()
     page.get_by_label("Message").press("Escape")
-    page.get_by_text("stopped").wait_for()
+    page.locator(".answer-state", has_text="stopped").wait_for()
+    assert page.get_by_role("status").get_by_text("The answer of smollm2 is stopped.").count() == 1
     server.pace_s = 0
     send(page, "Go on.")
     page.get_by_text("8 output tokens").wait_for()
@@ -109,6 +110,7 @@ def test_errors_are_words_and_the_message_counts_as_not_sent(visitor: Any, serve
     send(page, "break")
     page.get_by_text("max_tokens must be at least 1").wait_for()
     assert MARKUP in page.locator(".answer-error").inner_text()
+    assert page.get_by_label("Message").input_value() == "break"  # to be mended and sent again
     assert page.locator("img").count() == 0
     send(page, "again")
     page.get_by_text("8 output tokens").wait_for()

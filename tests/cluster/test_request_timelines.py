@@ -143,6 +143,9 @@ def test_why_requests_ended_is_remembered():
         with pytest.raises(EngineDied):
             await tokens_of(lost)
         await closing
-        assert [request.finish for request in router.requests(ALL).ended] == ["cancelled", "error"]
+        assert [(request.finish, request.why) for request in router.requests(ALL).ended] == [
+            ("cancelled", ""),
+            ("error", "the engine was shut down before the request finished"),
+        ]
 
     play(scenario)

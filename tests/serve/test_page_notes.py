@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from shoal.serve.page.notes import note_of
-from shoal.serve.page.snapshot import KV, Engine, Goals, Latency, Service, ServiceOnEngine
+from shoal.serve.page.snapshot import KV, Engine, Goals, Latency, Service, ServiceKV, ServiceOnEngine
 
 NOTHING = Latency(0, None, None, None)
 QUIET = Service(
@@ -32,16 +32,16 @@ def queued(count: int = 3, running: int = 1, weights: str = "resident") -> Servi
         (replace(QUIET, state="draining"), ENGINE, "is being unloaded, when its requests have ended"),
         (replace(QUIET, state="failed", error="no room"), ENGINE, "cannot be loaded: no room"),
         (queued(), ENGINE, "3 requests waiting for a turn: the engine computes others first"),
-        (queued(1), FULL, "1 request waiting for KV memory: the pool is full"),
+        (queued(1), FULL, "1 request waiting for KV memory"),
         (
             replace(queued(), preemptions=1),
             ENGINE,
-            "3 requests waiting for KV memory: running requests were preempted for lack of it",
+            "3 requests waiting for KV memory",
         ),
         (
             replace(queued(1), swapped=1),
             ENGINE,
-            "1 request waiting for KV memory: running requests were preempted for lack of it",
+            "1 request waiting for KV memory",
         ),
         (queued(running=0), ENGINE, "3 requests waiting for a turn: other services are served"),
         (queued(5, running=0), ENGINE, "5 requests waiting for a turn: the engine computes others first"),
@@ -58,7 +58,8 @@ def queued(count: int = 3, running: int = 1, weights: str = "resident") -> Servi
         ),
         (replace(QUIET, refused=1), ENGINE, "1 request refused in the last minute"),
         (replace(QUIET, goals=Goals(9, 1)), ENGINE, ""),
-        (replace(QUIET, goals=Goals(8, 2)), ENGINE, "missed its goals 2 times of 10 in the last minute"),
+        (replace(QUIET, goals=Goals(8, 2)), ENGINE, "2 of 10 requests missed their goals in the last minute"),
+        (replace(QUIET, preemptions=1), ENGINE, "preempted once in the last minute: KV memory is short"),
         (
             replace(QUIET, preemptions=4),
             ENGINE,
@@ -70,6 +71,21 @@ def test_what_holds_a_service_up(service, engine, note):
     assert note_of(service, [engine]) == note
 
 
+@pytest.mark.parametrize(
+    ("held", "note"),
+    [
+        ({"chat": 100, "code": 850}, "3 requests waiting for KV memory; code holds 85% of the pool"),
+        ({"chat": 850, "code": 100}, "3 requests waiting for KV memory"),
+        ({"chat": 460, "code": 490}, "3 requests waiting for KV memory"),
+        ({}, "3 requests waiting for KV memory"),
+    ],
+)
+def test_another_service_that_holds_most_of_the_pool_is_named(held, note):
+    parts = {name: ServiceKV(live, 0, 0) for name, live in held.items()}
+    engine = replace(FULL, kv=replace(FULL.kv, services=parts))
+    assert note_of(queued(), [engine]) == note
+
+
 def test_only_engines_that_have_the_service_count():
     other = replace(ENGINE, name="1")
-    assert note_of(queued(), [FULL, other]) == "3 requests waiting for KV memory: the pool is full"
+    assert note_of(queued(), [FULL, other]) == "3 requests waiting for KV memory"

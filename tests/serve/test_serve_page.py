@@ -36,7 +36,11 @@ def request(id: str, service: str, ended_ns: int | None = None) -> RequestStatus
     )
 
 
-TABLE = RequestTable([request("a", "chat"), request("b", "base")], [request("c", "base", 9 * SECOND_NS)], 7)
+TABLE = RequestTable(
+    [request("a", "chat"), request("b", "base")],
+    [request("c", "base", 9 * SECOND_NS), request("d", "base", 10 * SECOND_NS)],
+    7,
+)
 
 
 def get(path, engine=None, headers=None, **options):
@@ -111,12 +115,12 @@ def test_the_feed_tells_the_state_every_second():
             ("chat", True),
             ("base", False),
         ]
-        assert [request["id"] for request in first["requests"]] == ["a", "b", "c"]
+        assert [request["id"] for request in first["requests"]] == ["a", "b", "d", "c"]
         assert first["requests_left_out"] == 7
         waiting, prefill = first["requests"][0]["phases"]
         assert (waiting[1:], prefill[1:]) == (["waiting", None], ["prefill", "0"])
         assert prefill[0] - waiting[0] == pytest.approx(2)
-        ended = first["requests"][2]
+        ended = first["requests"][3]
         assert ended["ended"] - waiting[0] == pytest.approx(8)
 
     asyncio.run(main())
@@ -172,7 +176,7 @@ def test_a_key_sees_only_its_services():
                 [shown] = await snapshots(url, 1, {"Authorization": f"Bearer k-{key}"})
                 assert len(shown["services"]) == services
                 assert len(shown["engines"][0]["kv"]["services"]) == services
-                assert len(shown["requests"]) == (3 if services == 2 else 1)
+                assert len(shown["requests"]) == (4 if services == 2 else 1)
 
     asyncio.run(main())
 
@@ -189,7 +193,7 @@ def test_events_of_hidden_services_are_hidden():
         "engine b ended: killed by signal 9",
         "service base was removed",
     ]
-    visible = snapshot.visible_to({"chat"})
+    visible = feed.snapshot({"chat"})
     assert [event.text for event in visible.events] == ["engine b ended: killed by signal 9"]
 
 

@@ -159,6 +159,8 @@ class RequestStatus:
     """None: it is unfinished."""
     finish: str | None = None
     """A ``FinishReason``; None: it is unfinished."""
+    why: str = ""
+    """Why it was refused or failed."""
 
     @property
     def engine(self) -> str | None:

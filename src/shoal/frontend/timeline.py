@@ -38,13 +38,16 @@ class Timeline:
     """None: the request is unfinished."""
     finish: FinishReason | None = None
     """How it ended."""
+    why: str = ""
+    """Why it was refused or failed."""
 
     @classmethod
     def from_arrival(cls, arrival_ns: int) -> "Timeline":
         return cls([PhaseBegin(arrival_ns, Phase.WAITING, None)])
 
-    def end(self, finish: FinishReason, at_ns: int) -> None:
+    def end(self, finish: FinishReason, at_ns: int, why: str = "") -> None:
         """The request has ended."""
+        self.why = why
         self.finish, self.ended_ns = finish, max(at_ns, self.phases[-1].begin_ns)
 
     @property

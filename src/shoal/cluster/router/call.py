@@ -106,6 +106,7 @@ class Call:
             phases=tuple(timeline.phases),
             ended_ns=timeline.ended_ns,
             finish=None if timeline.finish is None else timeline.finish.value,
+            why=timeline.why,
         )
 
     @property

@@ -135,18 +135,21 @@ class CallTable:
     def end(self, call: Call, error: Exception) -> None:
         """End a call with an error."""
         self.recovery_log.failed(call.id)
-        self.cancel(call, _finish_of(error))
+        self.cancel(call, _finish_of(error), str(error))
         call.accept(error)
         call.stream.end(error)
 
-    def cancel(self, call: Call, finish: FinishReason = FinishReason.CANCELLED) -> None:
-        """Cancel the unfinished choices of a call; its stream gets nothing more. finish: why they end."""
+    def cancel(self, call: Call, finish: FinishReason = FinishReason.CANCELLED, why: str = "") -> None:
+        """Cancel the unfinished choices of a call; its stream gets nothing more.
+
+        finish, why: how they end.
+        """
         if call.id not in self._calls:
             return
         self._waiting -= call.waiting
         now_ns = self._clock()
         for choice in call.unfinished:
-            self._note_end(call, choice, finish, now_ns)
+            self._note_end(call, choice, finish, now_ns, why)
         self.withdraw(call)
         call.unfinished.clear()
         self.recovery_log.cancelled(call.id)
@@ -192,7 +195,7 @@ class CallTable:
                 self.recovery_log.progressed(call.id, call.service, call.engine, now_ns)
         call.stream.push(delta)
         if delta.finish is not None:
-            self._finish(call, reader, delta.finish, ended_by_engine=event.finish is not None)
+            self._finish(call, reader, delta.finish, delta.error, ended_by_engine=event.finish is not None)
         # Last, since the manager may decide about this call.
         if progressed and call.id in self._calls:
             self._emit(Progressed(call.id))
@@ -204,11 +207,17 @@ class CallTable:
         self._emit(WeightsFailed(call.id, error))
 
     def _finish(
-        self, call: Call, reader: ChoiceReader, reason: FinishReason, *, ended_by_engine: bool
+        self,
+        call: Call,
+        reader: ChoiceReader,
+        reason: FinishReason,
+        error: str | None,
+        *,
+        ended_by_engine: bool,
     ) -> None:
         """Finish a choice. ended_by_engine: the engine sent the finish."""
         wire_id = call.wire_id(reader.choice)
-        self._note_end(call, reader.choice, reason, self._clock())
+        self._note_end(call, reader.choice, reason, self._clock(), error or "")
         del call.unfinished[reader.choice], self._readers[wire_id]
         self._waiting -= not reader.started
         if not ended_by_engine and call.engine is not None:
@@ -223,9 +232,9 @@ class CallTable:
             self._remove(call)
             call.stream.end()
 
-    def _note_end(self, call: Call, choice: int, finish: FinishReason, now_ns: int) -> None:
+    def _note_end(self, call: Call, choice: int, finish: FinishReason, now_ns: int, why: str) -> None:
         """Remember how an unfinished choice ends."""
-        call.timelines[choice].end(finish, now_ns)
+        call.timelines[choice].end(finish, now_ns, why)
         self._ended.append(call.request_status(choice))
 
     def _forget(self, call: Call) -> None:

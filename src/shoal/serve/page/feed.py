@@ -84,8 +84,16 @@ class LiveFeed:
             yield self._message(visible)
             await self._looked.wait()
 
-    def snapshot(self) -> Snapshot:
-        """The present state, as an operator may see it."""
+    def snapshot(self, visible: Set[str] | None = None) -> Snapshot:
+        """The present state; visible: services that may be seen, None: all.
+
+        Notes may name other services, so they are made of what may be seen.
+        """
+        shown = self._snapshot().visible_to(visible)
+        noted = [replace(service, note=note_of(service, shown.engines)) for service in shown.services]
+        return replace(shown, services=noted)
+
+    def _snapshot(self) -> Snapshot:
         backend, api = self._api.backend, self._api
         statuses, services = backend.engines, backend.services
         engines = [Engine.of(engine, self._window) for engine in statuses]
@@ -94,8 +102,7 @@ class LiveFeed:
             served = api.services.get(name)
             chat = served is not None and api.tokenizer(name).has_chat_template
             model = name if served is None else served.model
-            service = Service.of(name, model, chat, status, statuses, self._window)
-            shown.append(replace(service, note=note_of(service, engines)))
+            shown.append(Service.of(name, model, chat, status, statuses, self._window))
         table = backend.requests(_MAX_REQUESTS)
         return Snapshot(
             round(time.time(), 3),
@@ -110,7 +117,7 @@ class LiveFeed:
 
     def _message(self, visible: frozenset[str] | None) -> bytes:
         if visible not in self._messages:
-            self._messages[visible] = b"data: " + encode(self.snapshot().visible_to(visible)) + b"\n\n"
+            self._messages[visible] = b"data: " + encode(self.snapshot(visible)) + b"\n\n"
         return self._messages[visible]
 
     def _count(self, engine: EngineStatus) -> None:

@@ -6,6 +6,8 @@ from shoal.serve.page.snapshot import KV, Engine, Service
 
 _FULL = 0.9
 """Share of live blocks from which a pool is called full."""
+_HOLDS = 0.5
+"""Share of the pool from which another service is named as its holder."""
 _MISSED = 0.1
 """Share of missed goals that is worth a note."""
 
@@ -24,9 +26,10 @@ def note_of(service: Service, engines: Sequence[Engine]) -> str:
         return f"{_requests(service.refused)} refused in the last minute"
     ended = service.goals.met + service.goals.missed
     if service.goals.missed > _MISSED * ended:
-        return f"missed its goals {service.goals.missed} times of {ended} in the last minute"
+        return f"{service.goals.missed} of {_requests(ended)} missed their goals in the last minute"
     if service.preemptions:
-        return f"preempted {service.preemptions} times in the last minute: KV memory is short"
+        times = "once" if service.preemptions == 1 else f"{service.preemptions} times"
+        return f"preempted {times} in the last minute: KV memory is short"
     return ""
 
 
@@ -49,13 +52,25 @@ def _waiting(service: Service, engines: Sequence[Engine]) -> str:
         return f"{count} waiting until its weights may come: others use the memory"
     if "resident" not in places:
         return f"{count} waiting for its weights, which are coming"
-    if all(_is_full(engine.kv) for engine in engines):
-        return f"{count} waiting for KV memory: the pool is full"
-    if service.preemptions or service.swapped:
-        return f"{count} waiting for KV memory: running requests were preempted for lack of it"
+    if service.preemptions or service.swapped or all(_is_full(engine.kv) for engine in engines):
+        return f"{count} waiting for KV memory{_holder(service, engines)}"
     if not service.running and any(engine.requests > service.waiting for engine in engines):
         return f"{count} waiting for a turn: other services are served"
     return f"{count} waiting for a turn: the engine computes others first"
+
+
+def _holder(service: Service, engines: Sequence[Engine]) -> str:
+    """Which other service holds most of the pools, if one does; ", ..." or ""."""
+    held: dict[str, int] = {}
+    total = 0
+    for kv in [engine.kv for engine in engines if engine.kv is not None]:
+        total += kv.total_bytes
+        for name, part in kv.services.items():
+            held[name] = held.get(name, 0) + part.live_bytes
+    most = max(held, key=lambda name: held[name], default=service.name)
+    if most == service.name or held[most] < _HOLDS * total:
+        return ""
+    return f"; {most} holds {held[most] / total:.0%} of the pool"
 
 
 def _is_full(kv: KV | None) -> bool:

@@ -9,11 +9,13 @@ from msgspec.structs import replace
 from shoal.cluster.manager.actions import MigrationOutcome
 from shoal.cluster.status import EngineStatus, RequestStatus, RequestTable, ServiceStatus
 from shoal.serve.admin.cluster_responses import HealthName, rounded
+from shoal.serve.http.error_responses import shorten
 from shoal.serve.metrics.server_metrics import INTER_TOKEN_BOUNDS, TTFT_BOUNDS
 from shoal.serve.page.events import Event
 from shoal.serve.page.window import Window, quantile
 
 _RATE_S = 10.0
+_MAX_WHY_CHARACTERS = 300
 
 
 class ServiceKV(Struct, frozen=True):
@@ -209,6 +211,8 @@ class Request(Struct, frozen=True):
     """(begin, phase, engine); each lasts until the next."""
     ended: float | None
     finish: str | None
+    why: str
+    """Why it was refused or failed; "": it was not."""
 
     @classmethod
     def of(cls, status: RequestStatus, epoch_ns: int) -> Self:
@@ -227,6 +231,7 @@ class Request(Struct, frozen=True):
             ],
             None if status.ended_ns is None else _seconds(status.ended_ns + epoch_ns),
             status.finish,
+            shorten(status.why, _MAX_WHY_CHARACTERS),
         )
 
 
@@ -239,7 +244,7 @@ class Snapshot(Struct, frozen=True):
     engines: list[Engine]
     services: list[Service]
     requests: list[Request]
-    """Unfinished ones, the oldest first, then the last that ended."""
+    """Unfinished ones, the oldest first, then those that have ended, the latest first."""
     requests_left_out: int
     events: list[Event]
     """The last ones, the oldest first."""
@@ -259,7 +264,7 @@ class Snapshot(Struct, frozen=True):
 
 def requests_of(table: RequestTable, epoch_ns: int) -> list[Request]:
     """All requests of a table; epoch_ns: as in ``Request.of``."""
-    return [Request.of(status, epoch_ns) for status in (*table.unfinished, *table.ended)]
+    return [Request.of(status, epoch_ns) for status in (*table.unfinished, *reversed(table.ended))]
 
 
 def _visible_engine(engine: Engine, services: Set[str]) -> Engine:

@@ -114,7 +114,7 @@ export function answer(request, results) {
   return { node, run };
 }
 
-const FINISHES = { stop: "finished", length: "ended at the most tokens", tool_calls: "calls tools", content_filter: "filtered" };
+const FINISHES = { stop: "finished", length: "ended at its most tokens", tool_calls: "calls tools", content_filter: "filtered" };
 
 function figuresOf(stream, begin, first) {
   if (first === null) return "";

@@ -107,7 +107,9 @@ export function playgroundView() {
     showRunning(-1);
     // After an error the message counts as not sent; after "Clear" the conversation is another one.
     if (stream) messages.push(...added, stream.message);
-    setText(said, stream ? `The answer of ${request.body.model} is complete.` : "");
+    else if (!input.value && added[0]?.role === "user") input.value = added[0].content;
+    const ended = stream && !stream.finish ? "stopped" : "complete";
+    setText(said, stream ? `The answer of ${request.body.model} is ${ended}.` : "");
   }
 
   function showRunning(change) {

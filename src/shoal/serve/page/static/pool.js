@@ -41,7 +41,7 @@ export function poolPicture() {
     // The remainder of less than a block is not worth a line.
     const shownOthers = others > total / 200 ? [{ name: null, bytes: others, share: share(others, total) }] : [];
     sync(legend, [...rows, ...shownOthers], (row) => row.name ?? "", (row) => legendItem(row.name));
-    setText(fragments, `Unfilled ${bytes(kv.unfilled_bytes)}, padding ${bytes(kv.padding_bytes)}${kv.external_bytes ? `, kept outside ${bytes(kv.external_bytes)}` : ""}.`);
+    setText(fragments, `Fragmentation: of the live part, ${bytes(kv.unfilled_bytes)} are not filled yet and ${bytes(kv.padding_bytes)} are padding; ${bytes(kv.external_bytes)} are free for one service only (${share(kv.unfilled_bytes + kv.padding_bytes + kv.external_bytes, total)} of the pool together). Cached blocks are given up when others need them.`);
     setHidden(legend, rows.length === 0);
   }
 

@@ -70,7 +70,7 @@ export function requestRow({ request }, opened) {
 function marksOf(all) {
   const marks = [];
   const preempted = all.filter((span) => span.phase === "preempted").length;
-  if (preempted) marks.push(preempted === 1 ? "preempted" : `${preempted}× preempted`);
+  if (preempted) marks.push(`${preempted}× preempted`);
   if (all.some((span) => span.change === "moved")) marks.push("moved");
   if (all.some((span) => span.change === "resumed")) marks.push("resumed");
   return marks.join(", ");
@@ -98,8 +98,9 @@ function detailParts() {
         ["Output", `${number(request.output_tokens)} tokens`],
         ["Came", first ? clock(first) : "–"],
         ["First token after", begun === undefined ? "–" : seconds(begun - first)],
-        ["Time so far", all.length ? seconds(all.at(-1).end - first) : "–"],
+        [request.ended === null ? "Time so far" : "Time", all.length ? seconds(all.at(-1).end - first) : "–"],
         ["Finish", request.ended === null ? "not finished" : (request.finish ?? "–")],
+        ...(request.why ? [["Why", request.why]] : []),
       ];
       sync(facts, rows, (row) => row[0], ([label]) => {
         const value = el("dd");
