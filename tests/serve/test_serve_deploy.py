@@ -1,10 +1,11 @@
-"""The dashboard and the alert rules name metrics that exist, and Prometheus accepts them."""
+"""Files of ``deploy/``: the metrics that they name exist, and the tools that they are for accept them."""
 
 import asyncio
 import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,13 @@ from serve_builders import FakeEngine, completion, make_app, make_client
 from weights_status import engine_with_weights
 
 from shoal.schedule.policies.residency import Place
+from shoal.serve import ServerOptions
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ALERTS = DEPLOY / "prometheus" / "alerts.yml"
+UNIT = DEPLOY / "systemd" / "shoal.service"
 PROMTOOL = shutil.which("promtool")
+SYSTEMD_ANALYZE = shutil.which("systemd-analyze")
 METRIC = re.compile(r"\bshoal_\w+")
 
 
@@ -128,3 +132,20 @@ def test_prometheus_accepts_the_page(page):
     errors = [line for line in done.stderr.decode().splitlines() if "error" in line.lower()]
     assert done.returncode in (0, 3), done.stderr  # 3: it has advice about names
     assert not errors
+
+
+def test_systemd_accepts_the_unit(tmp_path):
+    if SYSTEMD_ANALYZE is None:
+        pytest.skip("systemd-analyze, which comes with systemd, is not installed")
+    unit = tmp_path / UNIT.name
+    # It must name a program that is there.
+    unit.write_text(UNIT.read_text().replace("/opt/shoal/.venv/bin/shoal", sys.executable))
+    command = [SYSTEMD_ANALYZE, "verify", "--man=no", str(unit)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    warnings = [line for line in done.stderr.splitlines() if UNIT.name in line]
+    assert (done.returncode, warnings) == (0, [])
+
+
+def test_the_unit_stops_later_than_requests_under_way():
+    [seconds] = re.findall(r"^TimeoutStopSec=(\d+)$", UNIT.read_text(), re.MULTILINE)
+    assert int(seconds) > ServerOptions().drain_s

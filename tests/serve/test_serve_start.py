@@ -19,6 +19,7 @@ from shoal.engine import EngineOptions
 from shoal.models.tokenizer import added_tokens
 from shoal.serve import ServerOptions, create_app, launch, tokenizer_subprocess
 from shoal.serve.model_download import FetchedService
+from shoal.serve.service_manager import ServiceManager
 from shoal.serve.tokenizers import Tokenizers
 from shoal.serve.tracing import NoTracing
 
@@ -53,7 +54,9 @@ def play(scenario, monkeypatch, folders, **router):
         services = tuple(Service(name=folder.name, model=str(folder)) for folder in folders)
         plans = [EnginePlan(name="0", options=EngineOptions(services=services))]
         fetched = [FetchedService(*each) for each in zip(services, folders, strict=True)]
-        server = launch._Server(plans, fetched, ServerOptions(), launch.ClusterOptions(), NoTracing())
+        manager = ServiceManager({}, extension_s=1.0)
+        cluster = launch.ClusterOptions()
+        server = launch._Server(plans, fetched, ServerOptions(), cluster, NoTracing(), manager)
         try:
             async with asyncio.timeout(120):
                 await scenario(lambda: server._start(tokenizers, InlineWorkers(), None), fake, tokenizers)

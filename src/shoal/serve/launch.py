@@ -17,16 +17,21 @@ from shoal.config.api_keys import check_key_services
 from shoal.core import ConfigError, InvalidRequest, Service
 from shoal.engine.process.child_process import check_open_files
 from shoal.models import Progress, check_service
+from shoal.models.progress import in_words
 from shoal.serve.backend import TextCodec
 from shoal.serve.cpu_workers import WorkerProcesses, Workers
 from shoal.serve.http.address import check_address
 from shoal.serve.model_download import FetchedService, check_template, fetch_service, pull_service
 from shoal.serve.options import ServerOptions
+from shoal.serve.service_manager import ServiceManager
 from shoal.serve.stop_signal import StopSignal
 from shoal.serve.tokenizers import Tokenizers
 from shoal.serve.tracing import Tracing, tracing_from_environment
 
 _log = logging.getLogger(__name__)
+# A service manager gives the start this much more time than an engine has that loads without progress.
+_START_MARGIN_S = 60.0
+_EXTEND_EVERY_S = 20.0
 OnReady = Callable[[str, Router, Mapping[str, TextCodec]], None]
 
 
@@ -57,9 +62,12 @@ def run_server(
         _check_kv_memory(plans)
     for service in services.values():
         check_service(service)
-    fetched = [fetch_service(service, on_download) for service in services.values()]
+    cluster = _name_cluster(cluster or ClusterOptions(), options)
+    manager = ServiceManager(extension_s=cluster.load_timeout_s + _START_MARGIN_S)
+    progress = _with_status(on_download, manager)
+    fetched = [fetch_service(service, progress) for service in services.values()]
     plans = [with_resolved_services(plan, [each.service for each in fetched]) for plan in plans]
-    server = _Server(plans, fetched, options, _name_cluster(cluster or ClusterOptions(), options), tracing)
+    server = _Server(plans, fetched, options, cluster, tracing, manager)
     try:
         # Not uvloop: with it, Ctrl-C in a terminal reaches child processes.
         asyncio.run(server.run(on_load, on_ready))
@@ -111,6 +119,7 @@ class _Server:
         options: ServerOptions,
         cluster: ClusterOptions,
         tracing: Tracing,
+        manager: ServiceManager,
     ) -> None:
         self._plans = plans
         self._services = [each.service for each in fetched]
@@ -118,6 +127,7 @@ class _Server:
         self._options = options
         self._cluster = cluster
         self._tracing = tracing
+        self._manager = manager
 
     async def run(self, on_load: Callable[[str], None] | None, on_ready: OnReady | None) -> None:
         """Start the engines, serve, and stop them."""
@@ -130,14 +140,16 @@ class _Server:
     async def _run(
         self, tokenizers: Tokenizers, on_load: Callable[[str], None] | None, on_ready: OnReady | None
     ) -> None:
-        stop = StopSignal()
+        stop = StopSignal(self._manager.stopping)
         workers = WorkerProcesses(preload="shoal.serve.app")
         with stop.on_signals():
             warming = asyncio.create_task(_warm_up(workers))
             starting = asyncio.create_task(self._start(tokenizers, workers, on_load))
+            extending = asyncio.create_task(_extend_again(self._manager))
             stop_requested = asyncio.create_task(stop.drain.wait())
             await asyncio.wait((starting, stop_requested), return_when=asyncio.FIRST_COMPLETED)
             stop_requested.cancel()
+            extending.cancel()
             if not starting.done():
                 if on_load is not None:
                     on_load("stopping")
@@ -159,7 +171,7 @@ class _Server:
                     self._services,
                     self._options,
                     stop,
-                    lambda url: _report_ready(url, router, codecs, on_ready),
+                    lambda url: self._report_ready(url, router, codecs, on_ready),
                     workers,
                     self._plans[0].options,
                     partial(pull_service, tokenizers),
@@ -193,7 +205,7 @@ class _Server:
                 codecs,
                 make_backend(self._cluster),
                 self._cluster,
-                progress=on_load,
+                progress=partial(self._report_load, on_load),
             )
         )
         try:
@@ -210,6 +222,25 @@ class _Server:
         reading.add_done_callback(_log_unreadable)
         return router, codecs
 
+    def _report_load(self, on_load: Callable[[str], None] | None, what: str) -> None:
+        self._manager.starting(what)
+        if on_load is not None:
+            on_load(what)
+
+    def _report_ready(
+        self, url: str, router: Router, codecs: Mapping[str, TextCodec], on_ready: OnReady | None
+    ) -> None:
+        """Log which engines were found running, now that the log is set up, and report that it is ready."""
+        for engine, process in router.found_engines.items():
+            _log.info(
+                "engine %s: found running (process %d); requests of the server before are cancelled",
+                engine,
+                process,
+            )
+        self._manager.ready(url)
+        if on_ready is not None:
+            on_ready(url, router, codecs)
+
 
 def _log_unreadable(reading: "asyncio.Task[None]") -> None:
     """Log why a tokenizer could not be read, after the start; its requests get the error."""
@@ -217,18 +248,23 @@ def _log_unreadable(reading: "asyncio.Task[None]") -> None:
         _log.error("%s", error)
 
 
-def _report_ready(
-    url: str, router: Router, codecs: Mapping[str, TextCodec], on_ready: OnReady | None
-) -> None:
-    """Log which engines were found running, now that the log is set up, and call ``on_ready``."""
-    for engine, process in router.found_engines.items():
-        _log.info(
-            "engine %s: found running (process %d); requests of the server before are cancelled",
-            engine,
-            process,
-        )
-    if on_ready is not None:
-        on_ready(url, router, codecs)
+def _with_status(on_download: Progress | None, manager: ServiceManager) -> Progress:
+    """``on_download`` that also reports to ``manager``."""
+    in_status = in_words(manager.starting)
+
+    def report(what: str, done: int, total: int | None) -> None:
+        in_status(what, done, total)
+        if on_download is not None:
+            on_download(what, done, total)
+
+    return report
+
+
+async def _extend_again(manager: ServiceManager) -> None:
+    """Extend the time-out of the start until cancelled: engines that hang while loading end it themselves."""
+    while True:
+        manager.extend()
+        await asyncio.sleep(_EXTEND_EVERY_S)
 
 
 async def _warm_up(workers: WorkerProcesses) -> None:

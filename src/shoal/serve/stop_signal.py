@@ -2,20 +2,27 @@
 
 import asyncio
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
 class StopSignal:
     """The first stop request sets ``drain``, the second ``abort``."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_drain: Callable[[], None] | None = None) -> None:
+        """on_drain: called at the first request."""
         self.drain = asyncio.Event()
         self.abort = asyncio.Event()
+        self._on_drain = on_drain
 
     def request(self) -> None:
         """Request a drain, or the second time an immediate stop."""
-        (self.abort if self.drain.is_set() else self.drain).set()
+        if self.drain.is_set():
+            self.abort.set()
+            return
+        self.drain.set()
+        if self._on_drain is not None:
+            self._on_drain()
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
