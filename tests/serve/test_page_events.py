@@ -50,7 +50,7 @@ def migrated(outcome: MigrationOutcome, count: int) -> EngineStatus:
         (ENGINE, None, ["engine 0 was removed"]),
         (ENGINE, DIED, ["engine 0 ended: killed by signal 9"]),
         (DIED, replace(DIED, heartbeat_age_s=3.0), []),
-        (DIED, replace(DIED, state=EngineState.LOADING), ["engine 0 loads its models"]),
+        (DIED, replace(DIED, state=EngineState.LOADING, restarts=1), ["engine 0 loads its models"]),
         (
             ENGINE,  # it died and came back within a second
             replace(ENGINE, restarts=1, incarnation=1, last_error="exit code 1"),

@@ -96,7 +96,10 @@ def changes_between(before: View, after: View) -> Iterator[Change]:
 
 def _engine_changes(old: EngineStatus, new: EngineStatus) -> Iterator[Change]:
     name = new.name
-    if new.restarts > old.restarts or (new.state is EngineState.WAITING and old.state is not new.state):
+    # It waits for its restart, or has done so between the two views.
+    if old.state is not EngineState.WAITING and (
+        new.state is EngineState.WAITING or new.restarts > old.restarts
+    ):
         yield Change("warning", f"engine {name} ended: {new.last_error or 'unknown reason'}")
     if new.state is not old.state:
         text = {
