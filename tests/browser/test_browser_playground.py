@@ -97,6 +97,7 @@ def test_an_answer_can_be_stopped_and_the_conversation_goes_on(visitor: Any, ser
     page.get_by_text("answering").wait_for()
     page.get_by_label("Message").press("Escape")
     page.locator(".answer-state", has_text="stopped").wait_for()
+    assert "#requests?find=" in page.get_by_role("link", name="Its life").get_attribute("href")
     assert page.get_by_role("status").get_by_text("The answer of smollm2 is stopped.").count() == 1
     server.pace_s = 0
     send(page, "Go on.")

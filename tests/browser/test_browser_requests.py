@@ -37,6 +37,30 @@ def test_a_row_opens_to_the_lengths_of_its_phases(visitor: Any) -> None:
     assert "9f3c1a2b-7-0" in page.locator(".request-details").first.inner_text()
 
 
+def test_the_address_says_what_is_shown(visitor: Any) -> None:
+    page = visitor.open("loaded", "requests")
+    page.locator(".row-button").first.wait_for()
+    page.get_by_label("State").select_option("preempted, now or before")
+    page.get_by_label("Find").fill("client")
+    assert page.evaluate("location.hash") == "#requests?state=preempted&find=client"
+    shown = names(page)
+    page.reload()
+    page.locator(".row-button").first.wait_for()
+    assert page.get_by_label("Find").input_value() == "client"
+    assert names(page)[0] == shown[0]
+    page.evaluate("location.hash = '#requests?state=bogus'")
+    page.locator(".row-button").nth(50).wait_for()
+    assert page.get_by_label("State").input_value() == "all"
+
+
+def test_a_click_anywhere_in_a_row_opens_it(visitor: Any) -> None:
+    page = visitor.open("loaded", "requests")
+    page.locator(".summary .line").first.click()
+    page.locator(".phases").first.wait_for()
+    page.locator(".summary .tokens").first.click()
+    page.locator(".phases").first.wait_for(state="hidden")
+
+
 def test_a_moved_request_shows_the_move(visitor: Any) -> None:
     page = visitor.open("moving", "requests")
     page.locator(".row-button").first.wait_for()

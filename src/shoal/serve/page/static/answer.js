@@ -17,6 +17,8 @@ import { tokenView } from "./token_view.js";
  */
 export function answer(request, results) {
   const state = el("span.dim.answer-state", {}, "waiting for the first token");
+  const id = crypto.randomUUID?.() ?? `page-${Math.random().toString(36).slice(2)}`;
+  const life = el("a", { href: `#requests?find=${id}` }, "Its life");
   const reasoning = el("div.text");
   const reasoningBox = el("details.reasoning", { hidden: true }, el("summary", {}, "Reasoning"), reasoning);
   const text = el("div.text");
@@ -31,6 +33,7 @@ export function answer(request, results) {
     {},
     copyButton("Copy as curl", () => curlCommand(base, request), shown),
     copyButton("Copy as Python", () => pythonProgram(base, request), shown),
+    life,
   );
   const name = request.body.model;
   const node = el(
@@ -50,6 +53,9 @@ export function answer(request, results) {
     const stream = new GenerationStream();
     const begin = performance.now();
     let first = null;
+    const waiting = setInterval(() => {
+      if (first === null) setText(state, `waiting for the first token for ${Math.round((performance.now() - begin) / 1000)} s`);
+    }, 1000);
     const show = () => {
       setText(reasoning, stream.reasoning);
       setHidden(reasoningBox, !stream.reasoning);
@@ -58,7 +64,12 @@ export function answer(request, results) {
       setText(figures, figuresOf(stream, begin, first));
     };
     try {
-      const response = await ask("api", request.path, { method: "POST", body: JSON.stringify(request.body), signal });
+      const response = await ask("api", request.path, {
+        method: "POST",
+        body: JSON.stringify(request.body),
+        headers: { "X-Request-Id": id },
+        signal,
+      });
       for await (const data of eventData(response)) {
         if (data === "[DONE]") break;
         if (stream.take(JSON.parse(data))) first ??= performance.now();
@@ -74,13 +85,16 @@ export function answer(request, results) {
         showError(problem);
         return null;
       }
+    } finally {
+      clearInterval(waiting);
     }
     showCalls(stream);
     return stream;
   }
 
   function showError(problem) {
-    const words = problem.message || String(problem);
+    // Of what went wrong on the way, browsers tell only "Failed to fetch", each in its own words.
+    const words = problem instanceof TypeError ? "The server cannot be reached." : problem.message || String(problem);
     error.replaceChildren(problem.needsKey
       ? keyForm("api", words, () => error.replaceChildren(el("p", {}, "Send it again with this key.")))
       : el("p.error", { role: "alert" }, words));

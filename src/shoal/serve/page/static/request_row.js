@@ -43,7 +43,9 @@ export function requestRow({ request }, opened) {
     setHidden(details, !open);
   }
 
-  button.addEventListener("click", () => {
+  // The button is for the keyboard; a click anywhere in the row does the same, unless it ends a selection of text.
+  summary.addEventListener("click", () => {
+    if (!getSelection().isCollapsed) return;
     if (!opened.delete(request.id)) opened.add(request.id);
     update(latest);
   });

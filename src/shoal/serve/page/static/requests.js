@@ -13,9 +13,13 @@ export function requestsView() {
   let latest = null;
   let range = 60;
   const again = () => latest && show(latest);
-  const service = el("select", { on: { change: again } });
-  const state = el("select", { on: { change: again } }, ...Object.entries(STATES).map(([value, [label]]) => el("option", { value }, label)));
-  const search = el("input", { type: "search", placeholder: "id or name", spellcheck: "false", on: { input: again } });
+  const filter = () => {
+    writeAddress();
+    again();
+  };
+  const service = el("select", { on: { change: filter } });
+  const state = el("select", { on: { change: filter } }, ...Object.entries(STATES).map(([value, [label]]) => el("option", { value }, label)));
+  const search = el("input", { type: "search", placeholder: "id or name", spellcheck: "false", on: { input: filter } });
   const count = el("p.count.dim");
   const empty = el("p.empty");
   const axis = el("div.axis", { "aria-hidden": "true" });
@@ -47,13 +51,25 @@ export function requestsView() {
   );
   table.addEventListener("keydown", (event) => moveAmongRows(event, table));
 
+  /** Parameters of the address choose the filters; without any, those of before stay. */
   function open(parameters) {
-    if (!parameters.has("service") && !parameters.has("state")) return;
-    wanted = parameters.get("service") ?? "";
-    state.value = parameters.get("state") ?? "all";
-    search.value = "";
-    if (latest) showServices(service, latest);
-    takeWanted();
+    if (parameters.size) {
+      wanted = parameters.get("service") ?? "";
+      state.value = parameters.get("state") in STATES ? parameters.get("state") : "all";
+      search.value = parameters.get("find") ?? "";
+      if (latest) showServices(service, latest);
+      takeWanted();
+    }
+    if (wanted === null) writeAddress();
+  }
+
+  /** The address says what is shown, for bookmarks and reloads. */
+  function writeAddress() {
+    const parameters = new URLSearchParams();
+    if (service.value) parameters.set("service", service.value);
+    if (state.value !== "all") parameters.set("state", state.value);
+    if (search.value) parameters.set("find", search.value);
+    history.replaceState(null, "", parameters.size ? `#requests?${parameters}` : "#requests");
   }
 
   // The service of a link may be known only after the first snapshot.
