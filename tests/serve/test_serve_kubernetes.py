@@ -108,3 +108,15 @@ def test_volumes_are_those_that_are_mounted():
     environment = {variable["name"]: variable["value"] for variable in container()["env"]}
     assert {environment["SHOAL_CACHE"], environment["HOME"]} <= set(mounts.values())
     assert container()["args"] == ["serve", "--config", f"{mounts['config']}/shoal.yaml"]
+
+
+def test_the_image_has_the_user_and_the_folder_of_the_deployment():
+    lines = (REPOSITORY / "Dockerfile").read_text().splitlines()
+    user = pod()["securityContext"]
+    assert f"USER {user['runAsUser']}:{user['runAsGroup']}" in lines
+    [cache] = [each["value"] for each in container()["env"] if each["name"] == "SHOAL_CACHE"]
+    assert {
+        f"ENV SHOAL_CACHE={cache}",
+        f"VOLUME {cache}",
+        f"EXPOSE {container()['ports'][0]['containerPort']}",
+    } <= set(lines)
