@@ -18,6 +18,7 @@ from shoal.schedule.policies.residency import Place
 from shoal.serve import ServerOptions
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
+MANUAL = DEPLOY.parent / "docs" / "deploy.md"
 ALERTS = DEPLOY / "prometheus" / "alerts.yml"
 UNIT = DEPLOY / "systemd" / "shoal.service"
 PROMTOOL = shutil.which("promtool")
@@ -72,6 +73,29 @@ def test_every_label_that_is_named_is_there(page):
             assert labels <= page[name], (name, labels)
             found |= labels
     assert {"service", "status", "use"} <= found
+
+
+def test_every_metric_of_the_manual_is_there(page):
+    text = MANUAL.read_text()
+    named = re.findall(r"\b(shoal_\w+)(?:\{([^}]*)\})?", text)
+    assert {name for name, _ in named} <= set(page)
+    labelled = [(name, set(re.findall(r"(\w+)=", matchers))) for name, matchers in named if matchers]
+    assert labelled
+    assert all(labels <= page[name] for name, labels in labelled)
+
+
+def test_vllm_names_of_the_manual_are_there():
+    async def main():
+        async with make_client(make_app(vllm_metrics=True)) as client:
+            return (await client.get("/metrics")).text
+
+    page = asyncio.run(main())
+    families = {family.name: family.type for family in text_string_to_metric_families(page)}
+    lacks = {"vllm:cache_config_info", "vllm:lora_requests_info"}
+    has = set(re.findall(r"`(vllm:\w+)`", MANUAL.read_text())) - lacks
+    assert len(has) == 3
+    assert {families[name] for name in has} == {"gauge"}
+    assert not lacks & set(families)
 
 
 def test_panels_do_not_overlap():

@@ -1,5 +1,6 @@
 """The manifests of ``deploy/kubernetes`` and of docs/deploy.md."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -36,9 +37,35 @@ def validate(resource):
     pytest.importorskip("kubernetes_validate", reason=why).validate(resource, "1.37", strict=True)
 
 
+def examples():
+    """The manifests in docs/deploy.md, by kind."""
+    text = (REPOSITORY / "docs" / "deploy.md").read_text()
+    blocks = re.findall(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return {each["kind"]: each for block in blocks for each in yaml.safe_load_all(block)}
+
+
 @pytest.mark.parametrize("name", ["deployment.yaml", "service.yaml", "pvc.yaml"])
 def test_kubernetes_accepts_the_base(name):
     validate(read(BASE / name))
+
+
+def test_the_examples_name_each_other_and_the_base():
+    found = examples()
+    assert set(found) == {"ScaledObject", "InferencePool", "HTTPRoute", "ConfigMap"}
+    deployment = read(BASE / "deployment.yaml")
+    assert found["ScaledObject"]["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    pool = found["InferencePool"]["spec"]
+    assert pool["selector"] == deployment["spec"]["selector"]
+    assert pool["targetPorts"] == [{"number": container()["ports"][0]["containerPort"]}]
+    [backend] = found["HTTPRoute"]["spec"]["rules"][0]["backendRefs"]
+    assert backend["name"] == found["InferencePool"]["metadata"]["name"]
+    picker = yaml.safe_load(found["ConfigMap"]["data"]["plugins.yaml"])
+    used = {plugin["pluginRef"] for plugin in picker["schedulingProfiles"][0]["plugins"]}
+    assert used < {plugin["type"] for plugin in picker["plugins"]}
+
+
+def test_kubernetes_accepts_the_example_that_it_knows():
+    validate(examples()["ConfigMap"])
 
 
 @pytest.fixture
