@@ -10,10 +10,10 @@ from test_router import PROMPT, greedy, play, tokens_of
 from shoal.cluster.manager.events import MigrationMethod
 from shoal.cluster.router.router import Router
 from shoal.cluster.status import RequestStatus, RequestTable
-from shoal.core import EngineDied, SamplingParams
-from shoal.frontend.timeline import Phase, Timeline
+from shoal.core import EngineDied, FinishReason, SamplingParams
+from shoal.frontend.timeline import MAX_PHASES, Phase, Timeline
 
-WAITING, PREFILL, DECODE, PREEMPTED = Phase
+WAITING, PREFILL, DECODE, PREEMPTED, EARLIER = Phase
 ALL = 1000
 
 
@@ -41,6 +41,28 @@ def test_a_phase_begins_once_and_never_before_the_last():
         (200, DECODE, "0"),
         (300, DECODE, "1"),
     ]
+
+
+def test_a_request_that_is_preempted_again_and_again_has_few_phases():
+    timeline, every = Timeline.from_arrival(0), [(0, WAITING, None)]
+    for number in range(1, 1000):
+        phase = (PREFILL, DECODE, PREEMPTED)[number % 3]
+        timeline.begin(phase, "0", number)
+        every.append((number, phase, "0"))
+    latest = MAX_PHASES - 2
+    assert timeline.phases == [every[0], (1, EARLIER, "0"), *every[-latest:]]
+
+
+def test_no_phase_begins_after_the_end():
+    async def scenario(router: Router, backend: FakeBackend) -> None:
+        stream = await router.submit("a", PROMPT, greedy())
+        await anext(stream)
+        await stream.aclose()
+        [timeline] = stream.timelines
+        assert timeline.finish is FinishReason.CANCELLED
+        assert timeline.phase is DECODE
+
+    play(scenario)
 
 
 def test_a_request_waits_is_admitted_and_decodes():

@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 from shoal.core import FinishReason
 
+MAX_PHASES = 60
+"""Of one request: it may be preempted thousands of times, and all of its phases are shown every second."""
+
 
 class Phase(StrEnum):
     """What a request does."""
@@ -18,6 +21,8 @@ class Phase(StrEnum):
     """It runs and has a token in this run."""
     PREEMPTED = "preempted"
     """It ran and has lost its place in the KV pool; it waits for memory."""
+    EARLIER = "earlier"
+    """Several phases that are no longer kept apart."""
 
 
 class PhaseBegin(NamedTuple):
@@ -34,6 +39,7 @@ class Timeline:
     """The phases of one request, in order; a migration with KV begins a phase on another engine."""
 
     phases: list[PhaseBegin]
+    """At most ``MAX_PHASES``: the first, then perhaps ``EARLIER``, then the latest."""
     ended_ns: int | None = None
     """None: the request is unfinished."""
     finish: FinishReason | None = None
@@ -56,7 +62,13 @@ class Timeline:
         return self.phases[-1].phase
 
     def begin(self, phase: Phase, engine: str | None, at_ns: int) -> None:
-        """Begin a phase, not before the last one began; without effect if the request is in it already."""
+        """Begin a phase, not before the last one began.
+
+        Without effect if the request is in it already, or has ended.
+        """
         last = self.phases[-1]
-        if (phase, engine) != last[1:]:
+        if self.ended_ns is None and (phase, engine) != last[1:]:
             self.phases.append(PhaseBegin(max(at_ns, last.begin_ns), phase, engine))
+            if len(self.phases) > MAX_PHASES:
+                first, second = self.phases[1:3]
+                self.phases[1:3] = [PhaseBegin(first.begin_ns, Phase.EARLIER, second.engine)]

@@ -1,6 +1,7 @@
 // What a request's phases mean: how long each lasted, and where the request changed its engine.
 
 export const PHASES = ["waiting", "prefill", "decode", "preempted"];
+const EARLIER = "earlier"; // several phases of a request that had very many
 
 /**
  * The phases with their ends: [{begin, end, phase, engine, change}], times in seconds.
@@ -48,7 +49,7 @@ export function stateOf(request) {
 export function sums(allSpans) {
   const totals = new Map();
   for (const span of allSpans) totals.set(span.phase, (totals.get(span.phase) ?? 0) + span.end - span.begin);
-  return PHASES.filter((phase) => totals.has(phase)).map((phase) => [phase, totals.get(phase)]);
+  return [...PHASES, EARLIER].filter((phase) => totals.has(phase)).map((phase) => [phase, totals.get(phase)]);
 }
 
 function last(request) {
