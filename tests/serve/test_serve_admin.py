@@ -231,6 +231,17 @@ def test_all_loopback_names_are_allowed(host):
         ("GET /admin/engines HTTP/1.1\r\nHost: localhost\r\n", 200),
         ("GET /%61dmin/engines HTTP/1.1\r\nHost: localhost\r\nVia: 1.1 x\r\n", 403),
         ("GET /admin/engines HTTP/1.1\r\nHost: localhost\r\nX_Forwarded_For: x\r\n", 403),
+        ("GET /admin/engines HTTP/1.1\r\nHost: localhost\r\nOrigin: http://localhost\r\n", 200),
+        (
+            "GET /admin/engines HTTP/1.1\r\nHost: localhost\r\n"
+            "Origin: http://evil.org\r\nOrigin: http://localhost\r\n",
+            403,
+        ),
+        (
+            "GET /admin/engines HTTP/1.1\r\nHost: localhost\r\nOrigin: http://localhost\r\n"
+            "Sec-Fetch-Site: cross-site\r\nSec-Fetch-Site: same-origin\r\n",
+            403,
+        ),
         ("GET /admin/engines HTTP/1.0\r\nHost: localhost\r\n", 403),
         ("GET /admin/engines HTTP/1.0\r\n", 403),
         ("GET /admin/engines HTTP/1.1\r\nHost: localhost\r\nHost: evil.org\r\n", 403),

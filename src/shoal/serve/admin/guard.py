@@ -145,9 +145,13 @@ def _is_own_page(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     """Whether a browser says that a request comes from this server's own page.
 
     A page of another origin has another Origin and Referer, and no script can change them. A proxy that
-    sends the Host of a loopback address has a public name, which they would show.
+    sends the Host of a loopback address has a public name, which they would show. A browser sends each of
+    these headers once; a proxy may add another one.
     """
-    sent = dict(headers)
+    found = [header for header in headers if header[0] == b"host" or header[0] in _PAGE_HEADERS]
+    sent = dict(found)
+    if len(sent) < len(found):
+        return False
     origin = b"http://" + sent.get(b"host", b"")
     named = [sent[name] for name in (b"origin", b"referer") if name in sent]
     own = all(value == origin or value.startswith(origin + b"/") for value in named)
