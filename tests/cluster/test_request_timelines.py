@@ -101,6 +101,20 @@ def test_every_choice_is_a_request():
     play(scenario)
 
 
+def test_requests_of_one_service_are_not_left_out_for_those_of_others():
+    async def scenario(router: Router, backend: FakeBackend) -> None:
+        streams = [await router.submit(service, PROMPT, greedy()) for service in ("a", "a", "b", "b")]
+        table = router.requests(1, {"b"})
+        assert [request.service for request in table.unfinished] == ["b"]
+        assert table.left_out == 1
+        assert router.requests(ALL, set()) == RequestTable([], [], 0)
+        for stream in reversed(streams):
+            await tokens_of(stream)
+        assert [request.service for request in router.requests(1, {"b"}).ended] == ["b"]
+
+    play(scenario, models=("fake", "fake"), blocks=640)
+
+
 def test_preempted_requests_are_told_and_come_back():
     """A pool too small for all of them: each runs and is preempted in turn."""
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 import struct
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -146,8 +146,12 @@ class FakeEngine:
     decoder: ByteTokenizer = field(default_factory=ByteTokenizer)
     table: RequestTable = field(default_factory=lambda: RequestTable([], [], 0))
 
-    def requests(self, most: int) -> RequestTable:
-        return self.table
+    def requests(self, most: int, services: Set[str] | None = None) -> RequestTable:
+        """Those that ``table`` leaves out are of services that are not asked for."""
+        if services is None:
+            return self.table
+        of = [[each for each in part if each.service in services] for part in self.table[:2]]
+        return RequestTable(*of, left_out=0)
 
     @property
     def info(self) -> ClusterInfo:

@@ -177,6 +177,7 @@ def test_a_key_sees_only_its_services():
                 assert len(shown["services"]) == services
                 assert len(shown["engines"][0]["kv"]["services"]) == services
                 assert len(shown["requests"]) == (4 if services == 2 else 1)
+                assert shown["requests_left_out"] == (7 if services == 2 else 0)
 
     asyncio.run(main())
 

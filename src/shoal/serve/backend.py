@@ -4,7 +4,7 @@
 protocols, so that the server can run in front of a fake cluster, without engine processes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Protocol
 
@@ -126,8 +126,11 @@ class Backend(Protocol):
     def waits_for_load(self, service: str) -> bool:
         """Whether requests of a service wait until engines that run have loaded it."""
 
-    def requests(self, most: int) -> RequestTable:
-        """Unfinished requests, the oldest first, and the last that ended; at most ``most`` of each."""
+    def requests(self, most: int, services: Set[str] | None = None) -> RequestTable:
+        """Unfinished requests, the oldest first, and the last that ended; at most ``most`` of each.
+
+        services: of these alone; None: of all.
+        """
 
     @property
     def administration(self) -> Administration: ...

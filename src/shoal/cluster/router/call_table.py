@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from itertools import islice
 
 from shoal.cluster.manager.events import ClusterEvent, Ended, Progressed, WeightsFailed
@@ -111,12 +111,17 @@ class CallTable:
                 phase = Phase.PREFILL if transition.runs else Phase.PREEMPTED
                 timeline.begin(phase, call.engine, now_ns - transition.age_ns)
 
-    def requests(self, most: int) -> RequestTable:
-        """Unfinished requests, the oldest first, and the last that ended; at most ``most`` of each."""
-        unfinished = ((call, choice) for call in self._calls.values() for choice in call.unfinished)
+    def requests(self, most: int, services: Set[str] | None = None) -> RequestTable:
+        """Unfinished requests, the oldest first, and the last that ended; at most ``most`` of each.
+
+        services: of these alone; None: of all.
+        """
+        calls = [call for call in self._calls.values() if services is None or call.service in services]
+        unfinished = ((call, choice) for call in calls for choice in call.unfinished)
         shown = [call.request_status(choice) for call, choice in islice(unfinished, most)]
-        left_out = sum(len(call.unfinished) for call in self._calls.values()) - len(shown)
-        return RequestTable(shown, list(self._ended)[-most:], left_out)
+        left_out = sum(len(call.unfinished) for call in calls) - len(shown)
+        ended = [request for request in self._ended if services is None or request.service in services]
+        return RequestTable(shown, ended[-most:], left_out)
 
     def refused(self, message: wire.Refused) -> None:
         """An engine has refused a call."""

@@ -9,7 +9,7 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -180,9 +180,12 @@ class Router:
         """Number of unfinished choices."""
         return sum(len(call.unfinished) for call in self._calls.all())
 
-    def requests(self, most: int) -> RequestTable:
-        """Unfinished requests, the oldest first, and the last that ended; at most ``most`` of each."""
-        return self._calls.requests(most)
+    def requests(self, most: int, services: Set[str] | None = None) -> RequestTable:
+        """Unfinished requests, the oldest first, and the last that ended; at most ``most`` of each.
+
+        services: of these alone; None: of all.
+        """
+        return self._calls.requests(most, services)
 
     @property
     def waiting(self) -> int:

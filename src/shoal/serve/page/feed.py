@@ -89,11 +89,12 @@ class LiveFeed:
 
         Notes may name other services, so they are made of what may be seen.
         """
-        shown = self._snapshot().visible_to(visible)
+        shown = self._snapshot(visible).visible_to(visible)
         noted = [replace(service, note=note_of(service, shown.engines)) for service in shown.services]
         return replace(shown, services=noted)
 
-    def _snapshot(self) -> Snapshot:
+    def _snapshot(self, visible: Set[str] | None) -> Snapshot:
+        """visible: services whose requests are shown."""
         backend, api = self._api.backend, self._api
         statuses, services = backend.engines, backend.services
         engines = [Engine.of(engine, self._window) for engine in statuses]
@@ -103,7 +104,7 @@ class LiveFeed:
             chat = served is not None and api.tokenizer(name).has_chat_template
             model = name if served is None else served.model
             shown.append(Service.of(name, model, chat, status, statuses, self._window))
-        table = backend.requests(_MAX_REQUESTS)
+        table = backend.requests(_MAX_REQUESTS, visible)
         return Snapshot(
             round(time.time(), 3),
             shoal.__version__,

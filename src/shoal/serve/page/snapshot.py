@@ -250,14 +250,16 @@ class Snapshot(Struct, frozen=True):
     """The last ones, the oldest first."""
 
     def visible_to(self, services: Set[str] | None) -> Self:
-        """Without what belongs to other services; None: all may be seen."""
+        """Without what belongs to other services; None: all may be seen.
+
+        The requests must be of ``services`` already, since of more than are shown the oldest are chosen.
+        """
         if services is None:
             return self
         return replace(
             self,
             engines=[_visible_engine(engine, services) for engine in self.engines],
             services=[service for service in self.services if service.name in services],
-            requests=[request for request in self.requests if request.service in services],
             events=[event for event in self.events if event.service is None or event.service in services],
         )
 
