@@ -15,6 +15,7 @@ KEY = ("tokens", "a")
 def test_counters_go_on_after_restarts(lives):
     """lives: what each life of a process adds, step by step."""
     counters, total = RestartingCounters(), 0
+    counters.add("0", {KEY: 0})
     for steps in lives:
         count = 0
         for added in steps:
@@ -28,9 +29,20 @@ def test_counters_go_on_after_restarts(lives):
 
 def test_processes_are_added_up():
     counters = RestartingCounters()
+    counters.add("0", {KEY: 0})
+    counters.add("1", {KEY: 0, ("steps", "1"): 0})
     counters.add("0", {KEY: 5})
     counters.add("1", {KEY: 7, ("steps", "1"): 2})
     assert counters.totals() == {KEY: (12,), ("steps", "1"): (2,)}
+
+
+def test_what_a_process_counted_before_it_was_seen_is_no_increase():
+    counters, window = RestartingCounters(), Window(60)
+    for time, counts in enumerate(({"0": 500}, {"0": 510, "1": 8000}, {"0": 510, "1": 8003})):
+        for source, count in counts.items():
+            counters.add(source, {KEY: count})
+        window.add(float(time), counters.totals())
+    assert window.increase(KEY) == (13,)
 
 
 @given(

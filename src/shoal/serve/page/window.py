@@ -10,7 +10,10 @@ Totals = Mapping[Key, tuple[float, ...]]
 
 
 class RestartingCounters:
-    """Sums of counters of several processes, each of which may restart and then count from 0."""
+    """How much counters of several processes have grown, each of which may restart and then count from 0.
+
+    A process may have counted for days when it is first seen, so it counts from its first sample.
+    """
 
     def __init__(self) -> None:
         self._last: dict[tuple[str, Key], float] = {}
@@ -19,7 +22,7 @@ class RestartingCounters:
     def add(self, source: str, counters: Mapping[Key, float]) -> None:
         """Take the present counters of one process."""
         for key, value in counters.items():
-            last = self._last.get((source, key), 0.0)
+            last = self._last.get((source, key), value)
             self._last[source, key] = value
             self._sums[key] = self._sums.get(key, 0.0) + (value - last if value >= last else value)
 
