@@ -123,7 +123,8 @@ def test_services_with_the_same_tokenizer_share_a_process(tmp_path):
     other = make_folder(tmp_path / "c", "abc")
 
     async def scenario(made):
-        served = await asyncio.gather(*(made.load(folder) for folder in (first, second, other)))
+        # The other comes last, so that the process that they share is the first.
+        served = [*await asyncio.gather(made.load(first), made.load(second)), await made.load(other)]
         assert [one.has_chat_template for one in served] == [True, False, True]
         assert len(made._workers) == 2
         pid = pid_of(made)
