@@ -198,6 +198,15 @@ def test_events_of_hidden_services_are_hidden():
     assert [event.text for event in visible.events] == ["engine b ended: killed by signal 9"]
 
 
+def test_requests_have_the_time_of_day_also_after_the_clock_was_set(monkeypatch):
+    feed = make_app(FakeEngine(table=TABLE)).state.feed
+    monkeypatch.setattr("time.time_ns", lambda: 1000 * SECOND_NS)
+    monkeypatch.setattr("time.monotonic_ns", lambda: 4 * SECOND_NS)
+    snapshot = feed.snapshot()
+    assert snapshot.time == 1000
+    assert [begin for begin, _, _ in snapshot.requests[0].phases] == [997, 999]
+
+
 def test_the_feed_ends_with_the_server():
     async def main():
         async with (

@@ -5,6 +5,7 @@ import json
 import logging
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -225,3 +226,16 @@ def test_a_server_without_spans_does_not_import_opentelemetry():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_call_after_the_clock_was_set_has_the_new_time(monkeypatch):
+    day_ns, scope = 86_400 * 10**9, {"path": "/v1/completions", "method": "POST", "headers": []}
+    with tracing() as (tracer, exporter):
+        now_ns, then_ns = time.time_ns(), time.monotonic_ns()
+        monkeypatch.setattr("time.time_ns", lambda: now_ns + day_ns)
+        monkeypatch.setattr("time.monotonic_ns", lambda: then_ns)
+        context = RequestContext("id", arrival_ns=then_ns - 5, status=200, end_ns=then_ns)
+        tracer.begin(context, scope)
+        tracer.end(context, scope)
+        [span] = exporter.get_finished_spans()
+    assert (span.start_time, span.end_time) == (now_ns + day_ns - 5, now_ns + day_ns)

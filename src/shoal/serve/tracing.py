@@ -76,7 +76,6 @@ class SpanTracing:
     def __init__(self, provider: "TracerProvider") -> None:
         self._provider = provider
         self._tracer: Tracer = provider.get_tracer("shoal", shoal.__version__)
-        self._epoch_ns = time.time_ns() - time.monotonic_ns()
 
     def begin(self, context: RequestContext, scope: Scope) -> None:
         """As in ``Tracing``; the parent is that of the request's ``traceparent``."""
@@ -86,13 +85,15 @@ class SpanTracing:
         operation = _OPERATIONS.get(scope["path"])
         if operation is None or scope["method"] != "POST":
             return
+        # For each call: the clocks drift apart when the time of day is set, or the machine sleeps.
+        context.epoch_ns = time.time_ns() - time.monotonic_ns()
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         context.span = self._tracer.start_span(
             operation,
             context=TraceContextTextMapPropagator().extract(headers),
             kind=SpanKind.SERVER,
             attributes={"gen_ai.operation.name": operation, "gen_ai.provider.name": "shoal"},
-            start_time=context.arrival_ns + self._epoch_ns,
+            start_time=context.arrival_ns + context.epoch_ns,
         )
         context.traceparent = _traceparent(context.span)
 
@@ -103,7 +104,7 @@ class SpanTracing:
         span = context.span
         if span is None:
             return
-        end_ns = context.end_ns + self._epoch_ns
+        end_ns = context.end_ns + context.epoch_ns
         for name, value in _attributes(context):
             span.set_attribute(name, value)
         if context.service is not None:
@@ -119,12 +120,12 @@ class SpanTracing:
                 if engine is not None:
                     attributes["shoal.engine"] = engine
                 child = self._tracer.start_span(
-                    phase.value, parent, attributes=attributes, start_time=begin_ns + self._epoch_ns
+                    phase.value, parent, attributes=attributes, start_time=begin_ns + context.epoch_ns
                 )
-                child.end(phase_end_ns + self._epoch_ns)
+                child.end(phase_end_ns + context.epoch_ns)
             for engine, at_ns in _moves(timeline):
                 span.add_event(
-                    "moved", {"shoal.engine": engine, "shoal.choice": choice}, at_ns + self._epoch_ns
+                    "moved", {"shoal.engine": engine, "shoal.choice": choice}, at_ns + context.epoch_ns
                 )
         span.end(end_ns)
 

@@ -56,6 +56,8 @@ class RequestContext:
     """Of its choices that were submitted."""
     span: "Span | None" = None
     """Its OpenTelemetry span, if spans are exported."""
+    epoch_ns: int = 0
+    """The time of day minus the monotonic clock at the begin of the span."""
     traceparent: bytes = b""
     """The W3C header of the span, for the response; b"": there is none."""
 

@@ -37,7 +37,6 @@ class LiveFeed:
         self._counters = RestartingCounters()
         self._events = EventList()
         self._view: View | None = None
-        self._epoch_ns = time.time_ns() - time.monotonic_ns()
         self._messages: dict[frozenset[str] | None, bytes] = {}  # of the present second, by visible services
         self._looked = asyncio.Event()  # set by the next look
         self._task: asyncio.Task[None] | None = None
@@ -105,13 +104,16 @@ class LiveFeed:
             model = name if served is None else served.model
             shown.append(Service.of(name, model, chat, status, statuses, self._window))
         table = backend.requests(_MAX_REQUESTS, visible)
+        now_ns = time.time_ns()
+        # Not once for all: the clocks drift apart when the time of day is set, or the machine sleeps.
+        epoch_ns = now_ns - time.monotonic_ns()
         return Snapshot(
-            round(time.time(), 3),
+            round(now_ns / 1e9, 3),
             shoal.__version__,
             Health.of(statuses, services, api.lifecycle.draining).status,
             engines,
             shown,
-            requests_of(table, self._epoch_ns),
+            requests_of(table, epoch_ns),
             table.left_out,
             list(self._events),
         )
