@@ -15,14 +15,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import httpx
-
-from benchmarks.page_cost import free_port
+from benchmarks.page_cost import serving
 
 FIGURES = (
     "completed",
@@ -106,27 +102,15 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--output-tokens", type=int, default=32)
     options = parser.parse_args()
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    shoal = [sys.executable, "-m", "shoal.cli"]
-    pulled = subprocess.run([*shoal, "models", "pull", MODEL], capture_output=True, text=True, check=True)
+    pull = [sys.executable, "-m", "shoal.cli", "models", "pull", MODEL]
+    pulled = subprocess.run(pull, capture_output=True, text=True, check=True)
     tokenizer = pulled.stdout.rpartition(" is at ")[2].strip()
-    server = subprocess.Popen([*shoal, "serve", MODEL, "--port", str(port)], stderr=subprocess.DEVNULL)
     rounds: dict[str, list[dict[str, float]]] = {"shoal": [], "vllm": []}
-    try:
-        while server.poll() is None:
-            with suppress(httpx.HTTPError):
-                if httpx.get(f"{url}/health").status_code == httpx.codes.OK:
-                    break
-            time.sleep(0.2)
-        with tempfile.TemporaryDirectory() as folder:
-            for number in range(options.rounds):
-                rounds["shoal"].append(by_shoal(url, Path(folder), options))
-                rounds["vllm"].append(by_vllm(url, Path(folder), tokenizer, options))
-                print(f"round {number + 1} of {options.rounds} done", file=sys.stderr)
-    finally:
-        server.terminate()
-        server.wait()
+    with serving(MODEL) as (url, _), tempfile.TemporaryDirectory() as folder:
+        for number in range(options.rounds):
+            rounds["shoal"].append(by_shoal(url, Path(folder), options))
+            rounds["vllm"].append(by_vllm(url, Path(folder), tokenizer, options))
+            print(f"round {number + 1} of {options.rounds} done", file=sys.stderr)
     show(rounds)
 
 

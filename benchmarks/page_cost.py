@@ -14,7 +14,8 @@ import statistics
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import httpx
 import psutil
@@ -22,10 +23,25 @@ import psutil
 SERVICES = ("smollm2", "gemma3-270m")
 
 
-def free_port() -> int:
+@contextmanager
+def serving(*arguments: str) -> Iterator[tuple[str, int]]:
+    """A server on a free port, ready: its URL and the process id of its API process."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        port = int(probe.getsockname()[1])
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "shoal.cli", "serve", *arguments, "--port", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while server.poll() is None:
+            with suppress(httpx.HTTPError):
+                if httpx.get(f"{url}/health").status_code == httpx.codes.OK:
+                    break
+            time.sleep(0.2)
+        yield url, server.pid
+    finally:
+        server.terminate()
+        server.wait()
 
 
 async def complete(client: httpx.AsyncClient, model: str, tokens: int) -> None:
@@ -98,20 +114,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
     options = parser.parse_args()
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "shoal.cli", "serve", *SERVICES, "--port", str(port)]
-    server = subprocess.Popen([*command, "--max-queue", "1000"], stdout=subprocess.DEVNULL)
-    try:
-        while server.poll() is None:
-            with suppress(httpx.HTTPError):
-                if httpx.get(f"{url}/health").status_code == httpx.codes.OK:
-                    break
-            time.sleep(0.2)
-        asyncio.run(measure(url, psutil.Process(server.pid), options))
-    finally:
-        server.terminate()
-        server.wait()
+    with serving(*SERVICES, "--max-queue", "1000") as (url, pid):
+        asyncio.run(measure(url, psutil.Process(pid), options))
 
 
 if __name__ == "__main__":
