@@ -126,6 +126,17 @@ def test_the_feed_tells_the_state_every_second():
     asyncio.run(main())
 
 
+def test_the_headers_of_the_feed_can_be_asked_for_alone():
+    async def main():
+        async with make_client(make_app(api_keys=KEYS)) as client:
+            assert (await client.head("/live")).status_code == 401
+            answer = await client.head("/live", headers={"Authorization": "Bearer k-chat"})
+            assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-store")
+            assert answer.headers["content-type"].startswith("text/event-stream")
+
+    asyncio.run(main())
+
+
 def test_the_feed_counts_answers_and_tells_of_changes():
     engine = FakeEngine()
 

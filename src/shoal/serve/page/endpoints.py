@@ -30,6 +30,8 @@ _HEADERS = {
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
+_LIVE_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+_LIVE_TYPE = "text/event-stream"
 
 
 class PageEndpoints:
@@ -46,6 +48,7 @@ class PageEndpoints:
         add_get(app, "/", self.index, include_in_schema=False)
         add_get(app, "/page/{name}", self.file, include_in_schema=False)
         app.get("/live", include_in_schema=False)(self.live)
+        app.head("/live", include_in_schema=False)(self.live_headers)
 
     async def index(self, request: Request) -> Response:
         """The page for browsers; for programs the version and all routes."""
@@ -67,8 +70,11 @@ class PageEndpoints:
         """Snapshots as server-sent events, one a second: of the services that the API key may use."""
         key = context_of(request.scope).key
         events = self._feed.watch(None if key is None else key.services)
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(events, headers=headers, media_type="text/event-stream")
+        return StreamingResponse(events, headers=_LIVE_HEADERS, media_type=_LIVE_TYPE)
+
+    async def live_headers(self) -> Response:
+        """As ``live``, without the snapshots, which have no end."""
+        return Response(headers=_LIVE_HEADERS, media_type=_LIVE_TYPE)
 
     def _file(self, name: str) -> Response:
         if name not in self._files:
