@@ -24,6 +24,7 @@ def service(name: str, **changes: Any) -> dict[str, Any]:
         "state": "ready",
         "error": None,
         "chat": True,
+        "pinned": False,
         "engines": {"0": {"weights": "resident", "running": 0, "waiting": 0, "swapped": 0}},
         "running": 0,
         "waiting": 0,
@@ -210,6 +211,7 @@ def twenty(t: float) -> Snapshot:
                 f"service-{number + 1:02}",
                 model=f"organisation/model-of-some-size-{number}",
                 state=state,
+                pinned=number == 5,
                 engines={
                     name: {"weights": place, "running": number % 5, "waiting": number % 3, "swapped": 0}
                     for name, place in places.items()

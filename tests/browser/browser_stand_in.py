@@ -128,8 +128,9 @@ def _handler(stand_in: StandIn) -> type[BaseHTTPRequestHandler]:
                     409, {"error": {"message": "operation 1 (load_service) is still running; wait for it"}}
                 )
             else:
-                kind = "add_service" if self.command == "POST" else "remove_service"
                 target = body["model"] if body else path.split("/")[1]
+                verb = "add" if body else path.split("/")[2] if self.command == "POST" else "remove"
+                kind = f"{verb}_service"
                 operation = {
                     "id": str(len(stand_in.operations) + 1), "kind": kind, "target": target,
                     "state": "running", "progress": "fetching weights", "done": 0, "total": 100,

@@ -156,6 +156,17 @@ def test_a_service_is_added_and_its_operation_followed(visitor: Any, server: Sta
     assert server.bodies("admin/services") == [{"model": "org/model", "idle_after": "10min"}]
 
 
+def test_a_service_is_pinned_and_a_pinned_one_unpinned(visitor: Any, server: StandIn) -> None:
+    page = visitor.open("twenty", "services")
+    assert page.get_by_role("row", name="service-06").get_by_text("; pinned").is_visible()
+    page.get_by_role("button", name="Unpin service-06").click()
+    page.get_by_role("row", name="unpin service service-06").wait_for()
+    page.get_by_role("button", name="Pin service-01").click()
+    page.get_by_role("row", name="pin service service-01").wait_for()
+    posted = [path for method, path, *_ in server.received if method == "POST"]
+    assert posted == ["admin/services/service-06/unpin", "admin/services/service-01/pin"]
+
+
 def test_a_refused_change_is_explained(visitor: Any) -> None:
     page = visitor.open("loaded", "services")
     page.get_by_role("button", name="Unload gemma3-270m").click()

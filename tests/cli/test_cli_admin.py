@@ -45,6 +45,7 @@ CHAT = {
     "resumed": 12,
     "weight_bytes": 160 << 20,
     "weights": {"0": "resident", "b": "resident"},
+    "pinned": False,
 }
 ASLEEP = CHAT | {"name": "base", "state": "failed", "error": "no [room]", "ready": 0}
 OPERATION = {
@@ -118,11 +119,13 @@ def test_places_of_weights_have_the_names_of_engines_where_they_differ(capsys):
     away = CHAT | {"name": "away", "weights": {"0": "absent"}}
     mixed = CHAT | {"name": "mixed", "weights": {"0": "absent", "b": "coming"}}
     unknown = CHAT | {"name": "unknown", "weights": {}, "weight_bytes": None}
-    text, _ = ask(capsys, "services", "list", services={"data": [CHAT, away, mixed, unknown]})
+    pinned = CHAT | {"name": "pinned", "pinned": True}
+    text, _ = ask(capsys, "services", "list", services={"data": [CHAT, away, mixed, unknown, pinned]})
     found = {line.split()[0]: line for line in text.splitlines() if "smollm2" in line}
     assert "resident" in found["chat"]
     assert "absent 160.0 MiB" in " ".join(found["away"].split())
     assert "0: absent, b: coming" in found["mixed"]
+    assert "resident, pinned" in found["pinned"]
     assert found["unknown"].split()[-4:] == ["-", "-", "4", "12"]
 
 
@@ -139,6 +142,8 @@ CHANGES = [
     (("services", "remove", "a/b"), "DELETE", "services/a/b", None),
     (("services", "load", "a b"), "POST", "services/a%20b/load", None),
     (("services", "unload", "chat"), "POST", "services/chat/unload", None),
+    (("services", "pin", "a/b"), "POST", "services/a/b/pin", None),
+    (("services", "unpin", "chat"), "POST", "services/chat/unpin", None),
     (("services", "add", "smollm2"), "POST", "services", {"model": "smollm2"}),
     (
         ("services", "add", "m", "--name", "n", "--engine", "0", "--set", "slo.ttft=2s", "--set", "quota=3"),

@@ -197,6 +197,9 @@ class FakeBackend:
             case wire.RemoveService():
                 removed = process.core.remove_service(message.name, drain=message.drain)
                 process.changing[message.key] = message.name, removed
+            case wire.PinService():
+                pinned = process.core.pin_service(message.name, message.pinned)
+                process.changing[message.key] = message.name, pinned
             case wire.AskStats():
                 self.deliver(process, wire.Stats(message.key, process.core.stats()))
             case migration_wire.Reserve() if self.random.random() < self.declines:
@@ -213,7 +216,7 @@ class FakeBackend:
             services = dict(process.info.services)
             if error is None and future.result() is not None:
                 services[name] = future.result()
-            services = process.core.with_current_capacity(services)
+            services = process.core.updated(services)
             process.info = replace(process.info, services=services, weight_bytes=process.core.weight_bytes)
             why = None if error is None else str(error)
             self.deliver(process, wire.ServiceChanged(key, services, process.core.weight_bytes, why))

@@ -108,6 +108,20 @@ def test_pinned_weights_stay(folders: dict[str, Path]) -> None:
     walk.engine.close()
 
 
+def test_weights_that_are_pinned_while_others_come_and_go_stay(folders: dict[str, Path]) -> None:
+    largest = max(size_of(folders, kind) for kind in KINDS)
+    weights = WeightsOptions(memory_bytes=size_of(folders, "llama") + largest, quantum_s=0.02)
+    walk = Walk(folders, [f"{kind}-0" for kind in KINDS], weights=weights)
+    serve_all(walk)
+    walk.engine.pin_service("llama-0", True).result()
+    before = walk.engine.stats().services["llama-0"].weights
+    serve_all(walk)
+    after = walk.engine.stats().services["llama-0"].weights
+    assert (after.place, after.pinned, after.evictions) == (Place.RESIDENT, True, before.evictions)
+    assert after.fetches <= before.fetches + 1
+    walk.engine.close()
+
+
 def test_a_budget_that_holds_not_even_one_is_refused(folders: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match=r"weights\.memory"):
         Walk(folders, ["llama-0"], weights=WeightsOptions(memory_bytes=1000))

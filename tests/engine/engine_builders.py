@@ -305,7 +305,7 @@ def build_fake(
     )
     pool = BlockPool(layout, prefix_caching=cache.prefix_caching)
     fresh = ServiceLimits(knobs["context"], (EOS,), weight_bytes=FAKE_WEIGHT_BYTES)
-    limits = {s.name: replace(fresh, pinned=s.pin) for s in options.services}
+    limits = {s.name: _fake_limits(fresh, s) for s in options.services}
     scheduler = Scheduler(pool, limits, options.scheduler, weights=options.weights)
     executor = FakeExecutor(layout, knobs["eos_every"], knobs["step_ms"] / 1000)
     executor.failing_fetches = knobs["failing_fetches"]
@@ -313,7 +313,8 @@ def build_fake(
     host.weight_bytes = FAKE_WEIGHT_BYTES * len(options.services)
 
     def describe(service: Service) -> ServiceInfo:
-        described = describe_service(service.model, scheduler, pool, service.name, fresh, VOCAB)
+        limits = _fake_limits(fresh, service)
+        described = describe_service(service.model, scheduler, pool, service.name, limits, VOCAB)
         kv_format = f"{layout.kind} {layout.block_size}"
         return replace(described, kv_format=kv_format, weight_bytes=FAKE_WEIGHT_BYTES)
 
@@ -324,7 +325,7 @@ def build_fake(
         host,
         host_pool=None,
         int8=False,
-        limits_of=lambda service: fresh,
+        limits_of=lambda service, model: _fake_limits(fresh, service),
         describe=describe,
     )
     engine = Engine(scheduler, pool, executor, depth=options.scheduler.max_in_flight, changes=changes)
@@ -340,6 +341,10 @@ def build_fake(
         weight_bytes=host.weight_bytes,
     )
     return engine, info
+
+
+def _fake_limits(limits: ServiceLimits, service: Service) -> ServiceLimits:
+    return replace(limits, pinned=service.pin)
 
 
 def make_engine(*models: str, **options) -> tuple[Engine, EngineInfo]:

@@ -12,6 +12,8 @@ from shoal.engine import wire
 from shoal.engine.core import Engine
 from shoal.engine.migration.transfer import Transfer
 from shoal.engine.process.server import EngineServer, Services
+from shoal.schedule import WeightsOptions
+from shoal.schedule.policies.residency import Place
 
 FOLDER = Path("anywhere")
 
@@ -106,6 +108,49 @@ def test_a_service_is_removed_when_its_requests_have_ended(drain):
     assert [ended[f"b{i}"][-1].finish for i in range(3)] == [FinishReason.LENGTH] * 3
     assert set(engine.stats().services) == {"b"}
     engine.fake_pool.check_integrity({})
+
+
+LIMITED = WeightsOptions(memory_bytes=2 * FAKE_WEIGHT_BYTES)
+
+
+def test_a_service_that_does_not_fit_beside_what_was_pinned_is_refused_before_anything_changes():
+    engine, _ = make_engine("fake", "fake", blocks=640, weights=LIMITED)
+    layout = engine.fake_pool.layout
+    engine.pin_service("a", True).result()
+    third = add(engine, "c")
+    settle(engine, third)
+    assert third.result().pinned is False
+    engine.remove_service("c", drain=True)
+    settle(engine, add(engine, "d"))
+    pinned = engine.add_service(Service(name="e", model="fake", pin=True), FOLDER)
+    settle(engine, pinned)
+    with pytest.raises(ConfigError, match=r"of 'a' \(.*, pinned\), 'e' \(.*, pinned\), 'b'"):
+        pinned.result()
+    assert set(engine.stats().services) == {"a", "b", "d"}
+    assert engine.fake_pool.layout.merged_bytes == layout.merged_bytes
+    engine.submit(make_request("r", service="d"))
+    run_all(engine)
+    engine.fake_pool.check_integrity({})
+
+
+def test_invalid_pins_are_rejected():
+    engine, _ = make_engine("fake", "fake", "fake", weights=LIMITED)
+    engine.pin_service("a", True).result()
+    with pytest.raises(ConfigError, match="must be in memory at once"):
+        engine.pin_service("b", True).result()
+    with pytest.raises(ConfigError, match="no service 'x'; there are: a, b, c"):
+        engine.pin_service("x", False).result()
+
+
+def test_an_idle_engine_fetches_what_is_pinned_at_once():
+    engine, _ = make_engine("fake", "fake", "fake", weights=LIMITED)
+    while not engine.idle:
+        engine.step()
+    assert engine.stats().services["c"].weights.place is Place.ABSENT
+    engine.pin_service("c", True).result()
+    for _ in range(10):
+        engine.step()
+    assert engine.stats().services["c"].weights.place is Place.RESIDENT
 
 
 def test_invalid_service_changes_are_rejected():
@@ -217,3 +262,16 @@ def test_replies_to_changes_are_sent_when_they_are_done():
     each = FAKE_WEIGHT_BYTES
     assert [answer.weight_bytes for answer in answers] == [2 * each, 2 * each, each, each]
     assert [info.weight_bytes for info in told] == [each, 2 * each, each]
+
+
+def test_replies_to_pins_tell_what_is_pinned():
+    engine, info = make_engine("fake", "fake", weights=LIMITED)
+    socket = Frames(wire.PinService(1, "x", True), wire.PinService(2, "b", True))
+    told = []
+    with closing(Transfer("inproc://kv")) as transfer, pytest.raises(Over):
+        EngineServer(engine, socket, transfer, Services(engine, info, told.append)).run()
+    failed, done = (message for message in socket.sent if isinstance(message, wire.ServiceChanged))
+    assert (failed.key, done.key, done.error) == (1, 2, None)
+    assert "no service 'x'" in failed.error
+    assert [answer.services["b"].pinned for answer in (failed, done)] == [False, True]
+    assert [info.services["b"].pinned for info in told] == [False, True]

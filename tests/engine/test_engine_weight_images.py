@@ -73,6 +73,22 @@ def test_limits_name_the_weights_and_their_size(
     }
 
 
+def test_the_memory_holds_what_is_pinned_and_any_other_weights(folders: dict[str, Path]) -> None:
+    engine, info = build_engine(options(), folders)
+    engine.close()
+    small, large = (info.services[name].weight_bytes for name in NAMES)
+    pinned = r"of 'a' \(.* MiB, pinned\), 'b' \(.* MiB\), which must be in memory at once"
+    for pin, needed, message in [("", large, r"of 'b' \(.* MiB\), which"), ("a", small + large, pinned)]:
+        with pytest.raises(ConfigError, match=rf"weights\.memory: .* are less than .* {message}"):
+            build_engine(options(needed - 1, pin=pin), folders)
+        engine, _ = build_engine(options(needed, pin=pin), folders)
+        engine.close()
+    engine, _ = build_engine(options(small + large - 1), folders)
+    with pytest.raises(ConfigError, match=pinned):
+        engine.pin_service("a", True).result()
+    engine.close()
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_speeds_are_measured_at_the_first_start_only(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, depth: int

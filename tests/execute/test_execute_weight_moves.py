@@ -272,40 +272,6 @@ def test_a_service_is_added_with_its_weights_absent(folders: dict[str, Path], tm
     hand.executor.close()
 
 
-MIB = 1 << 20
-
-
-def _sizes(folders: dict[str, Path]) -> dict[str, int]:
-    models = load_models(
-        [Service(name=name, model=name, dtype="float32") for name in folders], folders, weights_bytes=AMPLE
-    )
-    return {name: image_of(served.model).num_bytes for name, served in models.services.items()}
-
-
-def test_the_memory_holds_what_is_pinned_and_any_model_besides(folders: dict[str, Path]) -> None:
-    sizes = _sizes(folders)
-    largest = max(sizes, key=lambda name: sizes[name])
-    pinned = min(sizes, key=lambda name: sizes[name])
-    for pins, needed in [((), sizes[largest]), ((pinned,), sizes[pinned] + sizes[largest])]:
-        services = [Service(name=name, model=name, dtype="float32", pin=name in pins) for name in folders]
-        assert load_models(services, folders, weights_bytes=needed).reserved_bytes == needed
-        with pytest.raises(
-            ConfigError, match=rf"weights.memory: {(needed - 1) / MIB:.1f} MiB are.*'{largest}'"
-        ):
-            load_models(services, folders, weights_bytes=needed - 1)
-
-
-def test_a_service_that_is_added_must_fit_beside_what_is_pinned(folders: dict[str, Path]) -> None:
-    sizes = _sizes(folders)
-    small, large = sorted(sizes, key=lambda name: sizes[name])[:: len(sizes) - 1]
-    pin = Service(name=small, model=small, dtype="float32", pin=True)
-    models = load_models([pin], folders, weights_bytes=sizes[large])
-    hand = MovingHand({small: folders[small]}, weights_bytes=sizes[large])
-    services = TorchServices(models, hand.executor)
-    with pytest.raises(ConfigError, match=rf"weights.memory.*'{small}' \(.*, pinned\), '{large}'"):
-        services.load(Service(name=large, model=large, dtype="float32"), folders[large])
-
-
 def test_weights_that_the_machine_cannot_hold_are_refused(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

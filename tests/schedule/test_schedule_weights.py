@@ -161,10 +161,54 @@ def test_after_three_failed_fetches_in_a_row_requests_end():
 
 
 def test_weights_beyond_the_budget_are_refused_with_numbers():
-    with pytest.raises(ConfigError, match=r"weights\.memory: .* too few for .* for pinned services and"):
+    pins = r"weights\.memory: .* are less than the .* of 'a' \(.*, pinned\), 'b' \(.*, pinned\), 'c' \("
+    with pytest.raises(ConfigError, match=pins):
         make("abc", count=2, pinned=("a", "b"))
-    with pytest.raises(ConfigError, match="for the largest other"):
+    with pytest.raises(ConfigError, match=r"of 'b' \(.* MiB\), which must be in memory at once"):
         make("ab", count=2, weight_bytes={"a": 1, "b": 3})
+
+
+def test_weights_pinned_at_run_time_come_at_once_and_stay_until_they_are_unpinned():
+    scheduler = make("abc", count=2)
+    machine = WeightsMachine(scheduler)
+    machine.go()
+    assert machine.resident == {"a", "b"}
+    scheduler.pin_service("c", True)
+    machine.go()
+    assert "c" in machine.resident
+    work = [(machine.now_ns + n * STEP_NS, make_request(4, 3, service="ab"[n % 2])) for n in range(20)]
+    run = machine.go(work)
+    assert finished(run) == {request.id for _, request in work}
+    stats = scheduler.stats().services
+    assert (stats["c"].weights.evictions, stats["c"].weights.pinned) == (0, True)
+    assert stats["a"].weights.evictions > 0
+    scheduler.pin_service("c", False)
+    begin_ns = machine.now_ns
+    machine.go([(begin_ns + n * STEP_NS, make_request(4, 3, service="ab"[n % 2])) for n in range(20)])
+    assert scheduler.stats().services["c"].weights.evictions == 1
+    assert machine.resident == {"a", "b"}
+
+
+def test_a_pin_that_leaves_too_little_for_the_others_changes_nothing():
+    scheduler = make("abc", count=2, pinned=("a",))
+    with pytest.raises(ConfigError, match=r"'a' \(.*, pinned\), 'b' \(.*, pinned\), 'c' \("):
+        scheduler.pin_service("b", True)
+    with pytest.raises(ConfigError, match="there is no service 'x'; there are: a, b, c"):
+        scheduler.pin_service("x", True)
+    assert [scheduler.is_pinned(name) for name in "abc"] == [True, False, False]
+    scheduler.pin_service("a", False)
+    scheduler.pin_service("b", True)
+    assert [scheduler.is_pinned(name) for name in "abc"] == [False, True, False]
+
+
+def test_weights_stay_pinned_while_one_of_their_services_pins_them():
+    scheduler = make("abc", count=2, weights={"a": "w", "b": "w"}, pinned=("a",))
+    scheduler.pin_service("b", True)
+    scheduler.pin_service("a", False)
+    stats = scheduler.stats().services
+    assert [stats[name].weights.pinned for name in "abc"] == [True, True, False]
+    scheduler.pin_service("b", False)
+    assert not scheduler.stats().services["a"].weights.pinned
 
 
 def test_a_starved_request_comes_before_the_policy():

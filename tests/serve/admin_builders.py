@@ -66,6 +66,11 @@ class FakeAdministration:
         await self._wait()
         self.set(name, UNLOADED)
 
+    async def pin_service(self, name, pinned):
+        if name == "chat":
+            raise ConfigError("engine 0: weights.memory is too small")
+        self.cluster.limits[name] = replace(self.cluster.info.services[name], pinned=pinned)
+
     async def keep_service(self, name, idle_after_s):
         self.kept.append((name, idle_after_s))
         if idle_after_s == 0:

@@ -83,6 +83,7 @@ def test_services_and_their_engines():
         "idle_after_s": None,
         "weight_bytes": 0,
         "weights": {},
+        "pinned": False,
     }
     assert base["engines"] == ["0"]
     placement = ask("/admin/placement", engine=two_engines()).json()

@@ -216,6 +216,20 @@ def test_unload_and_load(tmp_path):
     with_operator(test, tmp_path)
 
 
+def test_pin_and_unpin(tmp_path):
+    async def test(operator):
+        for change, pinned in (("pin", True), ("pin", True), ("unpin", False)):
+            operation = await operator.done(await operator.client.post(f"/admin/services/base/{change}"))
+            assert (operation["kind"], operation["target"]) == (f"{change}_service", "base")
+            assert (await operator.service("base"))["pinned"] is pinned
+        error_of(await operator.client.post("/admin/services/else/pin"), 404, "model_not_found")
+        failed = await operator.done(await operator.client.post("/admin/services/chat/pin"), "failed")
+        assert failed["error"] == "engine 0: weights.memory is too small"
+        assert (await operator.service("chat"))["pinned"] is False
+
+    with_operator(test, tmp_path)
+
+
 def test_a_server_with_unloaded_services_is_healthy(tmp_path):
     async def test(operator):
         cluster = operator.cluster

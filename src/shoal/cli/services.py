@@ -1,4 +1,4 @@
-"""``shoal services``: list, add, remove, load and unload services of a running server."""
+"""``shoal services``: list, add, remove, load, unload and pin services of a running server."""
 
 import json
 from collections.abc import Mapping
@@ -110,6 +110,32 @@ def unload(name: Name, no_wait: NoWait = False, url: Url = DEFAULT_URL, admin_ke
     run_operation(url, admin_key, "POST", path, no_wait=no_wait, done=done)
 
 
+@services.command()
+def pin(name: Name, url: Url = DEFAULT_URL, admin_key: AdminKey = None) -> None:
+    """Keep a service's weights in the memory of its engines, where `weights.memory` holds not all services.
+
+    The next restart of the server forgets it; `pin: true` in the configuration does not.
+
+    **Example:** `shoal services pin chat`
+    """
+    from shoal.cli.admin_client import quote_name
+
+    path, done = f"services/{quote_name(name)}/pin", f"service {name} is pinned"
+    run_operation(url, admin_key, "POST", path, no_wait=False, done=done)
+
+
+@services.command()
+def unpin(name: Name, url: Url = DEFAULT_URL, admin_key: AdminKey = None) -> None:
+    """Let a service's weights leave the memory again for those of other services.
+
+    **Example:** `shoal services unpin chat`
+    """
+    from shoal.cli.admin_client import quote_name
+
+    path, done = f"services/{quote_name(name)}/unpin", f"service {name} is no longer pinned"
+    run_operation(url, admin_key, "POST", path, no_wait=False, done=done)
+
+
 def _row(service: Mapping[str, Any]) -> list[Text]:
     ready, wanted = service["ready"], service["wanted"]
     return [
@@ -118,7 +144,7 @@ def _row(service: Mapping[str, Any]) -> list[Text]:
         Text(service["state"], style=STYLES.get(service["state"], "")),
         Text(", ".join(service["engines"])),
         Text(f"{ready} of {wanted}", style="green" if ready == wanted else "yellow" if ready else "red"),
-        Text(_weights(service["weights"])),
+        Text(_weights(service["weights"]) + (", pinned" if service["pinned"] else "")),
         Text(mebibytes(service["weight_bytes"])),
         Text(str(service["waiting"])),
         Text(str(service["resumed"])),

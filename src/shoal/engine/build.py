@@ -23,6 +23,7 @@ from shoal.native import native_status
 from shoal.schedule import Scheduler, ServiceLimits
 
 if TYPE_CHECKING:
+    from shoal.execute.model.loading import LoadedModel
     from shoal.execute.model.model_set import ModelSet, ServedModel
     from shoal.execute.weights.image import WeightImage
 
@@ -83,7 +84,8 @@ def assemble_engine(
     layout = _plan_pool(options, models)
     pool = BlockPool(layout, prefix_caching=options.kv_cache.prefix_caching)
     host = _host_pool(options, layout, max(0, free_memory_bytes() - models.reserved_bytes))
-    limits = {service.name: _limits(service, models) for service in options.services}
+    served = models.services
+    limits = {service.name: _limits(service, served[service.name].model) for service in options.services}
     scheduler_options = options.scheduler.with_depth_for(options.device)
     depth = scheduler_options.max_in_flight
     scheduler = Scheduler(pool, limits, scheduler_options, host, weights=options.weights)
@@ -104,9 +106,7 @@ def assemble_engine(
         name = service.name
         model = models.services[name].model
         described = replace(
-            describe_service(
-                service.model, scheduler, pool, name, _limits(service, models), model.vocab_size
-            ),
+            describe_service(service.model, scheduler, pool, name, _limits(service, model), model.vocab_size),
             dtype=str(model.dtype).removeprefix("torch."),
             weight_bytes=weight_bytes(model),
             described=model.described,
@@ -128,7 +128,7 @@ def assemble_engine(
         TorchServices(models, executor),
         host_pool=host,
         int8=options.kv_cache.dtype == "int8",
-        limits_of=lambda service: _limits(service, models),
+        limits_of=_limits,
         describe=describe,
     )
     engine = Engine(scheduler, pool, wrapped, depth=depth, grammars=executor.grammars, changes=changes)
@@ -176,18 +176,17 @@ def _kernels_of(models: "ModelSet") -> str:
     return "torch only"
 
 
-def _limits(service: Service, models: "ModelSet") -> ServiceLimits:
-    from shoal.execute.model.model_set import weight_bytes
+def _limits(service: Service, model: "LoadedModel") -> ServiceLimits:
+    from shoal.execute.model.model_set import service_context_tokens, weight_bytes
 
-    served = models.services[service.name]
     return ServiceLimits(
-        served.context_tokens,
-        served.model.eos_token_ids,
+        service_context_tokens(service, model),
+        model.eos_token_ids,
         slo=service.slo,
         execution_s=service.execution_s,
         quota=service.quota,
-        weights=served.weights,
-        weight_bytes=weight_bytes(served.model),
+        weights=model.weights_name,
+        weight_bytes=weight_bytes(model),
         pinned=service.pin,
     )
 
@@ -245,6 +244,7 @@ def describe_service(
         vocab_size=vocab_size,
         eos_token_ids=tuple(limits.eos_token_ids),
         execution_s=limits.execution_s,
+        pinned=limits.pinned,
     )
 
 

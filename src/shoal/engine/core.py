@@ -108,14 +108,17 @@ class Engine:
         speed = measure_speed(self._executor, self._pool, name, max_tokens, vocab_size, compiles=compiles)
         return service if speed is None else replace(service, **speed._asdict())
 
-    def with_current_capacity(self, services: Mapping[str, ServiceInfo]) -> dict[str, ServiceInfo]:
-        """The given services without those removed meanwhile, each with the KV capacity that it has now."""
+    def updated(self, services: Mapping[str, ServiceInfo]) -> dict[str, ServiceInfo]:
+        """The given services as they are now: capacity for KV, pins, and without those removed meanwhile."""
         capacity = {
             name: self._pool.max_blocks(name) * self._pool.block_size for name in self._pool.layout.services
         }
         return {
             name: replace(
-                info, max_total_tokens=min(info.context_tokens, capacity[name]), kv_tokens=capacity[name]
+                info,
+                max_total_tokens=min(info.context_tokens, capacity[name]),
+                kv_tokens=capacity[name],
+                pinned=self._scheduler.is_pinned(name),
             )
             for name, info in services.items()
             if name in capacity
@@ -217,6 +220,22 @@ class Engine:
                 self.cancel(request_id)
         self._idle = None
         return removed
+
+    def pin_service(self, name: str, pinned: bool) -> Future[None]:
+        """Have the weights of a service always in the device's memory, or end that; done when this returns.
+
+        The future raises ConfigError as ``Scheduler.pin_service`` does.
+        """
+        self._require_alive()
+        done: Future[None] = Future()
+        try:
+            self._scheduler.pin_service(name, pinned)
+        except ConfigError as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+        self._idle = None
+        return done
 
     def step(self) -> list[TokenEvent]:
         """Fill the pipeline, wait for its oldest plan, and return the events since the last step."""

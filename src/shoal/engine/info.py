@@ -29,6 +29,8 @@ class ServiceInfo:
     """Data type of the computation, such as ``bfloat16`` or ``int8``; empty: not known."""
     weight_bytes: int = 0
     """Size of the weights in memory, which services of one model may share."""
+    pinned: bool = False
+    """Whether its weights never leave the device's memory."""
     described: ModelDescription | None = None
     """Description of the model for users; None: not known."""
 

@@ -82,7 +82,7 @@ class ServiceChanges:
         *,
         host_pool: BlockPool | None,
         int8: bool,
-        limits_of: Callable[[Service], ServiceLimits],
+        limits_of: Callable[[Service, Any], ServiceLimits],
         describe: Callable[[Service], ServiceInfo],
     ) -> None:
         self._scheduler = scheduler
@@ -172,13 +172,15 @@ class ServiceChanges:
         while self._loaded:
             loaded = self._loaded.popleft()
             name = loaded.service.name
+            limits = self._limits_of(loaded.service, loaded.model)
             try:
+                self._scheduler.check_service(name, limits)
                 layout, host_layout = self._layouts_with(name, loaded.model.kv_shape)
             except ConfigError as error:
                 self._loading.discard(name)
                 loaded.done.set_exception(error)
                 continue
-            self._add_now(loaded, layout, host_layout)
+            self._add_now(loaded, limits, layout, host_layout)
             self._loading.discard(name)
             loaded.done.set_result(self._describe(loaded.service))
 
@@ -193,7 +195,13 @@ class ServiceChanges:
         self._scheduler.remove_service(name)
         self._host.remove(name)
 
-    def _add_now(self, loaded: _LoadedService, layout: PoolLayout, host_layout: PoolLayout | None) -> None:
+    def _add_now(
+        self,
+        loaded: _LoadedService,
+        limits: ServiceLimits,
+        layout: PoolLayout,
+        host_layout: PoolLayout | None,
+    ) -> None:
         if self._host_pool is not None and host_layout is not None:
             if not keeps_blocks(self._host_pool.layout, host_layout):
                 self._scheduler.drop_swapped()
@@ -205,7 +213,7 @@ class ServiceChanges:
         self._pool.lay_out(layout)
         self._host.lay_out(layout, host_layout)
         self._host.add(loaded.service, loaded.model)
-        self._scheduler.add_service(loaded.service.name, self._limits_of(loaded.service))
+        self._scheduler.add_service(loaded.service.name, limits)
 
     def _run_pending_plan(self) -> None:
         """Have the executor copy to host memory and drop sequences, as no plan did yet."""

@@ -116,6 +116,15 @@ class RemoveService(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Whether unfinished requests run to their ends; else they are cancelled."""
 
 
+class PinService(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """To the engine: have a service's weights always in its memory, or not; the reply is ServiceChanged."""
+
+    key: int
+    """Returned in the reply."""
+    name: str
+    pinned: bool
+
+
 class Stepped(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """From the engine: all events of one step."""
 
@@ -173,7 +182,7 @@ class Stats(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class ServiceChanged(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """From the engine: the reply to AddService and RemoveService, when the change is done or has failed."""
+    """From the engine: the reply to AddService, RemoveService, PinService: it is done, or has failed."""
 
     key: int
     services: dict[str, ServiceInfo]
@@ -191,7 +200,8 @@ class WeightsMoved(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """All that are absent now."""
 
 
-ToEngine = Hello | Submit | Cancel | AskStats | AddService | RemoveService | migration_wire.ToEngine
+ServiceChange = AddService | RemoveService | PinService
+ToEngine = Hello | Submit | Cancel | AskStats | ServiceChange | migration_wire.ToEngine
 FromEngine = (
     Stepped
     | Transitions

@@ -31,8 +31,6 @@ class TorchServices:
         """
         model = self._models.loader.load(service, folder)
         service_context_tokens(service, model)
-        if self._models.weights is not None:
-            self._models.weights.check((service, model))
         return_freed_memory()  # temporary memory of loading
         return model
 

@@ -300,10 +300,27 @@ class Scheduler:
             self._services[step.plan.service].uncount_steps(missing)
         return step
 
+    def check_service(self, service: str, limits: ServiceLimits) -> None:
+        """Raise ConfigError if the memory for weights is too small for one more service."""
+        self._registry.weights.check(service, limits)
+
     def add_service(self, service: str, limits: ServiceLimits) -> None:
         """Add a service that the pool's layout already has; no plan is in flight."""
         self._registry.add(service, limits)
         self._follow_layout()
+
+    def pin_service(self, service: str, pinned: bool) -> None:
+        """Have the weights of a service always in the device's memory, or end that.
+
+        Raises ConfigError, without effect, for an unknown service, and where the other weights would have too
+        little memory.
+        """
+        self._registry.pin(service, pinned)
+        self._steps.mark_changed(True)
+
+    def is_pinned(self, service: str) -> bool:
+        """Whether a service pins its weights."""
+        return self._registry.weights.is_pinned(service)
 
     def close_service(self, service: str) -> None:
         """Refuse new requests of a service; existing ones continue."""

@@ -61,6 +61,13 @@ class ServiceRegistry:
         self.states[service] = state
         self.limits[service] = limits
 
+    def pin(self, service: str, pinned: bool) -> None:
+        """As ``Weights.pin``."""
+        if service not in self.states:
+            known = ", ".join(sorted(self.states)) or "none"
+            raise ConfigError(f"there is no service {service!r}; there are: {known}")
+        self.weights.pin(service, pinned)
+
     def close(self, service: str) -> None:
         """Stop accepting requests of a service."""
         self.limits.pop(service, None)

@@ -4,7 +4,7 @@ Weights are memory that a step needs, as KV is. Services with the same weights s
 on their memory all weights are resident for ever.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from shoal.core import Arrival, ConfigError
@@ -89,18 +89,48 @@ class Weights:
 
     def add(self, state: ServiceState, limits: ServiceLimits) -> None:
         """Add a service; raises ConfigError, without effect, where its weights cannot fit into the budget."""
+        self.check(state.service, limits)
         name = limits.weights or state.service
-        entry = self.entries.get(name) or WeightsEntry(name, limits.weight_bytes)
-        sizes = {each.name: each.num_bytes for each in (*self.entries.values(), entry)}
-        pinned = {each.name for each in self.entries.values() if each.pinned}
-        check_budget(self.options.memory_bytes, sizes, pinned | {name} if limits.pinned else pinned)
-        self.entries[name] = self._entry_of[state.service] = entry
+        entry = self.entries.setdefault(name, WeightsEntry(name, limits.weight_bytes))
+        self._entry_of[state.service] = entry
         entry.states[state.service] = state
         if limits.pinned:
             entry.pinned_by.add(state.service)
         if not self.limited:
             entry.place = Place.RESIDENT
         self._refresh()
+
+    def check(self, service: str, limits: ServiceLimits) -> None:
+        """Raise ConfigError if a service cannot be added, because its weights do not fit into the budget."""
+        name = limits.weights or service
+        shares = self._shares()
+        share = shares.setdefault(name, _Share([], limits.weight_bytes, False))
+        share.services.append(service)
+        share.pinned |= limits.pinned
+        _check_budget(self.options.memory_bytes, shares.values())
+
+    def pin(self, service: str, pinned: bool) -> None:
+        """Pin the weights of a service, or end that; raises ConfigError, without effect, where the others
+        would have too little memory.
+        """
+        entry = self._entry_of[service]
+        pinned_by = entry.pinned_by | {service} if pinned else entry.pinned_by - {service}
+        shares = self._shares()
+        shares[entry.name].pinned = bool(pinned_by)
+        _check_budget(self.options.memory_bytes, shares.values())
+        entry.pinned_by = pinned_by
+        self.changes += 1
+
+    def is_pinned(self, service: str) -> bool:
+        """Whether this service itself pins its weights."""
+        return service in self._entry_of[service].pinned_by
+
+    def _shares(self) -> dict[str, "_Share"]:
+        """What all weights need of the budget, by name."""
+        return {
+            name: _Share(list(entry.states), entry.num_bytes, entry.pinned)
+            for name, entry in self.entries.items()
+        }
 
     def remove(self, service: str) -> None:
         """Remove a service; its weights leave with their last service."""
@@ -281,23 +311,32 @@ def _is_recomputing(entry: WeightsEntry) -> bool:
     return False
 
 
-def check_budget(memory_bytes: int | None, sizes: Mapping[str, int], pinned: set[str]) -> None:
-    """Raise ConfigError if the pinned weights leave no room for the largest of the others.
+@dataclass(slots=True)
+class _Share:
+    """What some weights need of the budget."""
 
-    sizes: bytes by name of the weights.
-    """
+    services: list[str]
+    num_bytes: int
+    pinned: bool
+
+    def __str__(self) -> str:
+        names = " and ".join(map(repr, self.services))
+        return f"{names} ({_mib(self.num_bytes)}{', pinned' if self.pinned else ''})"
+
+
+def _check_budget(memory_bytes: int | None, shares: Collection[_Share]) -> None:
+    """Raise ConfigError unless all pinned weights, and any one besides, fit into the budget."""
     if memory_bytes is None:
         return
-    pinned_bytes = sum(size for name, size in sizes.items() if name in pinned)
-    others = {name: size for name, size in sizes.items() if name not in pinned}
-    largest = max(others, key=lambda name: others[name], default=None)
-    needed = pinned_bytes + (0 if largest is None else others[largest])
+    together = [share for share in shares if share.pinned]
+    others = [share for share in shares if not share.pinned]
+    together += sorted(others, key=lambda share: -share.num_bytes)[:1]
+    needed = sum(share.num_bytes for share in together)
     if needed > memory_bytes:
-        parts = [f"{_mib(pinned_bytes)} for pinned services"] if pinned else []
-        parts += [] if largest is None else [f"{_mib(others[largest])} for the largest other ({largest})"]
         raise ConfigError(
-            f"weights.memory: {_mib(memory_bytes)} are too few for {' and '.join(parts)}; at least"
-            f" {_mib(needed)} are needed"
+            f"weights.memory: {_mib(memory_bytes)} are less than the {_mib(needed)} of"
+            f" {', '.join(map(str, together))}, which must be in memory at once; raise it, or pin fewer"
+            " services"
         )
 
 

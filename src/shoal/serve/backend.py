@@ -85,6 +85,12 @@ class Administration(Protocol):
     async def unload_service(self, name: str) -> None:
         """Unload a service once it has no requests; the next request loads it again."""
 
+    async def pin_service(self, name: str, pinned: bool) -> None:
+        """Keep the weights of a service in the memory of its engines, or let them come and go again.
+
+        Raises ConfigError if an engine has too little memory for that.
+        """
+
     async def keep_service(self, name: str, idle_after_s: float | None) -> None:
         """Unload a service after ``idle_after_s`` without a request; None: never.
 

@@ -107,6 +107,14 @@ class Administration:
         if await self._wait_while(name, ServiceState.DRAINING) in (ServiceState.LOADING, ServiceState.READY):
             raise ConfigError(f"service {name!r} stays loaded: a request came meanwhile")
 
+    async def pin_service(self, name: str, pinned: bool) -> None:
+        """Have the weights of a service always in the memory of its engines, or let them come and go again.
+
+        Raises ConfigError, without effect, if the service is unknown, or an engine has too little memory.
+        """
+        self._require_service(name)
+        await self._fleet.pin_service(name, pinned)
+
     async def keep_service(self, name: str, idle_after_s: float | None) -> None:
         """Set the idle time of a loaded service, until its next unload; raises ConfigError if it is unknown.
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 
 from shoal.cluster.backends.interface import BackendEvent, EngineBackend, EngineWaiting
@@ -68,7 +68,7 @@ class Fleet:
         """Process ids of the engines that an earlier server left running, by name."""
         self._inherited: dict[str, int] = {}
         """Incarnations of engines that an earlier server left running, until all engines have answered."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
         self._progress: Callable[[str], None] | None = None
         self._closing = False
         self._leaving: set[str] = set()
@@ -152,11 +152,53 @@ class Fleet:
             work = self._load(engine, action, self.catalog.services[action.service])
         else:
             work = self._unload(engine, action)
+        self._run(work)
+
+    async def pin_service(self, name: str, pinned: bool) -> None:
+        """Pin a service on all engines that have it, or unpin it; engines that load it later follow.
+
+        Raises ConfigError, without effect, if an engine has too little memory for its weights.
+        """
+        before = self.catalog.services[name].pin
+        self.catalog.pin(name, pinned)  # engines that become ready meanwhile follow it
+        for engine in list(self._engines.values()):
+            error = await self._pin(engine, name, pinned)
+            if error is not None:
+                self.catalog.pin(name, before)
+                self._follow_pins(*self._engines.values())
+                raise ConfigError(f"engine {engine.plan.name}: {error}")
+
+    def _follow_pins(self, *engines: RemoteEngine) -> None:
+        """Pin the services of engines as the catalog says."""
+        for engine in engines:
+            for name, info in engine.services.items():
+                service = self.catalog.services.get(name)
+                if service is not None and service.pin != info.pinned:
+                    self._run(self._pin(engine, name, service.pin))
+
+    async def _pin(self, engine: RemoteEngine, service: str, pinned: bool) -> str | None:
+        """Pin a service on one engine, or unpin it; returns why that is impossible."""
+        if service not in engine.services:
+            return None
+        try:
+            answer = await engine.ask(lambda key: wire.PinService(key, service, pinned), wire.ServiceChanged)
+        except EngineDied:
+            return None
+        engine.services_changed(answer)
+        done = "pinned" if pinned else "no longer pinned"
+        if answer.error is None:
+            _log.info("engine %s: service %s is %s", engine.plan.name, service, done)
+        else:
+            _log.warning("engine %s: service %s is not %s: %s", engine.plan.name, service, done, answer.error)
+        return answer.error
+
+    def _run(self, work: Coroutine[None, None, object]) -> None:
+        """Run a change of services, beside others."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
 
-    def _done(self, task: "asyncio.Task[None]") -> None:
+    def _done(self, task: "asyncio.Task[object]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a change of services ended unexpectedly", exc_info=error)
@@ -188,6 +230,7 @@ class Fleet:
         speed = self.catalog.speed(engine.info, service.name, info)
         event = (name, action.incarnation, service.name, speed, info.kv_format, _kv_tokens(answer.services))
         self._emit(ServiceLoaded(*event))
+        self._follow_pins(engine)
 
     async def _unload(self, engine: RemoteEngine, action: UnloadService) -> None:
         try:
@@ -288,6 +331,7 @@ class Fleet:
         pool = (info.kv_bytes, _kv_tokens(info.services), info.block_size, info.host)
         self._emit(EngineReady(name, incarnation, speeds, formats, *pool))
         self._services_changed()
+        self._follow_pins(engine)
 
     @property
     def _start_completed(self) -> bool:

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -10,7 +10,7 @@ from shoal.cluster.options import EnginePlan
 from shoal.cluster.status import EngineStatus
 from shoal.core import EngineDied
 from shoal.engine import wire
-from shoal.engine.info import EngineInfo
+from shoal.engine.info import EngineInfo, ServiceInfo
 from shoal.engine.process.lifeline import Ready
 from shoal.engine.stats import EngineStats
 
@@ -56,6 +56,11 @@ class RemoteEngine:
     @property
     def connected(self) -> bool:
         return self._channel is not None
+
+    @property
+    def services(self) -> Mapping[str, ServiceInfo]:
+        """The services that it has loaded; none unless it is connected."""
+        return self.info.services if self.connected and self.info is not None else {}
 
     @property
     def stats_age_s(self) -> float:

@@ -46,6 +46,11 @@ class Catalog:
         self.services[service.name] = service
         self._folders[service.name] = folder
 
+    def pin(self, name: str, pinned: bool) -> None:
+        """Set whether a service's weights always stay, wherever it is loaded from now on."""
+        self.services[name] = replace(self.services[name], pin=pinned)
+        self.refresh()
+
     def remove(self, name: str) -> None:
         """Accept no more requests of a service, until ``forget``."""
         self._removed[name] = self.services.pop(name)
@@ -112,7 +117,11 @@ class Catalog:
             if limits := self._limits_of(name):
                 self._limits[name] = max(limits, key=lambda each: each.max_total_tokens)
         self.info = ClusterInfo(
-            services={name: self._limits[name] for name in self.services if name in self._limits},
+            services={
+                name: replace(self._limits[name], pinned=service.pin)
+                for name, service in self.services.items()
+                if name in self._limits
+            },
             takes_priorities=all(info.takes_priorities for info in infos),
             kernels=", ".join(dict.fromkeys(info.kernels for info in infos)),
             device=", ".join(dict.fromkeys(info.device for info in infos)),

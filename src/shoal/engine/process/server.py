@@ -196,6 +196,9 @@ class EngineServer:
             case wire.RemoveService():
                 removed = self._engine.remove_service(message.name, drain=message.drain)
                 self._service_changes[message.key] = message.name, removed
+            case wire.PinService():
+                pinned = self._engine.pin_service(message.name, message.pinned)
+                self._service_changes[message.key] = message.name, pinned
             case wire.Hello():
                 pass
             case _:
@@ -266,9 +269,9 @@ class Services:
         return self._info
 
     def change(self, name: str, service: ServiceInfo | None) -> None:
-        """Add a service, or remove it (None); the capacity of the other services may change, too."""
+        """Follow a change of one service: it was added (the new info), or removed or pinned (None)."""
         added = {} if service is None else {name: service}
-        services = self._engine.with_current_capacity({**self._info.services, **added})
+        services = self._engine.updated({**self._info.services, **added})
         self._info = replace(self._info, services=services, weight_bytes=self._engine.weight_bytes)
         self._send(self._info)
 

@@ -192,7 +192,6 @@ def load_models(
     for service in services:
         models.add(service, models.loader.load(service, folders[service.name], progress))
     if weights is not None:
-        weights.check()
         models.check_weights_fit()
     if target.type == "cpu":
         keep_freed_memory()  # not before loading, so that its temporary memory is returned

@@ -1,9 +1,9 @@
-"""WeightSet: fetches and evicts the weights of an engine's models, and checks the memory for them."""
+"""WeightSet: fetches and evicts the weights of an engine's models."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.core import Arrival, ConfigError, Service
+from shoal.core import Arrival, Service
 from shoal.execute.model.loading import LoadedModel
 from shoal.execute.weights.image import Place, WeightImage
 from shoal.execute.weights.loader import WeightLoader
@@ -11,9 +11,8 @@ from shoal.execute.weights.loader import WeightLoader
 
 @dataclass(frozen=True, slots=True)
 class _Declared:
-    """A service and its weights."""
+    """The weights of a service."""
 
-    service: Service
     name: str
     """Name of the weights; services with equal names share them."""
     image: WeightImage
@@ -34,7 +33,8 @@ class WeightSet:
 
     def add(self, service: Service, model: LoadedModel) -> None:
         """Add a service's model, which was loaded from an image."""
-        self._declared[service.name] = _declare(service, model)
+        assert model.image is not None
+        self._declared[service.name] = _Declared(model.weights_name, model.image)
 
     def remove(self, service: str) -> None:
         """Remove a service; with the last service on its weights, their memory is given back."""
@@ -44,13 +44,6 @@ class WeightSet:
         self._loader.forget(removed.name)
         if removed.image.place is Place.RESIDENT:
             _release(removed.image)
-
-    def check(self, *others: tuple[Service, LoadedModel]) -> None:
-        """Raise ConfigError if the budget is too small for some of these services.
-
-        others: services that are to be added. All pinned weights, and any one besides, must fit.
-        """
-        check_budget(self.budget_bytes, [*self._declared.values(), *(_declare(*other) for other in others)])
 
     def evict(self, names: Sequence[str]) -> None:
         """Give back the memory of weights, which no step may use meanwhile."""
@@ -88,33 +81,6 @@ class WeightSet:
         return found
 
 
-def _declare(service: Service, model: LoadedModel) -> _Declared:
-    assert model.image is not None
-    return _Declared(service, model.weights_name, model.image)
-
-
 def _release(image: WeightImage) -> None:
     image.place = Place.ABSENT
     image.memory.release()
-
-
-def check_budget(budget_bytes: int, declared: Sequence[_Declared]) -> None:
-    """Raise ConfigError unless all pinned weights, and any one besides, fit into the budget."""
-    pinned = {each.name: each for each in declared if each.service.pin}
-    others = [each for each in declared if each.name not in pinned]
-    pinned_bytes = sum(each.image.num_bytes for each in pinned.values())
-    largest = max(others, key=lambda each: each.image.num_bytes, default=None)
-    needed = pinned_bytes + (0 if largest is None else largest.image.num_bytes)
-    if needed <= budget_bytes:
-        return
-    parts = [f"{each.service.name!r} ({_mib(each.image.num_bytes)}, pinned)" for each in pinned.values()]
-    if largest is not None:
-        parts.append(f"{largest.service.name!r} ({_mib(largest.image.num_bytes)})")
-    raise ConfigError(
-        f"weights.memory: {_mib(budget_bytes)} are less than the {_mib(needed)} of {', '.join(parts)}, which"
-        " must be in memory at once; raise it, or pin fewer services"
-    )
-
-
-def _mib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:.1f} MiB"

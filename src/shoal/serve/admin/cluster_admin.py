@@ -1,4 +1,4 @@
-"""Operators' changes of a running server: add, remove, load, unload services; add, drain, remove engines."""
+"""Operators' changes of a running server: of services (add, remove, load, pin), of engines (add, drain)."""
 
 import asyncio
 import threading
@@ -132,6 +132,15 @@ class ClusterAdmin:
             await self._changes.unload_service(name)
 
         return self.operations.start("unload_service", name, work)
+
+    def pin_service(self, name: str, pinned: bool) -> Operation:
+        """Keep the weights of a service in the memory of its engines, or let them come and go again."""
+        self._check_service(name)
+
+        async def work(operation: Operation) -> None:
+            await self._changes.pin_service(name, pinned)
+
+        return self.operations.start("pin_service" if pinned else "unpin_service", name, work)
 
     def add_engine(self, device: EngineDevice, services: Sequence[str] | None) -> Operation:
         """Start an engine with ``services``; None: with all.
@@ -267,6 +276,7 @@ class ClusterAdmin:
             idle_after_s=status.idle_after_s,
             weight_bytes=None if limits is None else limits.weight_bytes,
             weights=weight_places(name, self._backend.engines),
+            pinned=service is not None and service.pin if limits is None else limits.pinned,
         )
 
 
@@ -291,6 +301,7 @@ def _adding_card(service: Service) -> ServiceCard:
         idle_after_s=service.idle_after_s,
         weight_bytes=None,
         weights={},
+        pinned=service.pin,
     )
 
 

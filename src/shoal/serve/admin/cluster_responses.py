@@ -177,6 +177,8 @@ class ServiceCard(Struct):
     """Size of its weights in memory, which services of one model may share; null: not known yet."""
     weights: dict[str, str]
     """By engine that has loaded it: resident, coming or absent."""
+    pinned: bool
+    """Whether its weights stay resident."""
 
 
 class ServiceCards(Struct):
@@ -198,7 +200,7 @@ class Operation(Struct, kw_only=True):
 
     id: str
     kind: str
-    """add, remove, load or unload _service; add, drain or remove _engine."""
+    """add, remove, load, unload, pin or unpin _service; add, drain or remove _engine."""
     target: str
     """Name of the service or engine."""
     state: Literal["running", "done", "failed"] = "running"

@@ -52,6 +52,8 @@ class AdminEndpoints:
             "services": self.add_service,
             "services/{name:path}/load": self.load_service,
             "services/{name:path}/unload": self.unload_service,
+            "services/{name:path}/pin": self.pin_service,
+            "services/{name:path}/unpin": self.unpin_service,
         }.items():
             app.post(f"/admin/{path}", include_in_schema=False)(change)
         app.delete("/admin/engines/{name}", include_in_schema=False)(self.remove_engine)
@@ -90,6 +92,12 @@ class AdminEndpoints:
 
     async def unload_service(self, request: Request) -> Response:
         return _started(self._admin.unload_service(_name(request)))
+
+    async def pin_service(self, request: Request) -> Response:
+        return _started(self._admin.pin_service(_name(request), True))
+
+    async def unpin_service(self, request: Request) -> Response:
+        return _started(self._admin.pin_service(_name(request), False))
 
     async def add_engine(self, request: Request) -> Response:
         """Add an engine; the body is as one of ``devices``, with ``services`` beside it."""

@@ -102,7 +102,9 @@ class LiveFeed:
             served = api.services.get(name)
             chat = served is not None and api.tokenizer(name).has_chat_template
             model = name if served is None else served.model
-            shown.append(Service.of(name, model, chat, status, statuses, self._window))
+            limits = backend.info.services.get(name)
+            pinned = limits is not None and limits.pinned
+            shown.append(Service.of(name, model, chat, pinned, status, statuses, self._window))
         table = backend.requests(_MAX_REQUESTS, visible)
         now_ns = time.time_ns()
         # Not once for all: the clocks drift apart when the time of day is set, or the machine sleeps.

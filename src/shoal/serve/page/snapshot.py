@@ -144,6 +144,8 @@ class Service(Struct, frozen=True):
     error: str | None
     chat: bool
     """Whether it has a chat template."""
+    pinned: bool
+    """Whether its weights stay resident."""
     engines: dict[str, ServiceOnEngine]
     running: int
     waiting: int
@@ -169,6 +171,7 @@ class Service(Struct, frozen=True):
         name: str,
         model: str,
         chat: bool,
+        pinned: bool,
         status: ServiceStatus,
         engines: Sequence[EngineStatus],
         window: Window,
@@ -180,6 +183,7 @@ class Service(Struct, frozen=True):
             status.state.value,
             status.error,
             chat,
+            pinned,
             parts,
             sum(part.running for part in parts.values()),
             sum(part.waiting for part in parts.values()) + status.waiting,

@@ -96,7 +96,7 @@ function row(name, history) {
     setText(preempted, number(service.preemptions));
     setText(cells.refused, number(service.refused));
     showGoals(cells.goals, service.goals);
-    showPlaces(weights, service.engines);
+    showPlaces(weights, service);
     lines.tokens.update(history.values(name, "tokens"));
     lines.waiting.update(history.values(name, "waiting"));
     for (const [cell, value] of [[cells.waiting, service.waiting], [preempted, service.preemptions], [cells.refused, service.refused], [cells.swapped, service.swapped]]) {
@@ -134,13 +134,15 @@ function showGoals(cell, { met, missed }) {
   cell.classList.toggle("marked", missed > 0);
 }
 
-/** "resident", or, where engines differ, "resident: 0, 1" and "coming: 2". */
-function showPlaces(node, engines) {
+/** "resident", or, where engines differ, "resident: 0, 1" and "coming: 2"; then whether they are pinned. */
+function showPlaces(node, { engines, pinned }) {
   const byPlace = new Map();
   for (const [name, { weights }] of Object.entries(engines)) byPlace.set(weights, [...(byPlace.get(weights) ?? []), name]);
-  sync(node, [...byPlace], ([place]) => place, ([place]) => {
+  const places = [...byPlace].map(([place, names]) => [place, byPlaceText(place, names, engines)]);
+  if (pinned) places.push(["pinned", "pinned"]);
+  sync(node, places, ([place]) => place, ([place]) => {
     const item = el("span.place", { "data-place": place });
-    return { node: item, update: ([, names]) => setText(item, byPlaceText(place, names, engines)) };
+    return { node: item, update: ([, text]) => setText(item, text) };
   });
 }
 

@@ -1,4 +1,4 @@
-// The tab Services: operators load, unload, add and remove services, and drain and remove engines.
+// The tab Services: operators load, unload, pin, add and remove services, and drain and remove engines.
 
 import { addForm } from "./add_form.js";
 import { confirmed } from "./confirm.js";
@@ -74,6 +74,8 @@ function serviceRow(name, changes) {
   const cells = { model: cell("text"), state: el("span.state"), engines: cell("text"), requests: cell("requests-now") };
   const load = action("Load", name, () => changes.change("POST", `${path}/load`));
   const unload = action("Unload", name, () => changes.change("POST", `${path}/unload`));
+  const pin = action("Pin", name, () => changes.change("POST", `${path}/pin`));
+  const unpin = action("Unpin", name, () => changes.change("POST", `${path}/unpin`));
   const remove = action("Remove", name, async () => {
     if (await confirmed(`Remove the service ${name}? New requests for it are refused at once; it is forgotten when those under way have ended.`, "Remove")) {
       await changes.change("DELETE", path);
@@ -85,7 +87,7 @@ function serviceRow(name, changes) {
     cell("now", cells.state),
     cells.engines,
     cells.requests,
-    cell("actions", load, unload, remove),
+    cell("actions", load, unload, pin, unpin, remove),
   );
   return {
     node,
@@ -94,12 +96,20 @@ function serviceRow(name, changes) {
       setText(cells.model, service.model);
       setText(cells.state, service.state);
       setAttribute(cells.state, "data-state", service.state);
-      setText(cells.engines, Object.entries(service.engines).map(([engine, { weights }]) => `${engine} (${weights})`).join(", ") || "–");
+      setText(cells.engines, enginesText(service));
       setText(cells.requests, `${number(service.running)} running, ${number(service.waiting)} waiting`);
       setAttribute(load, "disabled", !["unloaded", "failed"].includes(service.state));
       setAttribute(unload, "disabled", service.state !== "ready");
+      setHidden(pin, service.pinned);
+      setHidden(unpin, !service.pinned);
     },
   };
+}
+
+/** "0 (resident), 1 (absent); pinned". */
+function enginesText({ engines, pinned }) {
+  const places = Object.entries(engines).map(([engine, { weights }]) => `${engine} (${weights})`).join(", ") || "–";
+  return pinned ? `${places}; pinned` : places;
 }
 
 function engineRow(name, changes) {
