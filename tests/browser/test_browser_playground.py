@@ -56,6 +56,21 @@ def test_settings_become_fields_of_the_request(visitor: Any, server: StandIn) ->
     }
 
 
+def test_settings_outlive_a_reload(visitor: Any, server: StandIn) -> None:
+    page = visitor.open("loaded", "playground")
+    page.get_by_label("System prompt").fill("Be short.")
+    page.get_by_text("Sampling", exact=True).click()
+    page.get_by_label("Temperature").fill("0.5")
+    page.get_by_label("Log-probabilities").check()
+    page.reload()
+    assert page.get_by_label("System prompt").input_value() == "Be short."
+    send(page, "Hello")
+    page.get_by_text("8 output tokens").wait_for()
+    (body,) = server.bodies("v1/chat/completions")
+    assert (body["temperature"], body["logprobs"]) == (0.5, True)
+    assert body["messages"][0] == {"role": "system", "content": "Be short."}
+
+
 def test_a_request_is_copied_without_the_key(visitor: Any, server: StandIn) -> None:
     page = visitor.open("key", "playground")
     page.get_by_label("API key or admin key").fill(KEY)

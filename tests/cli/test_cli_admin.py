@@ -125,7 +125,7 @@ def test_places_of_weights_have_the_names_of_engines_where_they_differ(capsys):
     assert "resident" in found["chat"]
     assert "absent 160.0 MiB" in " ".join(found["away"].split())
     assert "0: absent, b: coming" in found["mixed"]
-    assert "resident, pinned" in found["pinned"]
+    assert "resident pinned" in found["pinned"]
     assert found["unknown"].split()[-4:] == ["-", "-", "4", "12"]
 
 

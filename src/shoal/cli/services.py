@@ -40,7 +40,7 @@ def list_services(url: Url = DEFAULT_URL, admin_key: AdminKey = None, as_json: A
     if as_json:
         typer.echo(json.dumps(answer, indent=2))
         return
-    headings = ("name", "model", "state", "engines", "ready", "weights", "size", "waiting", "resumed")
+    headings = ("name", "model", "state", "engines", "weights", "size", "waiting", "resumed")
     print_table(headings, [_row(service) for service in answer["data"]])
     for service in answer["data"]:
         if service["error"]:
@@ -137,18 +137,24 @@ def unpin(name: Name, url: Url = DEFAULT_URL, admin_key: AdminKey = None) -> Non
 
 
 def _row(service: Mapping[str, Any]) -> list[Text]:
-    ready, wanted = service["ready"], service["wanted"]
     return [
         Text(service["name"]),
         Text(service["model"]),
-        Text(service["state"], style=STYLES.get(service["state"], "")),
+        _state(service),
         Text(", ".join(service["engines"])),
-        Text(f"{ready} of {wanted}", style="green" if ready == wanted else "yellow" if ready else "red"),
-        Text(_weights(service["weights"]) + (", pinned" if service["pinned"] else "")),
+        Text(_weights(service["weights"]) + (" pinned" if service["pinned"] else "")),
         Text(mebibytes(service["weight_bytes"])),
         Text(str(service["waiting"])),
         Text(str(service["resumed"])),
     ]
+
+
+def _state(service: Mapping[str, Any]) -> Text:
+    """The state, and how many engines are ready where not all are."""
+    state, ready, wanted = service["state"], service["ready"], service["wanted"]
+    if ready == wanted:
+        return Text(state, style=STYLES.get(state, ""))
+    return Text(f"{state} {ready} of {wanted}", style="yellow" if ready else "red")
 
 
 def _weights(places: Mapping[str, str]) -> str:

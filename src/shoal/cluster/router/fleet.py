@@ -174,7 +174,12 @@ class Fleet:
             for name, info in engine.services.items():
                 service = self.catalog.services.get(name)
                 if service is not None and service.pin != info.pinned:
-                    self._run(self._pin(engine, name, service.pin))
+                    self._run(self._follow_pin(engine, name, service.pin))
+
+    async def _follow_pin(self, engine: RemoteEngine, service: str, pinned: bool) -> None:
+        error = await self._pin(engine, service, pinned)
+        if error is not None:
+            _log.warning("engine %s: service %s cannot be pinned: %s", engine.plan.name, service, error)
 
     async def _pin(self, engine: RemoteEngine, service: str, pinned: bool) -> str | None:
         """Pin a service on one engine, or unpin it; returns why that is impossible."""
@@ -188,8 +193,6 @@ class Fleet:
         done = "pinned" if pinned else "no longer pinned"
         if answer.error is None:
             _log.info("engine %s: service %s is %s", engine.plan.name, service, done)
-        else:
-            _log.warning("engine %s: service %s is not %s: %s", engine.plan.name, service, done, answer.error)
         return answer.error
 
     def _run(self, work: Coroutine[None, None, object]) -> None:

@@ -6,10 +6,6 @@ import { ask, keyForm } from "./keys.js";
 
 const POLL_MS = 1000;
 const ENDED_SHOWN = 10;
-const WORDS = {
-  add_service: "add service", remove_service: "remove service", load_service: "load service", unload_service: "unload service",
-  add_engine: "add engine", drain_engine: "drain engine", undrain_engine: "undrain engine", remove_engine: "remove engine",
-};
 
 /** {node, change(method, path, body), refresh()}; change resolves to whether the server began the change. */
 export function operations() {
@@ -71,7 +67,7 @@ export function operations() {
 }
 
 function describe(operation) {
-  return `${WORDS[operation.kind] ?? operation.kind} ${operation.target}`;
+  return `${operation.kind.replaceAll("_", " ")} ${operation.target}`;
 }
 
 function row(first) {

@@ -1,8 +1,9 @@
-// The playground's settings: system prompt, sampling, structured output, tools.
+// The playground's settings: system prompt, sampling, structured output, tools. The browser's tab keeps them.
 
 import { el, field } from "./dom.js";
 import { SAMPLING } from "./generation_request.js";
 
+const KEPT = "shoal-playground";
 const SCHEMA = '{"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]}';
 const TOOLS = '[{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}]';
 
@@ -40,5 +41,14 @@ export function playgroundSettings() {
     tools: tools.value,
     logprobs: logprobs.checked,
   });
+  restore({ system, stop, schema, tools, ...inputs }, logprobs);
+  node.addEventListener("input", () => sessionStorage.setItem(KEPT, JSON.stringify(read())));
   return { node, read };
+}
+
+function restore(fields, logprobs) {
+  const kept = JSON.parse(sessionStorage.getItem(KEPT) ?? "{}");
+  const values = { ...kept, ...kept.sampling };
+  for (const [name, input] of Object.entries(fields)) input.value = values[name] ?? "";
+  logprobs.checked = kept.logprobs ?? false;
 }
