@@ -82,7 +82,7 @@ class ActionRunner:
             case StartEngine():
                 self._fleet.start_engine(action.engine, action.incarnation, action.services)
             case LoadService() | UnloadService():
-                self._fleet.change_services(action)
+                self._fleet.services.change(action)
             case KillEngine():
                 self._fleet.kill_engine(action.engine, action.incarnation, action.why)
             case _:

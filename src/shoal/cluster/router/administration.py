@@ -113,7 +113,7 @@ class Administration:
         Raises ConfigError, without effect, if the service is unknown, or an engine has too little memory.
         """
         self._require_service(name)
-        await self._fleet.pin_service(name, pinned)
+        await self._fleet.services.pin(name, pinned)
 
     async def keep_service(self, name: str, idle_after_s: float | None) -> None:
         """Set the idle time of a loaded service, until its next unload; raises ConfigError if it is unknown.

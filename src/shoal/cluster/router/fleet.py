@@ -2,11 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from shoal.cluster.backends.interface import BackendEvent, EngineBackend, EngineWaiting
-from shoal.cluster.manager.actions import LoadService, UnloadService
 from shoal.cluster.manager.events import (
     ClusterEvent,
     EngineAdded,
@@ -16,18 +15,15 @@ from shoal.cluster.manager.events import (
     EngineLoading,
     EngineProcessUsage,
     EngineReady,
-    ServiceFailed,
-    ServiceLoaded,
-    ServiceUnloaded,
 )
 from shoal.cluster.node import EngineExited, EngineMessage, EngineUsage
 from shoal.cluster.options import ClusterOptions, EnginePlan
 from shoal.cluster.router.call import call_of
+from shoal.cluster.router.engine_services import EngineServices, kv_tokens
 from shoal.cluster.router.remote_engine import OpenChannel, RemoteEngine
 from shoal.cluster.router.service_catalog import Catalog
-from shoal.core import ConfigError, EngineDied, Service
+from shoal.core import ConfigError, EngineDied
 from shoal.engine import wire
-from shoal.engine.info import ServiceInfo
 from shoal.engine.process.lifeline import Beat, Failed, Loading, Ready, failure_to_error
 
 _log = logging.getLogger(__name__)
@@ -68,7 +64,14 @@ class Fleet:
         """Process ids of the engines that an earlier server left running, by name."""
         self._inherited: dict[str, int] = {}
         """Incarnations of engines that an earlier server left running, until all engines have answered."""
-        self._tasks: set[asyncio.Task[object]] = set()
+        self.services = EngineServices(
+            self._engines,
+            self.catalog,
+            clock=clock,
+            emit=emit,
+            on_change=self._services_changed,
+            on_failure=self._service_failed,
+        )
         self._progress: Callable[[str], None] | None = None
         self._closing = False
         self._leaving: set[str] = set()
@@ -145,110 +148,6 @@ class Fleet:
         self._killed[name] = (incarnation, why)
         self._backend.kill_engine(name, incarnation)
 
-    def change_services(self, action: LoadService | UnloadService) -> None:
-        """Let a running engine load or unload a service, and emit the result."""
-        engine = self._engines[action.engine]
-        if isinstance(action, LoadService):
-            work = self._load(engine, action, self.catalog.services[action.service])
-        else:
-            work = self._unload(engine, action)
-        self._run(work)
-
-    async def pin_service(self, name: str, pinned: bool) -> None:
-        """Pin a service on all engines that have it, or unpin it; engines that load it later follow.
-
-        Raises ConfigError, without effect, if an engine has too little memory for its weights.
-        """
-        before = self.catalog.services[name].pin
-        self.catalog.pin(name, pinned)  # engines that become ready meanwhile follow it
-        for engine in list(self._engines.values()):
-            error = await self._pin(engine, name, pinned)
-            if error is not None:
-                self.catalog.pin(name, before)
-                self._follow_pins(*self._engines.values())
-                raise ConfigError(f"engine {engine.plan.name}: {error}")
-
-    def _follow_pins(self, *engines: RemoteEngine) -> None:
-        """Pin the services of engines as the catalog says."""
-        for engine in engines:
-            for name, info in engine.services.items():
-                service = self.catalog.services.get(name)
-                if service is not None and service.pin != info.pinned:
-                    self._run(self._follow_pin(engine, name, service.pin))
-
-    async def _follow_pin(self, engine: RemoteEngine, service: str, pinned: bool) -> None:
-        error = await self._pin(engine, service, pinned)
-        if error is not None:
-            _log.warning("engine %s: service %s cannot be pinned: %s", engine.plan.name, service, error)
-
-    async def _pin(self, engine: RemoteEngine, service: str, pinned: bool) -> str | None:
-        """Pin a service on one engine, or unpin it; returns why that is impossible."""
-        if service not in engine.services:
-            return None
-        try:
-            answer = await engine.ask(lambda key: wire.PinService(key, service, pinned), wire.ServiceChanged)
-        except EngineDied:
-            return None
-        engine.services_changed(answer)
-        done = "pinned" if pinned else "no longer pinned"
-        if answer.error is None:
-            _log.info("engine %s: service %s is %s", engine.plan.name, service, done)
-        return answer.error
-
-    def _run(self, work: Coroutine[None, None, object]) -> None:
-        """Run a change of services, beside others."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: "asyncio.Task[object]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a change of services ended unexpectedly", exc_info=error)
-
-    async def _load(self, engine: RemoteEngine, action: LoadService, service: Service) -> None:
-        name, folder = action.engine, str(self.catalog.folder(service.name))
-        began_ns = self._clock()
-        try:
-            answer = await engine.ask(lambda key: wire.AddService(key, service, folder), wire.ServiceChanged)
-        except EngineDied:
-            return
-        engine.services_changed(answer)
-        self._services_changed()
-        if service.name not in answer.services:
-            error = answer.error or "it cannot be loaded"
-            if self._start_completed:
-                _log.warning("engine %s: service %s is not loaded: %s", name, service.name, error)
-            elif not self._started.done():
-                self._started.set_exception(
-                    ConfigError(f"service {service.name!r} cannot be loaded: {error}")
-                )
-            self._emit(ServiceFailed(name, action.incarnation, service.name, error))
-            return
-        took_s = (self._clock() - began_ns) / 1e9
-        why = ", asked for by a request" if action.woken else ""
-        _log.info("engine %s: service %s is loaded in %.1f s%s", name, service.name, took_s, why)
-        assert engine.info is not None
-        info = answer.services[service.name]
-        speed = self.catalog.speed(engine.info, service.name, info)
-        event = (name, action.incarnation, service.name, speed, info.kv_format, _kv_tokens(answer.services))
-        self._emit(ServiceLoaded(*event))
-        self._follow_pins(engine)
-
-    async def _unload(self, engine: RemoteEngine, action: UnloadService) -> None:
-        try:
-            answer = await engine.ask(
-                lambda key: wire.RemoveService(key, action.service, True), wire.ServiceChanged
-            )
-        except EngineDied:
-            return
-        why = "" if answer.error is None else f" ({answer.error})"
-        _log.info("engine %s: service %s is unloaded%s", action.engine, action.service, why)
-        engine.services_changed(answer)
-        self._services_changed()
-        event = (action.engine, action.incarnation, action.service, _kv_tokens(answer.services))
-        self._emit(ServiceUnloaded(*event))
-
     def kill_inconsistent(self, engine: str, why: str) -> None:
         """Kill an engine that sent an inconsistent message."""
         _log.error("engine %s is not to be trusted: %s", engine, why)
@@ -275,11 +174,16 @@ class Fleet:
         if connected and self.catalog.complete and not self._started.done():
             self._started.set_result(None)
 
+    def _service_failed(self, engine: str, service: str, error: str) -> None:
+        """An engine cannot load a service; at the start that ends it."""
+        if self._start_completed:
+            _log.warning("engine %s: service %s is not loaded: %s", engine, service, error)
+        elif not self._started.done():
+            self._started.set_exception(ConfigError(f"service {service!r} cannot be loaded: {error}"))
+
     async def close(self) -> None:
         self._closing = True
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.services.close()
         if self._started.done() and not self._started.cancelled():
             self._started.exception()  # mark it as retrieved
         for engine in self._engines.values():
@@ -331,10 +235,10 @@ class Fleet:
         services = info.services.items()
         speeds = {service: self.catalog.speed(info, service, limits) for service, limits in services}
         formats = {service: limits.kv_format for service, limits in services if limits.kv_format}
-        pool = (info.kv_bytes, _kv_tokens(info.services), info.block_size, info.host)
+        pool = (info.kv_bytes, kv_tokens(info.services), info.block_size, info.host)
         self._emit(EngineReady(name, incarnation, speeds, formats, *pool))
         self._services_changed()
-        self._follow_pins(engine)
+        self.services.follow_pins(engine)
 
     @property
     def _start_completed(self) -> bool:
@@ -378,10 +282,6 @@ class Fleet:
 
 def _service_names(plan: EnginePlan) -> tuple[str, ...]:
     return tuple(service.name for service in plan.options.services)
-
-
-def _kv_tokens(services: Mapping[str, ServiceInfo]) -> dict[str, int]:
-    return {service: info.kv_tokens for service, info in services.items()}
 
 
 def _error(failure: str | None, reason: str) -> Exception:
