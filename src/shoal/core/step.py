@@ -126,6 +126,14 @@ class StepTimings:
     forward_ns: int = 0
     sample_ns: int = 0
 
+    @classmethod
+    def total(cls, timings: Sequence["StepTimings"]) -> "StepTimings":
+        return cls(
+            sum([each.prepare_ns for each in timings]),
+            sum([each.forward_ns for each in timings]),
+            sum([each.sample_ns for each in timings]),
+        )
+
 
 NO_TOKEN = -1
 """Placeholder for a token that could not be sampled; see ``StepResult.failures`` and ``postponed``."""
@@ -195,6 +203,25 @@ class StepResult:
             None,
             None if logprobs is None else [logprobs],
             StepTimings() if timings is None else timings,
+        )
+
+    @classmethod
+    def of_iterations(cls, results: Sequence["StepResult"]) -> "StepResult":
+        """The result of a plan from those of its iterations, of which the first alone has prompt tokens."""
+        first, last = results[0], results[-1]
+        if first is last:
+            return first
+        missing = [[None] * len(first.tokens[0])]
+        logprobs = [row for result in results for row in result.logprobs or missing]
+        return cls(
+            [tokens for result in results for tokens in result.tokens],
+            [duration_ns for result in results for duration_ns in result.durations_ns],
+            logprobs=None if all(result.logprobs is None for result in results) else logprobs,
+            timings=StepTimings.total([result.timings for result in results]),
+            prompt_logprobs=first.prompt_logprobs,
+            embeddings=first.embeddings,
+            failures=last.failures,
+            postponed=last.postponed,
         )
 
     @property

@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
-from shoal.core import NO_TOKEN, Arrival, Service, StepPlan, StepResult, StepTimings, TokenLogprobs
+from shoal.core import NO_TOKEN, Arrival, Service, StepPlan, StepResult, StepTimings
 from shoal.execute.attention.kv_buffers import BlockTransfer, KVStore
 from shoal.execute.attention.kv_views import UnitIds
 from shoal.execute.attention.transformers_hook import AttentionStep
@@ -178,37 +177,16 @@ class TorchExecutor:
             duration_ns = time.perf_counter_ns() - started
             return StepResult.of_step([], duration_ns, timings=StepTimings(duration_ns))
         self._require_weights(plan.service)
-        ends_ns = [started]
-        tokens: list[list[int]] = []
-        logprobs: list[list[TokenLogprobs | None] | None] = []
-        prepare_ns = forward_ns = sample_ns = 0
-        prompt_outputs: PromptOutputs | None = None
+        results: list[StepResult] = []
         while True:
-            iteration = self._recoverable(partial(self._compute, plan, rows))
-            prompt_outputs = prompt_outputs or iteration.prompt_outputs  # only the first has prompt tokens
-            prepare_ns += iteration.prepared_ns - ends_ns[-1]
-            forward_ns += iteration.forwarded_ns - iteration.prepared_ns
-            sample_ns += iteration.ended_ns - iteration.forwarded_ns
-            ends_ns.append(iteration.ended_ns)
-            sampled = iteration.sampled
-            tokens.append(sampled.tokens)
-            logprobs.append(sampled.logprobs)
-            if len(tokens) == plan.iterations or self._ends_any(plan, rows, sampled.tokens):
+            result = self._recoverable(partial(self._compute, plan, rows, started))
+            results.append(result)
+            if len(results) == plan.iterations or self._ends_any(plan, rows, result.tokens[0]):
                 break
             if interrupted() or (self._weights is not None and self._weights.arrived):
                 break
-        durations_ns = [end_ns - start_ns for start_ns, end_ns in pairwise(ends_ns)]
-        timings = StepTimings(prepare_ns, forward_ns, sample_ns)
-        return StepResult(
-            tokens,
-            durations_ns,
-            logprobs=_pad_logprobs(logprobs, len(plan.sampled)),
-            timings=timings,
-            failures=sampled.failures,
-            postponed=sampled.postponed,
-            prompt_logprobs=prompt_outputs.logprobs,
-            embeddings=prompt_outputs.embeddings,
-        )
+            started += result.duration_ns
+        return StepResult.of_iterations(results)
 
     def _require_weights(self, service: str) -> None:
         image = self._services[service].model.image
@@ -234,7 +212,8 @@ class TorchExecutor:
         if self.store.buffer.device.type == "cuda":
             empty_cuda_cache()
 
-    def _compute(self, plan: StepPlan, rows: Sequence[RunningSequence]) -> "_Iteration":
+    def _compute(self, plan: StepPlan, rows: Sequence[RunningSequence], started_ns: int) -> StepResult:
+        """Run one iteration, whose time counts from ``started_ns``."""
         self._masks.begin(plan.service, [(plan.seq_ids[i], rows[i]) for i in plan.sampled])
         step = self._prepare(plan, rows)
         prepared_ns = time.perf_counter_ns()
@@ -251,7 +230,19 @@ class TorchExecutor:
         sampled = self._sample(plan, rows, logits, self._masks.finish())
         if sampled.postponed:
             self._postpone(plan, rows, sampled.postponed, prompt_outputs)
-        return _Iteration(sampled, prepared_ns, forwarded_ns, time.perf_counter_ns(), prompt_outputs)
+        ended_ns = time.perf_counter_ns()
+        return StepResult(
+            [sampled.tokens],
+            [ended_ns - started_ns],
+            logprobs=None if sampled.logprobs is None else [sampled.logprobs],
+            timings=StepTimings(
+                prepared_ns - started_ns, forwarded_ns - prepared_ns, ended_ns - forwarded_ns
+            ),
+            prompt_logprobs=prompt_outputs.logprobs,
+            embeddings=prompt_outputs.embeddings,
+            failures=sampled.failures,
+            postponed=sampled.postponed,
+        )
 
     def _prepare(self, plan: StepPlan, rows: Sequence[RunningSequence]) -> "PreparedStep":
         cache, backend = self.store.services[plan.service], self._services[plan.service].backend
@@ -353,23 +344,3 @@ class PreparedStep:
     last: np.ndarray
     """Index in the batch of the last token of each row of the plan."""
     arguments: Callable[[], StepArguments]
-
-
-@dataclass(frozen=True, slots=True)
-class _Iteration:
-    """The result of one iteration, and when its parts ended."""
-
-    sampled: Sampled
-    prepared_ns: int
-    forwarded_ns: int
-    ended_ns: int
-    prompt_outputs: PromptOutputs
-
-
-def _pad_logprobs(
-    logprobs: Sequence[Sequence[TokenLogprobs | None] | None], sampled: int
-) -> list[Sequence[TokenLogprobs | None]] | None:
-    """Log-probabilities of all iterations, with None for missing rows; None if no iteration has any."""
-    if all(row is None for row in logprobs):
-        return None
-    return [[None] * sampled if row is None else row for row in logprobs]

@@ -17,7 +17,7 @@ from shoal.core import (
     TokenLogprobs,
 )
 from shoal.kvcache import BlockPool
-from shoal.schedule.request_state import RequestState
+from shoal.schedule.request_state import RequestState, last_event
 from shoal.schedule.request_store import RequestStore
 from shoal.schedule.results import split_result
 from shoal.schedule.running_batch import ALL, IntArray, Rows, RunningBatch
@@ -29,22 +29,13 @@ _NOT_FINITE = Failure(
 )
 
 
-class _End(NamedTuple):
-    """The end of a request, with its last tokens."""
-
-    reason: FinishReason
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] | None = None
-    stop_token: int | None = None
-    error: str | None = None
-
-
 class _Outcome(NamedTuple):
     """Interpreted result of a plan, keyed by the index of a request in its ``_Part``."""
 
     events: dict[int, TokenEvent]
-    """For requests with new tokens, except simulated ones."""
-    ends: dict[int, _End]
+    """For requests that end, and for those with new tokens, except simulated ones."""
+    ends: Sequence[int]
+    """Requests that end."""
     num_new: int | IntArray
     """Number of new tokens, of all or of each request."""
     postponed: Sequence[int] = ()
@@ -161,7 +152,7 @@ class OutputProcessor:
         """``count`` simulated tokens for each, of which only the time is known."""
         rows, requests = part.rows, part.requests
         receivers = requests
-        ends: dict[int, _End] = {}
+        ends: dict[int, tuple[FinishReason, tuple[int, ...]]] = {}
         if columns is None and not np.count_nonzero(batch.is_ending):
             batch.receive(rows, count, ends_ns)
         else:
@@ -169,7 +160,7 @@ class OutputProcessor:
             for at in ending.nonzero()[0].tolist():
                 reason = requests[at].ending
                 assert reason is not None
-                ends[at] = _End(reason)
+                ends[at] = reason, ()
             receiving = (~ending if columns is None else (columns >= 0) & ~ending).nonzero()[0]
             receivers = [requests[at] for at in receiving.tolist()]
             batch.receive(np.arange(len(batch))[rows][receiving], count, ends_ns)
@@ -182,8 +173,12 @@ class OutputProcessor:
             if at not in ends:
                 reason, _ = requests[at].check_stop(ANONYMOUS_TOKEN, int(generated[at]))
                 assert reason is not None  # its output is complete
-                ends[at] = _End(reason, (ANONYMOUS_TOKEN,))
-        return _Outcome({}, ends, count)
+                ends[at] = reason, (ANONYMOUS_TOKEN,)
+        events = {
+            at: last_event(requests[at], int(generated[at]) - len(tokens), reason, tokens)
+            for at, (reason, tokens) in ends.items()
+        }
+        return _Outcome(events, list(ends), count)
 
     def _process_tokens(
         self,
@@ -199,40 +194,53 @@ class OutputProcessor:
         generated = batch.num_generated[part.rows].tolist()
         limits = (batch.num_final_tokens[part.rows] - batch.num_prompt_tokens[part.rows]).tolist()
         events: dict[int, TokenEvent] = {}
-        ends: dict[int, _End] = {}
-        receivers, counts, postponed = [], [], []
+        ends, receivers, counts, postponed = [], [], [], []
         # This loop over the rows takes most of the time of an update.
         for at, (request, column, before, limit) in enumerate(
             zip(part.requests, places, generated, limits, strict=True)
         ):
             if request.ending is not None:
-                ends[at] = _End(request.ending)
+                events[at] = last_event(request, before, request.ending)
+                ends.append(at)
                 continue
             if column < 0:
                 continue
             ids = sampled[column] if result.counts is None else sampled[column][: result.counts[column]]
             logprobs = None if result.logprobs is None else _logprobs(result.logprobs, column, len(ids))
+            finish: FinishReason | None = None
+            stop_token, error = None, None
             if NO_TOKEN in ids:
                 ids = ids[: ids.index(NO_TOKEN)]
                 if column in result.postponed:
                     postponed.append(at)
+                    if not ids:
+                        continue
                 else:
-                    failure = result.failures.get(column, _NOT_FINITE)
-                    ends[at] = _End(failure.finish, ids, logprobs and logprobs[: len(ids)], error=failure.why)
-                    request.ending = failure.finish  # so that its KV is not published
-                if not ids:
-                    continue
+                    error, finish = result.failures.get(column, _NOT_FINITE)
+                    request.ending = finish  # so that its KV is not published
             elif before + len(ids) >= limit or not request.stop_token_ids.isdisjoint(ids):
-                ids, reason, stop_token = _until_stop(request, ids, before)
-                if reason is not None:
-                    ends[at] = _End(reason, ids, logprobs and logprobs[: len(ids)], stop_token)
-            request.token_ids += ids
+                ids, finish, stop_token = _until_stop(request, ids, before)
             cached, queue_ns = request.num_cached_tokens, 0 if before else request.queue_ns
+            if finish is not None:
+                ends.append(at)
+                logprobs, queue_ns = logprobs and logprobs[: len(ids)], request.queue_ns
             events[at] = TokenEvent(
-                request.request.id, ids, logprobs, None, None, None, cached, queue_ns, None, None, before
+                request.request.id,
+                ids,
+                logprobs,
+                finish,
+                stop_token,
+                error,
+                cached,
+                queue_ns,
+                None,
+                None,
+                before,
             )
-            receivers.append(at)
-            counts.append(len(ids))
+            if ids:
+                request.token_ids += ids
+                receivers.append(at)
+                counts.append(len(ids))
         self._store.count_output(part.requests[0].service, sum(counts))
         num_new: int | IntArray = 1
         if postponed or counts.count(1) < len(counts):
@@ -259,16 +267,16 @@ class OutputProcessor:
         self, batch: RunningBatch, part: _Part, outcome: _Outcome, now_ns: int
     ) -> list[TokenEvent]:
         """End finished requests, update outgrown length predictions, and return the events."""
-        events, ends, prompt_outputs = outcome.events, outcome.ends, outcome.prompt_outputs
+        events, ends, prompt_outputs = outcome.events, set(outcome.ends), outcome.prompt_outputs
         outgrown = batch.num_generated[part.rows] >= batch.predicted_tokens[part.rows]
-        places = {*outgrown.nonzero()[0].tolist(), *ends}
-        for at in sorted(places):
-            request, end = part.requests[at], ends.get(at)
-            if end is None:
+        for at in sorted({*outgrown.nonzero()[0].tolist(), *ends}):
+            request = part.requests[at]
+            if at not in ends:
                 self._predict(batch, request)
-            else:
-                reason, ids, logprobs, stop_token, error = end
-                events[at] = self._store.end(request, reason, now_ns, ids, logprobs, stop_token, error)
+                continue
+            reason = events[at].finish
+            assert reason is not None
+            self._store.finish(request, reason, now_ns)
         for at, (logprobs, embedding) in prompt_outputs.items():
             request = part.requests[at]
             event = events.get(at) or self._empty_event(batch, request)

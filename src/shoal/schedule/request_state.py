@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from shoal.core import NO_GOALS, SLO, FinishReason, Prompt, Request, SyntheticPrompt, derive_seed
+from shoal.core import NO_GOALS, SLO, FinishReason, Prompt, Request, SyntheticPrompt, TokenEvent, derive_seed
 from shoal.core.length_limits import resolve_max_new_tokens
 from shoal.kvcache import hash_blocks, hash_next, hash_salt, hash_synthetic
 
@@ -206,6 +206,28 @@ class RequestState:
             start = len(hashes) * block_size
             parent = hashes[-1] if hashes else hash_salt(self.request.cache_salt)
             hashes.append(hash_next(parent, self.token_ids[start : start + block_size]))
+
+
+def last_event(
+    request: RequestState,
+    position: int,
+    reason: FinishReason,
+    tokens: tuple[int, ...] = (),
+    *,
+    stop_token: int | None = None,
+    error: str | None = None,
+) -> TokenEvent:
+    """The event that ends a request; position: output tokens before ``tokens``."""
+    return TokenEvent(
+        request.request.id,
+        tokens,
+        finish=reason,
+        stop_token=stop_token,
+        error=error,
+        cached_tokens=request.num_cached_tokens,
+        queue_ns=request.queue_ns,
+        position=position,
+    )
 
 
 def hash_prompt(prompt: Prompt, block_size: int, salt: str | None = None) -> list[bytes]:

@@ -4,11 +4,11 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from shoal.core import BlockCopy, FinishReason, TokenEvent, TokenLogprobs
+from shoal.core import BlockCopy, FinishReason, TokenEvent
 from shoal.kvcache import BlockMove, BlockPool
 from shoal.schedule.leases import Leases
 from shoal.schedule.policies.orders import Order
-from shoal.schedule.request_state import RequestState
+from shoal.schedule.request_state import RequestState, last_event
 from shoal.schedule.running_batch import RunningBatch
 from shoal.schedule.service_state import ServiceState
 from shoal.schedule.slo_expired import may_be_refused, refusal_message
@@ -272,12 +272,16 @@ class RequestStore:
         request: RequestState,
         reason: FinishReason,
         now_ns: int,
-        tokens: tuple[int, ...] = (),
-        logprobs: tuple[TokenLogprobs, ...] | None = None,
+        *,
         stop_token: int | None = None,
         error: str | None = None,
     ) -> TokenEvent:
-        """Remove a finished request, update statistics, and return its last event."""
+        """End a request without new tokens; returns its last event."""
+        self.finish(request, reason, now_ns)
+        return last_event(request, request.num_generated, reason, stop_token=stop_token, error=error)
+
+    def finish(self, request: RequestState, reason: FinishReason, now_ns: int) -> None:
+        """Remove a finished request, whose last event is told by the caller, and update statistics."""
         self.remove(request)
         self._counters[request.service].long_token_gaps += request.largest_gap_ns > self._max_token_gap_ns
         if reason not in (FinishReason.STOP, FinishReason.LENGTH):
@@ -288,17 +292,6 @@ class RequestStore:
                 self.services[request.service].statistics.finished(request, now_ns)
         if self._on_end is not None:
             self._on_end(request, reason, now_ns)
-        return TokenEvent(
-            request.request.id,
-            tokens,
-            logprobs,
-            reason,
-            stop_token,
-            error,
-            cached_tokens=request.num_cached_tokens,
-            queue_ns=request.queue_ns,
-            position=request.num_generated - len(tokens),
-        )
 
     def remove(self, request: RequestState) -> None:
         """Remove a request; its blocks are freed when no plan in flight uses them."""
