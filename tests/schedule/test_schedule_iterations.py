@@ -296,7 +296,7 @@ def test_the_largest_gap_is_between_iterations_or_plans():
     scheduler.update(plan, StepResult([[5, 6], [2, 7], [0, 8]], [50, 2, 400]), 1_902)
     first, second = requests
     assert (first.largest_gap_ns, first.last_token_ns) == (350, 1_502)
-    assert (second.largest_gap_ns, batch.last_token_ns.tolist()) == (0, [1_902])
+    assert (batch.requests, batch.last_token_ns.tolist()) == ([second], [1_902])
     assert batch.largest_gap_ns.tolist() == [400]
     assert batch.first_token_ns.tolist() == [STEP_NS]
 

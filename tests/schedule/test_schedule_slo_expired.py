@@ -80,20 +80,25 @@ class AdmissionWatcher:
 
     def checked(self, now_ns):
         states = self.scheduler.services.values()
-        before = {request for state in states for request in state.waiting}
+        before = {
+            request: (can_meet_slo(request, now_ns), request.num_generated)
+            for state in states
+            for request in state.waiting
+        }
         plan = self.schedule(now_ns)
         waiting = {request for state in states for request in state.waiting}
         running = {request for state in states for request in state.running.requests}
-        for request in before - waiting - running:
+        for request in before.keys() - waiting - running:
             assert self.mode == "refuse"
             assert request.finished
             assert not request.num_generated
             assert not request.block_ids
             assert not can_meet_slo(request, now_ns)
-        for request in before & running:
-            if not can_meet_slo(request, now_ns):
+        for request in before.keys() & running:
+            was_in_time, num_generated = before[request]
+            if not was_in_time:
                 self.num_admitted_late += 1
-                assert not (self.mode == "refuse" and not request.num_generated)
+                assert not (self.mode == "refuse" and not num_generated)
                 in_time = [
                     other
                     for other in waiting
@@ -101,7 +106,9 @@ class AdmissionWatcher:
                 ]
                 assert self.mode == "serve" or not in_time
         if self.mode == "refuse":
-            assert all(request.num_generated or can_meet_slo(request, now_ns) for request in waiting & before)
+            assert all(
+                request.num_generated or can_meet_slo(request, now_ns) for request in waiting & before.keys()
+            )
         return plan
 
 

@@ -68,6 +68,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
     def to_requests(self) -> list[Request]:
         """The requests of the call, which share one prompt."""
+        sampling = self.request.sampling
         return [
             replace(
                 self.request,
@@ -75,7 +76,9 @@ class Submit(msgspec.Struct, tag=True, array_like=True, frozen=True):
                 seed=choice.seed,
                 output_tokens=choice.output_tokens,
                 resume_state=choice.resume_state,
-                sampling=replace(self.request.sampling, prompt_logprobs=choice.prompt_logprobs),
+                sampling=sampling
+                if choice.prompt_logprobs == sampling.prompt_logprobs
+                else replace(sampling, prompt_logprobs=choice.prompt_logprobs),
             )
             for choice in self.choices
         ]

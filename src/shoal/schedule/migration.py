@@ -131,6 +131,7 @@ class Migrator:
 
     def _start_running(self, state: RequestState, blocks: list[int], now_ns: int) -> None:
         """Add a request with ``num_computed`` tokens in ``blocks`` to the running batch."""
+        missing = state.num_tokens - state.num_computed
         num_needed = -(-state.num_tokens // self._pool.block_size)
         self._pool.free(state.service, blocks[num_needed:])
         state.block_ids = blocks[:num_needed]
@@ -140,4 +141,4 @@ class Migrator:
         self._store.requests[state.request.id] = state
         self._store.run(state, now_ns)
         batch = self._store.services[state.service].running
-        batch.prefilling[-1] = state.num_tokens - state.num_computed > 1
+        batch.prefilling[-1] = missing > 1

@@ -83,7 +83,7 @@ class PlanBuilder:
             service,
             (seq_ids, ones + tuple([count for _, count in chunks]), sampled),
             grown=grown,
-            joined=tuple([_new_sequence(new.request) for new in admitted]),
+            joined=tuple([_new_sequence(batch, row) for row in range(first, len(batch))]),
             copies=tuple([copy for new in admitted for copy in new.copies]),
         )
         self._count_steps(plan, state, prefill=bool(chunks))
@@ -176,7 +176,9 @@ class PlanBuilder:
         """
         if joins is None:
             return self._make_plan("", ((), (), ()), grown=())
-        return self._make_plan(joins.service, ((), (), ()), grown=(), joined=(_new_sequence(joins),))
+        batch = self._store.services[joins.service].running
+        joined = _new_sequence(batch, batch.row_of(joins))
+        return self._make_plan(joins.service, ((), (), ()), grown=(), joined=(joined,))
 
     def _count_steps(self, plan: StepPlan, state: ServiceState, *, prefill: bool) -> None:
         """Update the step counters that orders read."""
@@ -189,14 +191,17 @@ class PlanBuilder:
             state.last_prefill = plan.number
 
 
-def _new_sequence(request: RequestState) -> NewSequence:
-    """The request for the executor; a synthetic prompt gets consecutive numbers as token ids."""
+def _new_sequence(batch: RunningBatch, row: int) -> NewSequence:
+    """A request for the executor; a synthetic prompt gets consecutive numbers as token ids."""
+    request = batch.requests[row]
+    prompt_tokens = request.num_prompt_tokens
+    known = prompt_tokens + int(batch.num_generated[row])
     synthetic = isinstance(request.request.prompt, SyntheticPrompt)
     return NewSequence(
         seq_id=request.seq_id,
-        tokens=range(request.num_tokens) if synthetic else tuple(request.token_ids),
-        prompt_tokens=request.num_prompt_tokens,
-        computed=request.num_computed,
+        tokens=range(known) if synthetic else tuple(request.token_ids),
+        prompt_tokens=prompt_tokens,
+        computed=int(batch.num_computed[row]),
         blocks=tuple(request.block_ids),
         sampling=request.request.sampling,
         seed=request.request.seed,

@@ -9,12 +9,13 @@ from shoal.core.length_limits import resolve_max_new_tokens
 from shoal.kvcache import hash_blocks, hash_next, hash_salt, hash_synthetic
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class RequestState:
     """State of one unfinished request. Only the scheduler writes it.
 
     While the request is running, its progress is a row of the service's ``RunningBatch``, and the fields
-    marked *progress* here are out of date: they are written when the row is removed.
+    marked *progress* here have no value: reading one is an AttributeError. They are set again when the row is
+    removed.
     """
 
     request: Request

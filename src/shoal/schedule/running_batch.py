@@ -182,7 +182,7 @@ class RunningBatch(RequestTable):
         self.__dict__.update(zip(_GOALS, table[len(_COLUMNS) :].view(np.float64), strict=True))
 
     def add(self, request: RequestState) -> None:
-        """Append a row for a request."""
+        """Append a row for a request, which has its progress from now on; the request's fields have none."""
         row = len(self.requests)
         if row == self._table.shape[1]:
             self._table = np.concatenate((self._table, np.zeros_like(self._table)), axis=1)
@@ -191,6 +191,8 @@ class RunningBatch(RequestTable):
         self.requests.append(request)
         self._bind()
         self.prefilling[row] = 1
+        for name in _PROGRESS:
+            delattr(request, name)
 
     def remove(self, request: RequestState) -> None:
         """Remove a request's row, and write its progress to it. Rows behind it move up."""
