@@ -111,7 +111,7 @@ $(CLIENTS)-%/.installed: tests/clients/requirements-%.txt
 	@touch $@
 
 test-clients: $(STAMP) $(CLIENTS)/.installed $(CLIENT_SETS:%=$(CLIENTS)-%/.installed)
-	$(call run_clients,$(CLIENTS),openai langchain pydantic_ai openai_agents llm ollama guidellm lm_eval)
+	$(call run_clients,$(CLIENTS),openai anthropic langchain pydantic_ai openai_agents llm ollama guidellm lm_eval)
 	$(call run_clients,$(CLIENTS)-openai2,litellm llama_index instructor)
 	$(call run_clients,$(CLIENTS)-aiperf,aiperf)
 	$(call run_clients,$(CLIENTS)-vllm,vllm_bench)

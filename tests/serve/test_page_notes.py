@@ -8,8 +8,8 @@ from shoal.serve.page.snapshot import KV, Engine, Goals, Latency, Service, Servi
 
 NOTHING = Latency(0, None, None, None)
 QUIET = Service(
-    "chat", "m", "ready", None, True, {"0": ServiceOnEngine("resident", 2, 0, 0)}, 2, 0, 0, 0.0, 0.0, 0.0,
-    NOTHING, NOTHING, 0, 0, Goals(0, 0),
+    "chat", "m", "ready", None, True, False, {"0": ServiceOnEngine("resident", 2, 0, 0)}, 2, 0, 0, 0.0,
+    0.0, 0.0, NOTHING, NOTHING, 0, 0, Goals(0, 0),
 )  # fmt: skip
 POOL = KV(1000, 500, 0, 0, 0, 0, 500, {})
 ENGINE = Engine("0", "ready", "cpu", 0, 0.1, None, 5, 9.0, None, None, 0, POOL)

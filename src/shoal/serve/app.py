@@ -13,6 +13,7 @@ from shoal.engine.options import EngineOptions
 from shoal.serve.admin.cluster_admin import ClusterAdmin
 from shoal.serve.admin.endpoints import AdminEndpoints
 from shoal.serve.admin.guard import AdminMiddleware, OperatorRights
+from shoal.serve.anthropic.endpoints import MessagesEndpoints
 from shoal.serve.api import Api
 from shoal.serve.backend import Backend, TextCodec
 from shoal.serve.cpu_workers import WorkerProcesses, Workers
@@ -103,6 +104,7 @@ def create_app(
     for endpoints in (
         generation,
         ResponsesEndpoints(api),
+        MessagesEndpoints(api),
         embedding,
         TokenEndpoints(api),
         OllamaEndpoints(api, generation, embedding, OllamaOperations(api, admin, rights)),

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails, from_json
 
 from shoal.core import InvalidRequest
+from shoal.serve.anthropic.request_body import MessagesBody
 from shoal.serve.http.error_responses import shorten
 from shoal.serve.ollama.request_bodies import OllamaChatBody, OllamaGenerateBody, Options
 from shoal.serve.openai.nested_objects import Goals, StreamOptions
@@ -22,6 +23,7 @@ _ROUTES: Mapping[str, type[StrictModel]] = {
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
     "/v1/responses": ResponsesBody,
+    "/v1/messages": MessagesBody,
     "/api/generate": OllamaGenerateBody,
     "/api/chat": OllamaChatBody,
 }

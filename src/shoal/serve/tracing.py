@@ -27,6 +27,7 @@ _log = logging.getLogger(__name__)
 _OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/responses": "chat",
+    "/v1/messages": "chat",
     "/api/chat": "chat",
     "/v1/completions": "text_completion",
     "/api/generate": "text_completion",

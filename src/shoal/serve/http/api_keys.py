@@ -10,6 +10,7 @@ from shoal.config.api_keys import ApiKey, check_key_services
 from shoal.serve.errors import InvalidApiKey
 from shoal.serve.http.api_key_limits import ApiKeyLimits
 from shoal.serve.http.error_responses import OLLAMA_PREFIX, error_response
+from shoal.serve.http.message_errors import is_messages_path
 from shoal.serve.http.request_context import context_of
 
 OPEN_PATHS = frozenset(
@@ -42,12 +43,16 @@ class Keyring:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def find(self, headers: Iterable[tuple[bytes, bytes]]) -> ApiKeyLimits:
+    def find(self, headers: Iterable[tuple[bytes, bytes]], *, takes_x_api_key: bool = False) -> ApiKeyLimits:
         """The key in the Authorization header; raises InvalidApiKey.
+
+        takes_x_api_key: whether it may be in x-api-key instead, where Anthropic's clients send it.
 
         The duration reveals nothing about the keys: digests are compared, and always all of them.
         """
         secret = bearer_token(headers)
+        if secret is None and takes_x_api_key:
+            secret = _header(headers, b"x-api-key")
         if secret is None:
             raise InvalidApiKey("this server needs an API key; send it as Authorization: Bearer KEY")
         sent = digest(secret)
@@ -73,7 +78,9 @@ class ApiKeyMiddleware:
         path = scope.get("path", "")
         if scope["type"] == "http" and not is_open(path) and not is_for_operators(path):
             try:
-                context_of(scope).key = self._keyring.find(scope["headers"])
+                context_of(scope).key = self._keyring.find(
+                    scope["headers"], takes_x_api_key=is_messages_path(path)
+                )
             except InvalidApiKey as error:
                 takes_admin_key = path == _LIVE_PATH or path.startswith(OLLAMA_PREFIX)
                 if not (takes_admin_key and self._is_operator(scope)):
@@ -84,11 +91,15 @@ class ApiKeyMiddleware:
 
 def bearer_token(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
     """The token after ``Bearer`` in the Authorization header; b"": another scheme, None: no header."""
-    sent = next((value for name, value in headers if name == b"authorization"), None)
+    sent = _header(headers, b"authorization")
     if sent is None:
         return None
     scheme, _, secret = sent.partition(b" ")
     return secret.strip() if scheme.lower() == b"bearer" else b""
+
+
+def _header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
+    return next((value for sent, value in headers if sent == name), None)
 
 
 def digest(secret: bytes) -> bytes:

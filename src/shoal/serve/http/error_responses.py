@@ -1,4 +1,4 @@
-"""Maps errors to HTTP statuses, error codes and bodies, in OpenAI's shape or, below /api/, in Ollama's."""
+"""Maps errors to HTTP statuses, error codes and bodies, in the shape of the requested API."""
 
 import logging
 import math
@@ -20,10 +20,6 @@ from shoal.core import (
     SLOExpired,
 )
 from shoal.serve.errors import (
-    ENGINE_NOT_FOUND,
-    MODEL_NOT_FOUND,
-    OPERATION_NOT_FOUND,
-    RESPONSE_NOT_FOUND,
     AdminAccessDenied,
     AdminKeyRequired,
     BodyEncoded,
@@ -40,13 +36,13 @@ from shoal.serve.errors import (
     UnknownTransferCoding,
     UnsupportedContentType,
 )
+from shoal.serve.http.message_errors import NOT_FOUND, encode_message_error, is_messages_path
 from shoal.serve.http.request_context import REQUEST_ID, context_of
 from shoal.serve.http.route_hints import route_hint
 from shoal.serve.openai.response_bodies import ErrorBody, ErrorResponse, encode
 
 OLLAMA_PREFIX = "/api/"
 """Paths of Ollama's API."""
-_NOT_FOUND = (MODEL_NOT_FOUND, RESPONSE_NOT_FOUND, ENGINE_NOT_FOUND, OPERATION_NOT_FOUND)
 _INTERNAL = ErrorBody(
     "internal error; the server's log has the details", "server_error", None, "internal_error"
 )
@@ -64,7 +60,7 @@ def classify(error: BaseException) -> tuple[int, ErrorBody, dict[str, str]]:
     """HTTP status, body and headers of an error; an unexpected error is logged and becomes a 500."""
     match error:
         case InvalidRequest():
-            status = 404 if error.code in _NOT_FOUND else 400
+            status = 404 if error.code in NOT_FOUND else 400
             # The message may quote client input of megabytes.
             message = shorten(str(error), _MAX_MESSAGE_CHARACTERS)
             return status, ErrorBody(message, "invalid_request_error", error.param, error.code), {}
@@ -171,7 +167,10 @@ def error_payload(error: BaseException, scope: Scope) -> bytes:
 
 def _encode_for_api(body: ErrorBody, scope: Scope) -> bytes:
     """The JSON of an error, in the shape of the requested API."""
-    is_ollama = scope["path"].startswith(OLLAMA_PREFIX)
+    path = scope["path"]
+    if is_messages_path(path):
+        return encode_message_error(body, context_of(scope).id)
+    is_ollama = path.startswith(OLLAMA_PREFIX)
     return encode({"error": body.message} if is_ollama else ErrorResponse(body))
 
 

@@ -13,6 +13,7 @@ from shoal.serve.errors import RESPONSE_NOT_FOUND
 from shoal.serve.generation import GenerationRequest
 from shoal.serve.generation_response import Framing, GenerationResponse
 from shoal.serve.http.request_context import context_of
+from shoal.serve.named_events import named_event
 from shoal.serve.openai.chat_prompt import PreparedChat, prepare_chat
 from shoal.serve.openai.error_field_names import client_field_names
 from shoal.serve.openai.logprobs import LogprobFormatter
@@ -22,7 +23,6 @@ from shoal.serve.responses_api.request_body import FIELD_NAMES, ResponsesBody
 from shoal.serve.responses_api.response_format import ResponsesFormat
 
 _COUNT = "input_tokens"
-_TYPE = b'{"type":"'
 
 
 class ResponsesEndpoints:
@@ -92,7 +92,7 @@ class ResponsesEndpoints:
             None if num_logprobs is None else LogprobFormatter(tokenizer, num_logprobs),
             tokenizer.token_bytes,
         )
-        api, framing = self._api, Framing(_event, end=b"", error=format.error)
+        api, framing = self._api, Framing(named_event, end=b"", error=format.error)
         return GenerationResponse(
             generation, format, bool(body.stream), api.backend, api.metrics, api.lifecycle, framing
         )
@@ -108,9 +108,3 @@ class ResponsesEndpoints:
             body.sampling(card.sampling_defaults),
             FIELD_NAMES,
         )
-
-
-def _event(payload: bytes) -> bytes:
-    """A server-sent event with its name."""
-    name = payload[len(_TYPE) : payload.index(b'"', len(_TYPE))]
-    return b"event: " + name + b"\ndata: " + payload + b"\n\n"
