@@ -26,10 +26,8 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.interrupts import print_at_end
 from shoal.execute.huge_pages import HugePages
-from shoal.execute.linear.bf16_linear import Bf16Packing
-from shoal.execute.linear.int8_linear import Int8Linear
-from shoal.execute.linear.int8_weights import GROUP, pack, quantise_channels
-from shoal.execute.linear.prepack import PackedLinear, can_prepack
+from shoal.execute.linear.packed_linear import OnednnLinear, PackedLinear, bf16_library, onednn_packs_bf16
+from shoal.execute.linear.packed_weights import GROUP, pack_bf16, pack_int8, quantise_channels
 from shoal.execute.model.checkpoint import read_model_config
 from shoal.models import resolve_model
 from shoal.native import load_native
@@ -73,18 +71,20 @@ def formats_of(shapes: list[tuple[int, int]]) -> dict[str, tuple[torch.dtype, li
         "oneDNN int8, quantised before": (torch.uint8, []),
     }
     products = [products for _, products in formats.values()]
-    pages, native, prepacked = HugePages(), load_native(), can_prepack(torch.bfloat16)
-    packing = Bf16Packing.for_this_cpu()
+    pages, native, bf16 = HugePages(), load_native(), bf16_library()
+    onednn = onednn_packs_bf16()
     for outputs, inputs in shapes:
         weight = torch.randn(outputs, inputs) * inputs**-0.5
         dense = nn.Linear(inputs, outputs, bias=False, dtype=torch.bfloat16).requires_grad_(False)
         values, scales = quantise_channels(weight)
         products[0].append(partial(F.linear, weight=weight))
-        products[1].append(PackedLinear(dense.weight, None) if prepacked else dense)
-        products[2].append(dense if packing is None else packing.pack(dense.weight, dense.bias))
-        products[3].append(Int8Linear(pack(values, scales).copied(pages.put), native))
+        products[1].append(OnednnLinear(dense.weight, None) if onednn else dense)
+        products[2].append(
+            dense if bf16 is None else PackedLinear(pack_bf16(dense.weight, None, pages), bf16)
+        )
+        products[3].append(PackedLinear(pack_int8(values, scales).copied(pages.put), native))
         grouped = scales[:, None].expand(-1, -(-inputs // GROUP))
-        products[4].append(Int8Linear(pack(values, grouped).copied(pages.put), native))
+        products[4].append(PackedLinear(pack_int8(values, grouped).copied(pages.put), native))
         products[5].append(onednn_int8(values, scales))
     return formats
 

@@ -94,6 +94,8 @@ BACKENDS = (
 """Attention backends that a user may choose, to parametrise a test with."""
 
 KINDS = ("llama", "qwen2", "qwen3", "mistral", "mixtral", "gemma2", "gemma3", "gpt2", "opt")
+FUSED_KINDS = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3")
+"""Those whose decoder layers are built like Llama's."""
 _SAVED: dict[tuple[str, torch.dtype, int], dict[str, bytes]] = {}
 """Files of the models that were made: many tests make the same."""
 

@@ -22,15 +22,16 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from at_hand import DEVICE
 from shoal.core import Service
 from shoal.execute.attention.transformers_hook import ATTENTION_NAME
-from shoal.execute.linear.layers import DenseLinear, ProductBuilder
-from shoal.execute.linear.merged_products import DenseProductBuilder
-from shoal.execute.model import choose_products, loading
+from shoal.execute.linear import merged_products
+from shoal.execute.linear.merged_products import DenseLinear, DenseProductBuilder, ProductBuilder
+from shoal.execute.model import loading
 from shoal.execute.model.apply_fusions import apply_fusions
 from shoal.execute.model.decoder_layer import DecoderLayer
-from shoal.execute.model.fuse_decoder_layers import fuse_layers, recognise_layers
 from shoal.execute.model.fused_forward import FusedForward
 from shoal.execute.model.model_set import load_models
 from shoal.execute.model.probe import ProbeResult, probe
+from shoal.execute.model.recognise_layers import fused_layers, recognise_layers
+from shoal.execute.model.replace import put_back, replace_modules
 from shoal.execute.model.transformers_forward import TransformersForward
 
 pytestmark = needs_triton
@@ -80,18 +81,20 @@ def test_layers_are_fused_and_can_be_restored(kind: str, products: ProductBuilde
     model, probed = probed_model(tmp_path, kind)
     matrices = {name: p.clone() for name, p in model.named_parameters() if p.ndim == 2}
     before = bytes_of(model)
-    replaced = fuse_layers(recognise_layers(model, probed, products.kernels), products)
-    assert len(replaced.done) == (model.config.num_hidden_layers if kind in FUSED else 0)
-    originals = [original for _, _, original in replaced.done]
+    layers = recognise_layers(model, probed, products.kernels)
+    originals = replace_modules(model, fused_layers(layers, products))
+    assert len(originals) == (model.config.num_hidden_layers if kind in FUSED else 0)
     fused = probed.run_again(TransformersForward(model))
     assert fused is not None
     assert probed.difference(fused) <= 1e-5
     # Without the scales of norms, which are copied to float32.
     merged = [part for part in model.modules() if isinstance(part, DenseLinear)]
     held = {part.weight.untyped_storage().data_ptr() for part in merged}
-    projections = [part.weight for layer in originals for part in layer.modules() if hasattr(part, "bias")]
+    projections = [
+        part.weight for layer in originals.values() for part in layer.modules() if hasattr(part, "bias")
+    ]
     assert {weight.untyped_storage().data_ptr() for weight in projections} == held
-    replaced.undo()
+    put_back(originals)
     assert bytes_of(model) == before
     restored = probed.run_again(TransformersForward(model))
     assert restored is not None
@@ -138,11 +141,11 @@ def test_products_are_chosen_for_a_gpu_if_the_kernels_run(monkeypatch: pytest.Mo
 
     gpu = torch.device("cuda")
     monkeypatch.setattr(layer, "smoke_test", lambda device: None)
-    assert isinstance(choose_products.choose_products(gpu), DenseProductBuilder)
+    assert isinstance(merged_products.choose_products(gpu), DenseProductBuilder)
     monkeypatch.setattr(layer, "smoke_test", lambda device: "no C compiler")
-    assert choose_products.choose_products(gpu) is None
+    assert merged_products.choose_products(gpu) is None
 
 
 def test_nothing_is_chosen_for_a_gpu_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose_products, "find_spec", lambda name: None)
-    assert choose_products.choose_products(torch.device("cuda")) is None
+    monkeypatch.setattr(merged_products, "find_spec", lambda name: None)
+    assert merged_products.choose_products(torch.device("cuda")) is None

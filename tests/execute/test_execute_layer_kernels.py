@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from native_variants import each_variant
+from shoal.execute.linear.layer_kernels import LayerKernels
 from shoal.execute.linear.native_product import Activation
-from shoal.execute.model.layer_kernels import LayerKernels
 from shoal.native import NativeLibrary, native_variants
 
 DTYPES = (torch.float32, torch.bfloat16)

@@ -6,14 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from execute_builders import needs_native
+from linear_builders import quantised_linear
 from torch import nn
 
-from shoal.execute.linear.int8_linear import Int8Linear
-from shoal.execute.linear.int8_weights import pack
-from shoal.execute.linear.layers import SeparateLinears
-from shoal.execute.linear.merged_products import FastProductBuilder
+from shoal.execute.linear.layer_kernels import LayerKernels
+from shoal.execute.linear.merged_products import FastProductBuilder, SeparateLinears
 from shoal.execute.linear.native_product import Activation
-from shoal.execute.model.layer_kernels import LayerKernels
+from shoal.execute.linear.packed_linear import PackedLinear
+from shoal.execute.linear.packed_weights import pack_int8
 from shoal.native import load_native
 
 pytestmark = needs_native
@@ -25,15 +25,15 @@ def make_linears(outputs: Sequence[int], dtype: torch.dtype) -> list[nn.Linear]:
     return [nn.Linear(64, n, bias=at % 2 == 0, dtype=dtype) for at, n in enumerate(outputs)]
 
 
-def make_int8(outputs: Sequence[int], grouped: bool) -> list[Int8Linear]:
+def make_int8(outputs: Sequence[int], grouped: bool) -> list[PackedLinear]:
     made = []
     for linear in make_linears(outputs, torch.bfloat16):
         if grouped:
             values = torch.randint(-127, 128, linear.weight.shape).to(torch.int8)
-            weights = pack(values, torch.rand((len(values), 2)), linear.bias)
-            made.append(Int8Linear(weights, load_native()))
+            weights = pack_int8(values, torch.rand((len(values), 2)), linear.bias)
+            made.append(PackedLinear(weights, load_native()))
         else:
-            made.append(Int8Linear.from_weight(linear.weight, linear.bias))
+            made.append(quantised_linear(linear.weight, linear.bias))
     return made
 
 

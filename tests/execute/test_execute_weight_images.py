@@ -14,8 +14,7 @@ from weight_builders import image_of, next_arrival
 
 from at_hand import on_cpu
 from shoal.core import ConfigError, ModelUnavailable, ModelUnsupported, ShoalError
-from shoal.execute.linear import merged_products, prepack
-from shoal.execute.linear.bf16_linear import Bf16Packing
+from shoal.execute.linear import packed_linear
 from shoal.execute.model import images, make_image
 from shoal.execute.model.images import load_image
 from shoal.execute.model.loading import Int8Unsupported, LoadedModel, load_model
@@ -73,16 +72,11 @@ def test_a_model_from_an_image_computes_the_same_bits(kind: str, dtype: torch.dt
 def test_weights_that_onednn_would_pack_are_stored_as_they_are(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Bf16Packing, "for_this_cpu", lambda: None)
-    monkeypatch.setattr(merged_products, "can_prepack", _is_bf16)
-    monkeypatch.setattr(prepack, "can_prepack", _is_bf16)
+    monkeypatch.setattr(packed_linear, "bf16_library", lambda: None)
+    monkeypatch.setattr(packed_linear, "onednn_packs_bf16", lambda: True)
     folder = make_model(tmp_path / kind, tiny_config(kind), torch.float32)
     expected = load_model("tiny", folder, torch.bfloat16, CPU, None, onednn=False)
     assert torch.equal(logits(fetched(folder, torch.bfloat16).forward), logits(expected.forward))
-
-
-def _is_bf16(dtype: torch.dtype) -> bool:
-    return dtype == torch.bfloat16
 
 
 @pytest.mark.usefixtures("image_cache")

@@ -1,1 +1,1 @@
-"""Linear layers with float32, bf16 or int8 weights: native kernels, weight packing, merged projections."""
+"""Products of matrices with float32, bf16 or int8 weights, and kernels of norms and activations."""

@@ -1,25 +1,33 @@
-"""The int8 kernel in torch operations, bit for bit, for machines without the native library."""
+"""ReferenceProduct: the int8 kernel in torch operations, bit for bit, for use without the native library."""
 
 from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 
-from shoal.execute.linear.int8_weights import GROUP, Int8Weights, unpack
+from shoal.execute.linear.native_product import Activation, output_features
+from shoal.execute.linear.packed_weights import GROUP, PackedWeights, unpack_int8
 
 SMALLEST = 2.0**-100
 """Groups whose largest magnitude is below this become 0."""
 
 
-def reference_product(parts: Sequence[Int8Weights], x: torch.Tensor, activation: str) -> torch.Tensor:
-    """The output of ``Int8Product``; activation: a name of ``Activation``."""
-    inputs, scales = quantise_rows(x)
-    outputs = [_multiply(part, inputs, scales) for part in parts]
-    if activation != "NONE":
-        gate, factor = outputs
-        outputs = [ACTIVATIONS[activation](gate) * factor]
-    total = torch.cat(outputs, dim=1)
-    return total.to(x.dtype)
+class ReferenceProduct:
+    """A NativeProduct of int8 weights in torch operations, which compute the same bits slowly."""
+
+    def __init__(self, parts: Sequence[PackedWeights], activation: Activation = Activation.NONE) -> None:
+        self.parts = tuple(parts)
+        self.activation = activation
+        self.in_features = parts[0].in_features
+        self.out_features = output_features(parts, activation)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        inputs, scales = quantise_rows(x.reshape(-1, self.in_features))
+        outputs = [_multiply(part, inputs, scales) for part in self.parts]
+        if self.activation:
+            gate, factor = outputs
+            outputs = [ACTIVATIONS[self.activation](gate) * factor]
+        return torch.cat(outputs, dim=1).to(x.dtype).view(*x.shape[:-1], self.out_features)
 
 
 def quantise_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -37,10 +45,11 @@ def quantise_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.where(usable[..., None], rounded, 0.0), scales
 
 
-def _multiply(weights: Int8Weights, inputs: torch.Tensor, input_scales: torch.Tensor) -> torch.Tensor:
+def _multiply(weights: PackedWeights, inputs: torch.Tensor, input_scales: torch.Tensor) -> torch.Tensor:
     """[rows, out_features] in float32."""
+    assert weights.scales is not None
     rows, groups = input_scales.shape
-    values = unpack(weights).view(-1, groups, GROUP)
+    values = unpack_int8(weights).view(-1, groups, GROUP)
     total = torch.zeros((rows, len(values)))
     for group in range(groups):
         # Exact in any order: sums of 32 products of int8 are far below 2 ** 24.
@@ -103,9 +112,9 @@ def _gelu_erf(x: torch.Tensor) -> torch.Tensor:
     return x * torch.where(x < 0, tail, 1.0 - tail)
 
 
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "SILU": _silu,
-    "GELU_TANH": _gelu_tanh,
-    "GELU_ERF": _gelu_erf,
+ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+    Activation.SILU: _silu,
+    Activation.GELU_TANH: _gelu_tanh,
+    Activation.GELU_ERF: _gelu_erf,
 }
-"""As in ``csrc/activation.h``, by the names of ``Activation``."""
+"""As in ``csrc/activation.h``."""

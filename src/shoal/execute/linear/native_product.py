@@ -1,14 +1,23 @@
-"""NativeProduct: a matrix product by a native kernel, for one layer, merged layers or a gated pair."""
+"""NativeProduct: a matrix product by a native kernel, for one layer, merged layers or a gated pair.
+
+A row's result has the same bits in any batch, chunking and number of threads. With int8 weights the input is
+quantised in groups of 32, whose sums are exact integers and are added in order, so the bits are the same on
+every instruction set, too. bfloat16 weights are summed in float32; if the CPU's bfloat16 dot products are no
+faster than float32, the kernel widens weights in registers.
+"""
 
 import ctypes
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from shoal.execute.linear.packed_weights import PackedWeights
 from shoal.native import NativeLibrary
 
+_KERNELS = {torch.bfloat16: "shoal_bf16_product", torch.uint8: "shoal_int8_product"}
+"""By the dtype of packed weights; in ``csrc/kernels``."""
 _IS_BF16 = {torch.float32: 0, torch.bfloat16: 1}
 
 
@@ -21,56 +30,32 @@ class Activation(IntEnum):
     GELU_ERF = 3
 
 
-class NativeWeights(Protocol):
-    """The packed weights of a linear layer, as a kernel reads them."""
-
-    @property
-    def in_features(self) -> int:
-        """Without padding."""
-
-    @property
-    def out_features(self) -> int:
-        """Without padding."""
-
-    @property
-    def packed(self) -> torch.Tensor:
-        """Panels of 32 output channels, in the layout of the kernel; contiguous."""
-
-    @property
-    def scales(self) -> torch.Tensor | None:
-        """float32 [panels, 32], one for each output channel, or [panels, groups, 32]; None for no scales."""
-
-    @property
-    def bias(self) -> torch.Tensor | None:
-        """float32 [panels, 32]."""
-
-    @property
-    def grouped(self) -> bool:
-        """Whether each group of inputs has a scale."""
+GATE_ACTIVATIONS = tuple(Activation)[1:]
 
 
-def output_features(parts: Sequence[NativeWeights], activation: Activation) -> int:
+def output_features(parts: Sequence[PackedWeights], activation: Activation) -> int:
+    """Outputs of a product; see NativeProduct."""
     return sum(part.out_features for part in parts[1 if activation else 0 :])
 
 
 class NativeProduct:
     """x [..., in_features] times the weights of all ``parts``, with concatenated outputs.
 
-    The input is prepared once for all parts. With an activation there are two parts, gate and factor, and the
-    output is activation(gate) * factor. kernel: its name in ``csrc/kernels``.
+    The input is prepared once for all parts, which have the same format. With an activation there are two
+    parts, gate and factor, and the output is activation(gate) * factor.
     """
 
     def __init__(
         self,
         native: NativeLibrary,
-        kernel: str,
-        parts: Sequence[NativeWeights],
+        parts: Sequence[PackedWeights],
         activation: Activation = Activation.NONE,
     ) -> None:
         self.parts = tuple(parts)
-        self._recipe = (native, kernel, self.parts, activation)
+        self._recipe = (native, self.parts, activation)
         self.in_features = parts[0].in_features
         self.out_features = output_features(parts, activation)
+        kernel = _KERNELS[parts[0].packed.dtype]
         self._kernel = native.kernel(kernel, *_ARGUMENTS, result=_INT)
         self._layers = (_Linear * len(parts))(*map(_linear, parts))
         self._product = _Product(
@@ -117,7 +102,7 @@ class _Product(ctypes.Structure):
     _fields_ = (("parts", _POINTER), ("num_parts", _INT), ("inputs", _INT), ("activation", _INT))
 
 
-def _linear(weights: NativeWeights) -> _Linear:
+def _linear(weights: PackedWeights) -> _Linear:
     scales, bias = (
         None if tensor is None else tensor.data_ptr() for tensor in (weights.scales, weights.bias)
     )

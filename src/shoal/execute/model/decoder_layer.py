@@ -8,7 +8,7 @@ from torch import nn
 
 from shoal.execute.attention.spec import PackedSpec
 from shoal.execute.attention.transformers_hook import AttentionStep
-from shoal.execute.linear.layers import Linear, ProductBuilder
+from shoal.execute.linear.merged_products import Linear, ProductBuilder
 from shoal.execute.linear.native_product import Activation
 from shoal.execute.model.record_attention import RecordedCall
 

@@ -1,4 +1,4 @@
-"""Fusing RMS norms and gated MLPs of a `transformers` model into fewer, larger operations.
+"""Rules that fuse RMS norms and gated MLPs of a `transformers` model into fewer, larger operations.
 
 A module is recognised by its structure (a norm with one weight; gate, up and down projections) and replaced
 only if the replacement gives the same output on random input, so an architecture that uses the same names
@@ -12,12 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shoal.execute.linear.bf16_linear import Bf16Linear
-from shoal.execute.linear.int8_linear import Int8Linear
-from shoal.execute.linear.int8_product import Int8Product
-from shoal.execute.linear.native_product import Activation, NativeProduct
-from shoal.execute.linear.prepack import GATE_ACTIVATIONS, PackedGatedMLP, PackedLinear
-from shoal.execute.model.replacements import Replacements, children
+from shoal.execute.linear.native_product import GATE_ACTIVATIONS, Activation
+from shoal.execute.linear.packed_linear import OnednnGatedProduct, OnednnLinear, PackedLinear, joint_product
+from shoal.execute.model.replace import Place
 
 NORM_TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 """Largest relative difference (norm over norm) of a fused norm: one unit in the last place, for outputs in
@@ -45,8 +42,8 @@ class FusedRMSNorm(nn.Module):
         return F.rms_norm(x.to(self.scale.dtype), self.size, self.scale, self.eps).to(x.dtype)
 
 
-class NativeGatedMLP(nn.Module):
-    """down(gated(x)), with gated(x) = activation(gate(x)) * up(x) in one kernel."""
+class GatedMLP(nn.Module):
+    """down(gated(x)), with gated(x) = activation(gate(x)) * up(x) in one product or two."""
 
     def __init__(self, gated: Callable[[torch.Tensor], torch.Tensor], down: nn.Module) -> None:
         super().__init__()
@@ -58,18 +55,9 @@ class NativeGatedMLP(nn.Module):
         return result
 
 
-ACTIVATIONS = (Activation.SILU, Activation.GELU_TANH, Activation.GELU_ERF)
-
-
-@torch.inference_mode()
-def fuse(model: nn.Module) -> Replacements:
-    """Replace norms, and gated MLPs of prepacked and int8 layers, in ``model``."""
-    replacements = Replacements()
-    for parent, name, child in children(model):
-        candidate = fused_norm(child) or _fused_mlp(child)
-        if candidate is not None:
-            replacements.put(parent, name, child, candidate)
-    return replacements
+def fused_norm_or_mlp(place: Place) -> FusedRMSNorm | GatedMLP | None:
+    """Replaces norms, and gated MLPs of packed layers."""
+    return fused_norm(place.module) or _fused_mlp(place.module)
 
 
 def fused_norm(module: Any) -> FusedRMSNorm | None:
@@ -85,25 +73,25 @@ def fused_norm(module: Any) -> FusedRMSNorm | None:
     return _closest(module, candidates, len(weight), weight.dtype, NORM_TOLERANCE[weight.dtype])
 
 
-def _fused_mlp(module: Any) -> PackedGatedMLP | NativeGatedMLP | None:
-    gate, up, down = (getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj"))
-    candidates: list[PackedGatedMLP | NativeGatedMLP] = []
-    if isinstance(gate, PackedLinear) and isinstance(up, PackedLinear) and isinstance(down, PackedLinear):
-        candidates += [PackedGatedMLP(gate, up, down, activation) for activation in GATE_ACTIVATIONS]
-    elif isinstance(down, Int8Linear | Bf16Linear):
-        candidates += [NativeGatedMLP(gated, down) for gated in _gated_products(gate, up)]
-    if gate is None or not candidates:
+def _fused_mlp(module: Any) -> GatedMLP | None:
+    parts: list[Any] = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
+    if {type(part) for part in parts} not in ({PackedLinear}, {OnednnLinear}):
+        return None
+    gate, up, down = parts
+    products = [_gated_product(gate, up, activation) for activation in GATE_ACTIVATIONS]
+    candidates = [GatedMLP(product, down) for product in products if product is not None]
+    if not candidates:
         return None
     return _closest(module, candidates, gate.in_features, torch.bfloat16, MLP_TOLERANCE)
 
 
-def _gated_products(gate: Any, up: Any) -> list[Int8Product | NativeProduct]:
-    """activation(gate) * up for every activation, if both layers have a native kernel."""
-    if isinstance(gate, Int8Linear) and isinstance(up, Int8Linear):
-        return [gate.gated(up, activation) for activation in ACTIVATIONS]
-    if isinstance(gate, Bf16Linear) and isinstance(up, Bf16Linear):
-        return [gate.gated(up, activation) for activation in ACTIVATIONS]
-    return []
+def _gated_product(
+    gate: Any, up: Any, activation: Activation
+) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """activation(gate) * up; None for layers of different formats."""
+    if isinstance(gate, OnednnLinear):
+        return OnednnGatedProduct(gate, up, activation)
+    return joint_product((gate, up), activation)
 
 
 Candidate = TypeVar("Candidate", bound=nn.Module)

@@ -1,7 +1,6 @@
 """FusedForward: runs a model whose layers are all fused, without the code of `transformers` around them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,21 +10,7 @@ from shoal.execute.attention.native_backend import NativeAttention
 from shoal.execute.attention.transformers_hook import AttentionStep
 from shoal.execute.model.decoder_layer import DecoderLayer
 from shoal.execute.model.native_layer import NativeLayer
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RotaryTable:
-    """The rotary embedding of some of a model's layers."""
-
-    module: nn.Module
-    """Computes cosines and sines from hidden states and positions."""
-    arguments: tuple[Any, ...]
-    keywords: dict[str, Any]
-
-    def compute(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines [1, tokens, n], in the dtype of x."""
-        cos, sin = self.module(x, positions, *self.arguments, **self.keywords)
-        return cos, sin
+from shoal.execute.model.recognise_layers import RecognisedLayer, RotaryTable
 
 
 class FusedForward:
@@ -88,3 +73,18 @@ class FusedForward:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self._head(hidden)
         return logits
+
+
+def fused_forward(model: Any, layers: Sequence[RecognisedLayer]) -> FusedForward | None:
+    """A FusedForward of ``model``; None if a layer is not fused or the model is built differently.
+
+    The caller must check that the code around the layers does nothing else.
+    """
+    found = [(layer.place.module, layer.rotary) for layer in layers]
+    fused = [(part, table) for part, table in found if isinstance(part, DecoderLayer) and table is not None]
+    norm = getattr(model.base_model, "norm", None)
+    if len(fused) != model.config.get_text_config().num_hidden_layers or not isinstance(norm, nn.Module):
+        return None
+    if len({layer.eps for layer, _ in fused}) != 1:
+        return None
+    return FusedForward(model.get_input_embeddings(), fused, norm, model.get_output_embeddings())

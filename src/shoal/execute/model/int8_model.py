@@ -3,20 +3,18 @@
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 from shoal.core import ModelUnavailable
 from shoal.execute.huge_pages import HugePages
-from shoal.execute.linear.int8_linear import Int8Linear
-from shoal.execute.linear.int8_weights import GROUP, Int8Weights, pack, quantise_channels
+from shoal.execute.linear.packed_linear import PackedLinear, dense_weight
+from shoal.execute.linear.packed_weights import GROUP, PackedWeights, pack_int8, quantise_channels
+from shoal.execute.model.replace import Place, places
 from shoal.models import derived_folder, groups_file, open_weights
 from shoal.native import load_native
 
@@ -38,74 +36,55 @@ def use_int8(model: nn.Module, folder: Path | None) -> None:
     """
     if load_native() is None:
         _log.warning("the native library is not in use: int8 layers are computed by torch, many times slower")
-    slots = list(_linear_slots(model))
+    dense = [place for place in places(model) if dense_weight(place.module) is not None]
     memory = HugePages()
     if folder is None:
-        for slot in slots:
-            slot.put(_quantised(slot, None), memory)
+        for place in dense:
+            _put(place, _quantised(place, None), memory)
     else:
-        _use_cached(slots, folder, memory)
+        _use_cached(dense, folder, memory)
 
 
-def _use_cached(slots: Sequence["_LinearSlot"], folder: Path, memory: HugePages) -> None:
+def _use_cached(layers: Sequence[Place], folder: Path, memory: HugePages) -> None:
     """Replace all layers with weights from the cache; quantises and stores them first if they are missing."""
     groups = groups_file(folder)
 
     def build(target: Path) -> None:
-        for slot in slots:
-            slot.put(_quantised(slot, groups), memory)
-        save_file(dict(_tensors(slots)), target / _FILE)
+        for place in layers:
+            _put(place, _quantised(place, groups), memory)
+        save_file(dict(_tensors(layers)), target / _FILE)
 
-    layers = [(slot.path, tuple(slot.module.weight.shape), slot.module.bias is not None) for slot in slots]
+    shapes = [
+        (place.path, tuple(place.module.weight.shape), place.module.bias is not None) for place in layers
+    ]
     cached = None
     try:
-        cached = derived_folder("int8", folder, json.dumps([LAYOUT, layers]), build) / _FILE
+        cached = derived_folder("int8", folder, json.dumps([LAYOUT, shapes]), build) / _FILE
     except (OSError, SafetensorError) as error:
         _log.warning("int8 weights cannot be kept in the cache: %s", error)
-    dense = [slot for slot in slots if not isinstance(slot.module, Int8Linear)]
+    dense = [place for place in layers if not isinstance(place.module, PackedLinear)]
     if cached is not None and dense:
         _read(cached, dense, memory)
-    for slot in dense:
+    for place in dense:
         if cached is None:
-            slot.put(_quantised(slot, groups), memory)
+            _put(place, _quantised(place, groups), memory)
 
 
 def int8_bytes(model: nn.Module) -> int:
-    return sum(module.weights.num_bytes for module in model.modules() if isinstance(module, Int8Linear))
+    return sum(module.weights.num_bytes for module in model.modules() if isinstance(module, PackedLinear))
 
 
-@dataclass(frozen=True, slots=True)
-class _LinearSlot:
-    """A linear layer's position in a model."""
-
-    path: str
-    """Path of the module in the model."""
-    parent: nn.Module
-    name: str
-    """Attribute of ``parent``."""
-
-    @property
-    def module(self) -> Any:
-        return getattr(self.parent, self.name)
-
-    def put(self, weights: Int8Weights, memory: HugePages) -> None:
-        """Replace the layer by one with a copy of ``weights``."""
-        setattr(self.parent, self.name, Int8Linear(weights.copied(memory.put), load_native()))
+def _put(place: Place, weights: PackedWeights, memory: HugePages) -> None:
+    """Replace a layer by one with a copy of ``weights``."""
+    place.put(PackedLinear(weights.copied(memory.put), load_native()))
 
 
-def _linear_slots(model: nn.Module) -> Iterator[_LinearSlot]:
-    for path, parent in model.named_modules():
-        for name, child in parent.named_children():
-            if type(child) in (nn.Linear, Conv1D):
-                yield _LinearSlot(f"{path}.{name}".removeprefix("."), parent, name)
-
-
-def _quantised(slot: _LinearSlot, groups: Path | None) -> Int8Weights:
+def _quantised(place: Place, groups: Path | None) -> PackedWeights:
     """Weights of a layer in int8; groups: file with the layers that a GGUF file had quantised, or None."""
-    layer = slot.module
-    weight = layer.weight.detach() if isinstance(layer, nn.Linear) else layer.weight.detach().T
-    stored = None if groups is None else _stored(groups, slot.path, weight.shape)
-    return pack(*(stored or quantise_channels(weight)), layer.bias)
+    weight = dense_weight(place.module)
+    assert weight is not None
+    stored = None if groups is None else _stored(groups, place.path, weight.shape)
+    return pack_int8(*(stored or quantise_channels(weight)), place.module.bias)
 
 
 def _stored(file: Path, path: str, shape: torch.Size) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -120,25 +99,26 @@ def _stored(file: Path, path: str, shape: torch.Size) -> tuple[torch.Tensor, tor
     return values, scales
 
 
-def _tensors(slots: Sequence[_LinearSlot]) -> Iterator[tuple[str, torch.Tensor]]:
-    for slot in slots:
-        weights = slot.module.weights
-        yield f"{slot.path}.packed", weights.packed
-        yield f"{slot.path}.scales", weights.scales
+def _tensors(layers: Sequence[Place]) -> Iterator[tuple[str, torch.Tensor]]:
+    for place in layers:
+        weights = place.module.weights
+        yield f"{place.path}.packed", weights.packed
+        yield f"{place.path}.scales", weights.scales
         if weights.bias is not None:
-            yield f"{slot.path}.bias", weights.bias
+            yield f"{place.path}.bias", weights.bias
 
 
-def _read(file: Path, slots: Sequence[_LinearSlot], memory: HugePages) -> None:
+def _read(file: Path, layers: Sequence[Place], memory: HugePages) -> None:
     """Replace dense layers by int8 layers with the weights in ``file``."""
     try:
         with safe_open(file, framework="pt") as opened:
-            for slot in slots:
-                dense = slot.module
-                outputs, inputs = dense.weight.shape if isinstance(dense, nn.Linear) else dense.weight.T.shape
-                packed, scales = (opened.get_tensor(f"{slot.path}.{part}") for part in ("packed", "scales"))
-                bias = None if dense.bias is None else opened.get_tensor(f"{slot.path}.bias")
-                slot.put(Int8Weights(inputs, outputs, packed, scales, bias), memory)
+            for place in layers:
+                weight = dense_weight(place.module)
+                assert weight is not None
+                outputs, inputs = weight.shape
+                packed, scales = (opened.get_tensor(f"{place.path}.{part}") for part in ("packed", "scales"))
+                bias = None if place.module.bias is None else opened.get_tensor(f"{place.path}.bias")
+                _put(place, PackedWeights(inputs, outputs, packed, scales, bias), memory)
     except (OSError, SafetensorError) as error:
         raise ModelUnavailable(
             f"{file} is damaged ({error}); remove the folder {file.parent}, and it is built again"

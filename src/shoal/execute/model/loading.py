@@ -15,14 +15,14 @@ from shoal.core import ConfigError, ModelUnsupported, Service
 from shoal.execute.attention.transformers_hook import ATTENTION_NAME
 from shoal.execute.current_device import on_own_stream
 from shoal.execute.free_memory import free_memory_bytes
+from shoal.execute.linear.merged_products import choose_products
 from shoal.execute.model.apply_fusions import apply_fusions
 from shoal.execute.model.checkpoint import load_module, read_model_config, unsupported_on_error
 from shoal.execute.model.choose_dtype import prefers_int8, resolve_dtype
-from shoal.execute.model.choose_products import choose_products
-from shoal.execute.model.fuse_decoder_layers import recognise_layers
 from shoal.execute.model.int8_model import int8_bytes, use_int8
 from shoal.execute.model.probe import INT8_TOLERANCE, ProbeResult, probe, refuse_by_config
 from shoal.execute.model.random_weights import build_empty, count_parameters, fill, weights_name
+from shoal.execute.model.recognise_layers import recognise_layers
 from shoal.execute.model.transformers_forward import Forward, TransformersForward
 from shoal.execute.weights.image import WeightImage
 from shoal.kvcache import KVShape

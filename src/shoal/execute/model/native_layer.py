@@ -6,8 +6,6 @@ from typing import Any, Self
 
 import torch
 
-from shoal.execute.linear.int8_product import Int8Product
-from shoal.execute.linear.layers import Linear
 from shoal.execute.linear.native_product import NativeProduct
 from shoal.execute.model.decoder_layer import DecoderLayer
 
@@ -111,19 +109,13 @@ class NativeLayer:
     @classmethod
     def from_layer(cls, layer: DecoderLayer) -> Self | None:
         """None if not all products of ``layer`` are native."""
-        found = [_native(linear) for linear in (layer.qkv, layer.o, layer.gated, layer.down)]
-        products = tuple(product for product in found if product is not None)
-        return cls(layer, products) if len(products) == len(found) else None
+        linears = (layer.qkv, layer.o, layer.gated, layer.down)
+        products = tuple(linear for linear in linears if isinstance(linear, NativeProduct))
+        return cls(layer, products) if len(products) == len(linears) else None
 
     def workspace_bytes(self, tokens: int, itemsize: int) -> int:
         """Size of the workspace of a call for ``tokens`` tokens."""
         return self._numbers * tokens * itemsize + _BUFFERS * _ALIGNMENT
-
-
-def _native(linear: Linear) -> NativeProduct | None:
-    if isinstance(linear, Int8Product):
-        return linear.native
-    return linear if isinstance(linear, NativeProduct) else None
 
 
 def _address(scale: torch.Tensor | None) -> int | None:

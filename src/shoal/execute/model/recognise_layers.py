@@ -1,4 +1,4 @@
-"""Recognising decoder layers that are built like Llama's, and replacing them by ``DecoderLayer``.
+"""Recognising decoder layers that are built like Llama's, and the rule that puts a ``DecoderLayer`` there.
 
 A layer is recognised by the names and shapes of its parts. What these do not show (the activation, the
 pairing of rotary dimensions, other computations) is found by trial: one of the candidate replacements must
@@ -15,17 +15,15 @@ import torch
 from torch import nn
 
 from shoal.execute.attention.transformers_hook import STEP_KEYWORD
-from shoal.execute.linear.int8_linear import Int8Linear
-from shoal.execute.linear.layers import ProductBuilder
-from shoal.execute.linear.merged_products import SeparateProductBuilder
-from shoal.execute.linear.native_product import Activation
+from shoal.execute.linear.layer_kernels import Kernels
+from shoal.execute.linear.merged_products import ProductBuilder
+from shoal.execute.linear.native_product import GATE_ACTIVATIONS
+from shoal.execute.linear.packed_linear import PackedLinear
 from shoal.execute.model.decoder_layer import DecoderLayer, LayerParts, LayerStyle
 from shoal.execute.model.fuse_norms_mlps import FusedRMSNorm, fused_norm
-from shoal.execute.model.fused_forward import FusedForward, RotaryTable
-from shoal.execute.model.layer_kernels import Kernels
 from shoal.execute.model.probe import RUN_ERRORS, ProbeResult
 from shoal.execute.model.record_attention import RecordedCall, RecordingStep, packed_logits
-from shoal.execute.model.replacements import Replacements, children
+from shoal.execute.model.replace import Place, Rule, places
 from shoal.execute.model.transformers_forward import TransformersForward
 
 TOLERANCE = 1e-4
@@ -37,13 +35,26 @@ _NORMS = ("input_layernorm", "post_attention_layernorm")
 _FOUR_NORMS = (*_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RotaryTable:
+    """The rotary embedding of some of a model's layers."""
+
+    module: nn.Module
+    """Computes cosines and sines from hidden states and positions."""
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+    def compute(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines [1, tokens, n], in the dtype of x."""
+        cos, sin = self.module(x, positions, *self.arguments, **self.keywords)
+        return cos, sin
+
+
 @dataclass(frozen=True, slots=True)
 class RecognisedLayer:
     """A decoder layer that a DecoderLayer can replace, also after its linear layers were replaced."""
 
-    parent: nn.Module
-    name: str
-    """Attribute of the parent."""
+    place: Place
     attention: RecordedCall
     style: LayerStyle
     rotary: RotaryTable | None
@@ -56,52 +67,33 @@ def recognise_layers(model: nn.Module, probed: ProbeResult, kernels: Kernels) ->
     not support its dtype."""
     if probed.dtype not in kernels.dtypes:
         return []
-    styles = [LayerStyle(*pair) for pair in product(list(Activation)[1:], (False, True))]
+    styles = [LayerStyle(*pair) for pair in product(GATE_ACTIVATIONS, (False, True))]
     layers = []
     for observed in _observe_layers(model, probed):
         style = _best_style(observed, styles, kernels)
         if style is not None:
             styles = [style]  # the same for all layers of a model
-            layers.append(
-                RecognisedLayer(observed.parent, observed.name, observed.attention, style, observed.rotary)
-            )
+            layers.append(RecognisedLayer(observed.place, observed.attention, style, observed.rotary))
     return layers
 
 
-@torch.inference_mode()
-def fuse_layers(layers: Sequence[RecognisedLayer], products: ProductBuilder) -> Replacements:
-    replacements = Replacements()
-    for layer in layers:
-        original = layer.parent.get_submodule(layer.name)
-        parts = _parts(original, layer.attention)
-        if parts is not None:
-            fused = DecoderLayer(parts, layer.style, products)
-            replacements.put(layer.parent, layer.name, original, fused)
-    return replacements
+def fused_layers(layers: Sequence[RecognisedLayer], products: ProductBuilder) -> Rule:
+    """Replaces recognised layers."""
+    recognised = {layer.place: layer for layer in layers}
 
+    def rule(place: Place) -> DecoderLayer | None:
+        layer = recognised.get(place)
+        parts = None if layer is None else _parts(place.module, layer.attention)
+        return None if layer is None or parts is None else DecoderLayer(parts, layer.style, products)
 
-def fused_forward(model: Any, layers: Sequence[RecognisedLayer]) -> FusedForward | None:
-    """A FusedForward of ``model``; None if a layer is not fused or the model is built differently.
-
-    The caller must check that the code around the layers does nothing else.
-    """
-    found = [(layer.parent.get_submodule(layer.name), layer.rotary) for layer in layers]
-    fused = [(part, table) for part, table in found if isinstance(part, DecoderLayer) and table is not None]
-    norm = getattr(model.base_model, "norm", None)
-    if len(fused) != model.config.get_text_config().num_hidden_layers or not isinstance(norm, nn.Module):
-        return None
-    if len({layer.eps for layer, _ in fused}) != 1:
-        return None
-    return FusedForward(model.get_input_embeddings(), fused, norm, model.get_output_embeddings())
+    return rule
 
 
 @dataclass(frozen=True, slots=True)
 class _ObservedLayer:
     """A layer's call during a run of the probe's prompts."""
 
-    parent: nn.Module
-    name: str
-    module: nn.Module
+    place: Place
     attention: RecordedCall
     lengths: tuple[int, ...]
     """Of the prompts."""
@@ -128,7 +120,7 @@ def _observe_layers(model: nn.Module, probed: ProbeResult) -> list[_ObservedLaye
     """Calls of all modules that contain attention and MLP and have the calling convention of Llama's
     layers."""
     step = RecordingStep(tuple(ids.shape[1] for ids in probed.prompts))
-    places = {child: (parent, name) for parent, name, child in children(model) if _is_layer(child)}
+    layers = {place.module: place for place in places(model) if _is_layer(place.module)}
     tables: list[tuple[torch.Tensor, RotaryTable]] = []
     observed: list[_ObservedLayer] = []
 
@@ -141,10 +133,10 @@ def _observe_layers(model: nn.Module, probed: ProbeResult) -> list[_ObservedLaye
         angles = keywords.get("position_embeddings")
         if len(args) == 1 and isinstance(output, torch.Tensor) and _is_cos_sin(angles):
             table = next((table for cos, table in tables if cos is angles[0]), None)
-            place, call = places[module], step.calls[-1]
-            observed.append(_ObservedLayer(*place, module, call, step.lengths, args[0], keywords, table))
+            call = step.calls[-1]
+            observed.append(_ObservedLayer(layers[module], call, step.lengths, args[0], keywords, table))
 
-    watched = dict.fromkeys(places, layer_hook)
+    watched = dict.fromkeys(layers, layer_hook)
     watched |= {part: table_hook for part in model.modules() if "Rotary" in type(part).__name__}
     hooks = [module.register_forward_hook(hook, with_kwargs=True) for module, hook in watched.items()]
     try:
@@ -170,9 +162,10 @@ def _best_style(
     observed: _ObservedLayer, styles: Sequence[LayerStyle], kernels: Kernels
 ) -> LayerStyle | None:
     """The style whose layer is closest to the observed one; None if none is within TOLERANCE."""
-    if _parts(observed.module, observed.attention) is None:
+    module = observed.place.module
+    if _parts(module, observed.attention) is None:
         return None
-    original = deepcopy(observed.module, _in_float32(observed.module)).float()
+    original = deepcopy(module, _in_float32(module)).float()
     parts = _parts(original, observed.attention)
     assert parts is not None
     theirs = observed.run(original)
@@ -180,7 +173,7 @@ def _best_style(
         return None
     best, least = None, TOLERANCE
     for style in styles:
-        ours = observed.run(DecoderLayer(parts, style, SeparateProductBuilder(kernels)))
+        ours = observed.run(DecoderLayer(parts, style, ProductBuilder(kernels)))
         if ours is None:
             return None
         difference = float((ours - theirs).norm() / theirs.norm().clamp_min(1e-30))
@@ -216,7 +209,7 @@ def _assemble(
     """The parts from linear layers and norms by name; None if their kinds or shapes are not supported."""
     found = {name: norm for name, norm in norms.items() if norm is not None}
     eps = {norm.eps for norm in found.values()}
-    linears = {name: m for name, m in modules.items() if isinstance(m, nn.Linear | Int8Linear)}
+    linears = {name: m for name, m in modules.items() if isinstance(m, nn.Linear | PackedLinear)}
     if len(found) != len(norms) or len(eps) != 1 or len(linears) != len(modules):
         return None
     shape = call.shape
@@ -251,6 +244,6 @@ def _children_with_weights(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def _has_weights(module: nn.Module) -> bool:
-    return any(isinstance(part, Int8Linear) for part in module.modules()) or any(
+    return any(isinstance(part, PackedLinear) for part in module.modules()) or any(
         True for _ in module.parameters()
     )

@@ -1,4 +1,4 @@
-"""Fused decoder layers compute what they replace; what is built otherwise keeps its own code."""
+"""Recognised decoder layers compute what they replace; what is built otherwise keeps its own code."""
 
 from pathlib import Path
 from typing import Any
@@ -7,9 +7,9 @@ import pytest
 import torch
 from execute_builders import (
     COMMON,
+    FUSED_KINDS,
     KINDS,
     HandScheduler,
-    logits_of,
     make_model,
     make_prompt,
     needs_native,
@@ -28,25 +28,19 @@ from transformers import (
     PretrainedConfig,
     SmolLM3Config,
 )
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from shoal.core import Service
-from shoal.execute.attention.native_backend import NativeAttention
 from shoal.execute.attention.transformers_hook import ATTENTION_NAME
-from shoal.execute.model.choose_products import choose_products
+from shoal.execute.linear.merged_products import choose_products
 from shoal.execute.model.decoder_layer import DecoderLayer
-from shoal.execute.model.fuse_decoder_layers import fuse_layers, recognise_layers
-from shoal.execute.model.fused_forward import FusedForward
-from shoal.execute.model.loading import LoadedModel
-from shoal.execute.model.model_set import load_models
 from shoal.execute.model.probe import PROMPT_LENGTHS, ProbeResult, probe
+from shoal.execute.model.recognise_layers import fused_layers, recognise_layers
 from shoal.execute.model.record_attention import RecordingStep, packed_logits
-from shoal.execute.model.replacements import Replacements
+from shoal.execute.model.replace import Place, replace_modules
 from shoal.execute.model.transformers_forward import TransformersForward
 
 pytestmark = needs_native
 
-FUSED = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3")
 SHAPE: dict[str, Any] = {
     **COMMON,
     "hidden_size": 48,
@@ -72,10 +66,12 @@ def load(
     return model.eval().requires_grad_(False), probe(model, "m")
 
 
-def fuse_found(model: nn.Module, probed: ProbeResult) -> Replacements:
+def fuse_found(model: nn.Module, probed: ProbeResult) -> dict[Place, nn.Module]:
+    """Replace what is recognised; returns the originals."""
     products = choose_products(torch.device("cpu"))
     assert products is not None
-    return fuse_layers(recognise_layers(model, probed, products.kernels), products)
+    layers = recognise_layers(model, probed, products.kernels)
+    return replace_modules(model, fused_layers(layers, products))
 
 
 @torch.inference_mode()
@@ -90,8 +86,8 @@ def difference(model: nn.Module, probed: ProbeResult) -> float:
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_llama_like_layers_are_fused(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
     model, probed = load(tmp_path, tiny_config(kind), dtype)
-    replaced = fuse_found(model, probed).done
-    assert len(replaced) == (model.config.num_hidden_layers if kind in FUSED else 0)
+    replaced = fuse_found(model, probed)
+    assert len(replaced) == (model.config.num_hidden_layers if kind in FUSED_KINDS else 0)
     assert difference(model, probed) <= TOLERANCE[dtype]
 
 
@@ -109,7 +105,7 @@ def test_only_llama_like_layers_are_fused(kind: str, dtype: torch.dtype, tmp_pat
 )
 def test_other_architectures(config: PretrainedConfig, fused: int, tmp_path: Path) -> None:
     model, probed = load(tmp_path, config)
-    assert len(fuse_found(model, probed).done) == fused
+    assert len(fuse_found(model, probed)) == fused
     assert difference(model, probed) <= TOLERANCE[torch.float32]
 
 
@@ -141,7 +137,7 @@ def test_a_layer_that_cannot_run_in_float32_keeps_its_code(
 
     monkeypatch.setattr(LlamaDecoderLayer, "forward", biased)
     model, probed = load(tmp_path, tiny_config("llama"), torch.bfloat16)
-    assert not fuse_found(model, probed).done
+    assert not fuse_found(model, probed)
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_pytorch_tanh", "relu"])
@@ -149,7 +145,7 @@ def test_the_activation_is_found(activation: str, tmp_path: Path) -> None:
     config = tiny_config("llama")
     config.hidden_act = activation
     model, probed = load(tmp_path, config)
-    assert len(fuse_found(model, probed).done) == (0 if activation == "relu" else 3)
+    assert len(fuse_found(model, probed)) == (0 if activation == "relu" else 3)
     assert difference(model, probed) <= TOLERANCE[torch.float32]
 
 
@@ -162,7 +158,7 @@ def test_biases_are_kept(tmp_path: Path) -> None:
             if name.endswith("bias"):
                 parameter.uniform_(-1, 1, generator=torch.Generator().manual_seed(len(name)))
     probed = probe(model, "m")
-    assert len(fuse_found(model, probed).done) == 3
+    assert len(fuse_found(model, probed)) == 3
     assert difference(model, probed) <= TOLERANCE[torch.float32]
 
 
@@ -180,105 +176,3 @@ def test_a_layer_with_other_computations_keeps_its_code(
     fuse_found(model, probed)
     assert [type(layer) for layer in model.model.layers] == [DecoderLayer, LlamaDecoderLayer, DecoderLayer]
     assert difference(model, probed) <= TOLERANCE[torch.float32]
-
-
-def load_at_once(folder: Path) -> LoadedModel:
-    return load_models([Service(name="s", model="m")], {"s": folder}).services["s"].model
-
-
-def test_layers_are_fused_at_load_and_restored_if_the_logits_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = make_model(tmp_path, tiny_config("llama"))
-    assert {type(layer) for layer in load_at_once(folder).module.model.layers} == {DecoderLayer}
-    monkeypatch.setattr(ProbeResult, "gives_same_logits", lambda self, model: False)
-    loaded = load_at_once(folder)
-    assert {type(layer) for layer in loaded.module.model.layers} == {LlamaDecoderLayer}
-    assert isinstance(loaded.forward, TransformersForward)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_fully_fused_model_runs_without_the_code_of_transformers(kind: str, tmp_path: Path) -> None:
-    loaded = load_at_once(make_model(tmp_path, tiny_config(kind)))
-    fused = kind in FUSED and kind != "gemma2"  # which caps its logits
-    assert isinstance(loaded.forward, FusedForward if fused else TransformersForward)
-
-
-@pytest.mark.parametrize("layout", ["merged", "split"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-@pytest.mark.parametrize("kind", [kind for kind in FUSED if kind != "gemma2"])
-def test_a_layer_in_one_native_call_has_the_bits_of_separate_operations(
-    kind: str, dtype: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[int] = []
-    run_layers = NativeAttention.run_layers
-
-    def counted(step: NativeAttention, *arguments: Any) -> None:
-        calls.append(1)
-        run_layers(step, *arguments)
-
-    monkeypatch.setattr(NativeAttention, "run_layers", counted)
-    config = tiny_config(kind)
-    if layout == "split":
-        config.hidden_size = 96  # whole groups of inputs, which AMX reads in place
-    folder = make_model(tmp_path, config, torch.bfloat16)
-    scheduler = HandScheduler({kind: folder}, attention="native", layout=layout, dtype=dtype)
-    prompts = [make_prompt(length, seed=length) for length in (1, 5, 23, 40)]
-    forward = scheduler.models.services[kind].model.forward
-    assert isinstance(forward, FusedForward)
-    assert len(forward.native_layers) == scheduler.models.services[kind].model.module.config.num_hidden_layers
-    scheduler.poison()
-    at_once = logits_of(scheduler, kind, prompts, 4, chunk=16)
-    made = len(calls)
-    assert made > 4
-    forward.native_layers.clear()
-    scheduler.poison()
-    assert logits_of(scheduler, kind, prompts, 4, chunk=16) == at_once
-    assert len(calls) == made
-
-
-def test_float32_layers_are_computed_by_separate_operations(tmp_path: Path) -> None:
-    forward = load_at_once(make_model(tmp_path, tiny_config("llama"))).forward
-    assert isinstance(forward, FusedForward)
-    assert not forward.native_layers
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-def test_only_requested_rows_have_logits(dtype: str, tmp_path: Path) -> None:
-    folder = make_model(tmp_path, tiny_config("gemma3"))
-    loaded = load_models([Service(name="s", model="m", dtype=dtype)], {"s": folder}).services["s"].model
-    assert isinstance(loaded.forward, FusedForward)
-    ids, positions = torch.arange(9).unsqueeze(0), torch.arange(9).unsqueeze(0)
-    every, some = torch.arange(9), torch.tensor([8, 2])
-    logits, kept = (loaded.forward(ids, positions, rows, RecordingStep((9,))) for rows in (every, some))
-    # Native products have the same bits for any number of rows.
-    tolerance = 1e-5 if dtype == "float32" else 0.0
-    torch.testing.assert_close(kept, logits[some], rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-def test_a_model_of_one_layer(dtype: str, tmp_path: Path) -> None:
-    config = tiny_config("llama")
-    config.num_hidden_layers = 1
-    scheduler = HandScheduler(
-        {"llama": make_model(tmp_path, config, torch.bfloat16)}, attention="native", dtype=dtype
-    )
-    prompts = [make_prompt(length, seed=length) for length in (1, 5, 23)]
-    whole, chunks = (logits_of(scheduler, "llama", prompts, 3, chunk=chunk) for chunk in (64, 4))
-    assert whole <= chunks  # rows that do not sample have logits, too, which are not read
-
-
-def test_a_model_with_other_computations_around_its_layers_keeps_its_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = LlamaModel.forward
-
-    def more(self: Any, *args: Any, **keywords: Any) -> Any:
-        output = plain(self, *args, **keywords)
-        output.last_hidden_state = output.last_hidden_state * 1.001
-        return output
-
-    monkeypatch.setattr(LlamaModel, "forward", more)
-    loaded = load_at_once(make_model(tmp_path, tiny_config("llama")))
-    assert {type(layer) for layer in loaded.module.model.layers} == {DecoderLayer}
-    assert isinstance(loaded.forward, TransformersForward)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from execute_builders import HandScheduler, logits_of, make_prompt
 from gguf import GGMLQuantizationType
+from linear_builders import quantised_linear
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaMLP
@@ -15,9 +16,8 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from at_hand import on_cpu
 from gguf_files import write_tiny_llama
 from shoal.core import ModelUnavailable, Service
-from shoal.execute.linear import int8_linear
-from shoal.execute.linear.int8_linear import Int8Linear
-from shoal.execute.linear.int8_weights import unpack
+from shoal.execute.linear.packed_linear import PackedLinear
+from shoal.execute.linear.packed_weights import unpack_int8
 from shoal.execute.model import choose_dtype, int8_model
 from shoal.execute.model.choose_dtype import FAST_INT8
 from shoal.execute.model.int8_model import use_int8
@@ -53,17 +53,17 @@ def folder(converted: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(converted, tmp_path / "m"))
 
 
-def in_int8(folder: Path) -> dict[str, Int8Linear]:
+def in_int8(folder: Path) -> dict[str, PackedLinear]:
     """The int8 layers of the model by name."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     use_int8(model, folder)
-    return {name: module for name, module in model.named_modules() if isinstance(module, Int8Linear)}
+    return {name: module for name, module in model.named_modules() if isinstance(module, PackedLinear)}
 
 
-def has_groups(layer: Int8Linear, groups: dict[str, torch.Tensor], name: str) -> bool:
+def has_groups(layer: PackedLinear, groups: dict[str, torch.Tensor], name: str) -> bool:
     values, scales = groups[f"{name}.values"], groups[f"{name}.scales"]
     packed = layer.weights.scales.transpose(1, 2).reshape(-1, scales.shape[1])[: len(scales)]
-    found = unpack(layer.weights)[: values.shape[0], : values.shape[1]]
+    found = unpack_int8(layer.weights)[: values.shape[0], : values.shape[1]]
     return torch.equal(found, values) and torch.equal(packed, scales)
 
 
@@ -87,7 +87,7 @@ def test_an_omitted_layer_gets_a_scale_for_each_output(folder: Path) -> None:
     layers = in_int8(folder)
     assert before[UP].weights.grouped
     dense = load_file(folder / "model.safetensors")[f"{UP}.weight"]
-    expected = Int8Linear.from_weight(dense).weights
+    expected = quantised_linear(dense).weights
     assert torch.equal(layers[UP].weights.packed, expected.packed)
     assert torch.equal(layers[UP].weights.scales, expected.scales)
     assert all(has_groups(layer, groups, name) for name, layer in layers.items() if name != UP)
@@ -104,8 +104,7 @@ def test_a_file_of_another_model_is_named(folder: Path) -> None:
 def test_logits_are_those_of_exact_integers(converted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [make_prompt(n, seed=n) for n in (1, 5, 23)]
     ours = logits_of(HandScheduler({"m": converted}, dtype="int8"), "m", prompts, 4)
-    for module in (int8_model, int8_linear):
-        monkeypatch.setattr(module, "load_native", lambda: None)
+    monkeypatch.setattr(int8_model, "load_native", lambda: None)
     assert logits_of(HandScheduler({"m": converted}, dtype="int8"), "m", prompts, 4) == ours
 
 
@@ -151,6 +150,6 @@ def test_auto_is_bfloat16_for_a_model_that_cannot_run_in_int8(
     monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: plain(self, x.to(self.gate_proj.weight.dtype)))
     model, lines = load(converted)
     assert model.dtype == torch.bfloat16
-    assert not any(isinstance(module, Int8Linear) for module in model.module.modules())
+    assert not any(isinstance(module, PackedLinear) for module in model.module.modules())
     assert lines[-2:] == [f"loading m ({dtype}) on cpu" for dtype in ("int8", "bfloat16")]
     assert "with int8 weights it cannot run" in caplog.text

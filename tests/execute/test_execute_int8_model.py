@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 from execute_builders import KINDS, HandScheduler, logits_of, make_model, make_prompt, tiny_config
+from linear_builders import quantised_linear
 from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from at_hand import on_cpu
 from shoal.core import ConfigError, ModelUnavailable, ModelUnsupported, Service
-from shoal.execute.linear import int8_linear
-from shoal.execute.linear.int8_linear import Int8Linear
+from shoal.execute.linear.packed_linear import PackedLinear
 from shoal.execute.model import int8_model
 from shoal.execute.model.loading import LoadedModel
 from shoal.execute.model.model_set import load_models
@@ -94,7 +94,7 @@ def test_logits_have_the_same_bits_in_any_batch_and_chunks_and_with_any_threads(
 def test_every_linear_layer_is_int8_and_the_rest_bfloat16(kind: str, folders: dict[str, Path]) -> None:
     loaded = load(folders[kind])
     assert not linears(loaded.module)
-    assert isinstance(loaded.module.lm_head, Int8Linear)
+    assert isinstance(loaded.module.lm_head, PackedLinear)
     assert {parameter.dtype for parameter in loaded.module.parameters()} == {torch.bfloat16}
     assert (loaded.dtype, loaded.kv_shape.dtype) == (torch.int8, "bfloat16")
     assert loaded.weight_bytes == bytes_in_int8(folders[kind])
@@ -109,7 +109,7 @@ def test_a_reloaded_model_uses_cached_weights(
     second = load(folders["gpt2"])
     assert folders_in(cache) == [kept]
     for one, other in zip(first.module.modules(), second.module.modules(), strict=True):
-        if isinstance(one, Int8Linear):
+        if isinstance(one, PackedLinear):
             x = torch.randn(3, one.in_features)
             assert torch.equal(one(x), other(x))
 
@@ -122,7 +122,7 @@ def test_weights_that_changed_are_quantised_again(tmp_path: Path, cache: Path) -
     os.utime(folder / "model.safetensors", ns=(before.st_atime_ns, before.st_mtime_ns + 1))
     changed = load(folder).module.lm_head.weights.packed
     assert len(folders_in(cache)) == 2
-    assert torch.equal(changed, Int8Linear.from_weight(dense(folder).lm_head.weight).weights.packed)
+    assert torch.equal(changed, quantised_linear(dense(folder).lm_head.weight).weights.packed)
 
 
 def test_a_cache_that_cannot_be_written_only_warns(
@@ -133,7 +133,7 @@ def test_a_cache_that_cannot_be_written_only_warns(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "file"))
-    assert isinstance(load(folders["llama"]).module.lm_head, Int8Linear)
+    assert isinstance(load(folders["llama"]).module.lm_head, PackedLinear)
     assert "cannot be kept in the cache" in caplog.text
 
 
@@ -152,8 +152,7 @@ def test_without_the_native_library_tokens_are_the_same_with_a_warning(
         pytest.skip("the native library is not built")
     prompts = [make_prompt(n, seed=n) for n in LENGTHS]
     expected = HandScheduler({"qwen3": folders["qwen3"]}, dtype="int8").generate("qwen3", prompts, OUTPUT)
-    for module in (int8_model, int8_linear):
-        monkeypatch.setattr(module, "load_native", lambda: None)
+    monkeypatch.setattr(int8_model, "load_native", lambda: None)
     slow = HandScheduler({"qwen3": folders["qwen3"]}, dtype="int8")
     assert "many times slower" in caplog.text
     assert slow.generate("qwen3", prompts, OUTPUT) == expected

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from native_variants import each_variant
 from shoal.execute.huge_pages import HugePages
-from shoal.execute.linear.bf16_linear import Bf16Weights, bf16_product, pack_bf16
-from shoal.execute.linear.native_product import Activation
+from shoal.execute.linear.native_product import Activation, NativeProduct
+from shoal.execute.linear.packed_weights import PackedWeights, pack_bf16
 from shoal.native import NativeLibrary, native_variants
 
 DENSE_ACTIVATIONS = {
@@ -24,7 +24,7 @@ DENSE_ACTIVATIONS = {
 
 def make_layer(
     outputs: int, inputs: int, *, bias: bool
-) -> tuple[torch.Tensor, torch.Tensor | None, Bf16Weights]:
+) -> tuple[torch.Tensor, torch.Tensor | None, PackedWeights]:
     weight = torch.randn(outputs, inputs).bfloat16()
     added = torch.randn(outputs).bfloat16() if bias else None
     return weight, added, pack_bf16(weight, added, HugePages())
@@ -55,7 +55,7 @@ def test_merged_layers_match_the_definition(
     torch.manual_seed(seed)
     layers = [make_layer(count, inputs, bias=bias) for count in outputs]
     x = torch.randn(rows, inputs).bfloat16()
-    product = bf16_product([weights for _, _, weights in layers], native)
+    product = NativeProduct(native, [weights for _, _, weights in layers])
     expected = torch.cat([exact(x, weight, added) for weight, added, _ in layers], dim=1)
     size = torch.cat(
         [F.linear(x.double().abs(), weight.double().abs()) + 3 for weight, _, _ in layers], dim=1
@@ -69,7 +69,7 @@ def test_a_gate_is_not_rounded_before_its_activation(native: NativeLibrary, acti
     torch.manual_seed(1)
     gate, factor = make_layer(70, 64, bias=True), make_layer(70, 64, bias=False)
     x = torch.randn(23, 64).bfloat16()
-    product = bf16_product([gate[2], factor[2]], native, activation)
+    product = NativeProduct(native, [gate[2], factor[2]], activation)
     gates, factors = exact(x, *gate[:2]), exact(x, *factor[:2])
     size = (64 + gates.abs()) * (1 + factors.abs())
     assert_near(product(x), DENSE_ACTIVATIONS[activation](gates) * factors, size)
@@ -87,7 +87,7 @@ def threads() -> Iterator[None]:
 def test_a_row_has_the_same_bits_in_any_batch_and_with_any_number_of_threads(native: NativeLibrary) -> None:
     torch.manual_seed(2)
     x = torch.randn(150, 200).bfloat16()
-    product = bf16_product([make_layer(300, 200, bias=True)[2]], native)
+    product = NativeProduct(native, [make_layer(300, 200, bias=True)[2]])
     expected = torch.cat([product(row[None]) for row in x])
     for count in (1, 2, 3):
         torch.set_num_threads(count)
@@ -98,7 +98,7 @@ def test_a_row_has_the_same_bits_in_any_batch_and_with_any_number_of_threads(nat
 
 @each_variant
 def test_values_that_are_not_finite_affect_only_their_row(native: NativeLibrary) -> None:
-    product = bf16_product([make_layer(40, 64, bias=False)[2]], native)
+    product = NativeProduct(native, [make_layer(40, 64, bias=False)[2]])
     x = torch.randn(3, 64).bfloat16()
     expected = product(x)
     x[1, 5] = torch.nan
@@ -112,5 +112,5 @@ def test_instruction_sets_with_float32_products_give_the_same_bits() -> None:
     weights, x = make_layer(40, 70, bias=True)[2], torch.randn(20, 70).bfloat16()
     rounding = ("vnni_bf16", "amx")
     widening = [native for native in native_variants() if native.variant not in rounding]
-    results = [bf16_product([weights], native)(x) for native in widening]
+    results = [NativeProduct(native, [weights])(x) for native in widening]
     assert all(torch.equal(result, results[0]) for result in results)
