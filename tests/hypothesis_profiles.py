@@ -1,7 +1,7 @@
 """How many examples property tests try, and which.
 
-``make test`` runs with the profile ``quick``, a fifth of the examples that each test names, and
-``make test-slow`` runs every property test again with ``more``, half of them. Both try the same examples
+``make test`` runs with the profile ``quick``, a tenth of the examples that each test names, and
+``make test-slow`` runs every property test again with ``more``, a fifth of them. Both try the same examples
 every time, so that only a change can fail a check. ``make explore`` searches: with ``explore`` it tries all,
 and others at each call; what it finds becomes an example of the test. None has deadlines: the machines that
 run them may be busy.
@@ -21,8 +21,8 @@ def register_profiles() -> None:
         "explore", parent, deadline=None, print_blob=True, max_examples=FULL, derandomize=False, database=None
     )
     explore = settings.get_profile("explore")
-    settings.register_profile("more", explore, max_examples=FULL // 2, derandomize=True)
-    settings.register_profile("quick", explore, max_examples=FULL // 5, derandomize=True)
+    settings.register_profile("more", explore, max_examples=FULL // 5, derandomize=True)
+    settings.register_profile("quick", explore, max_examples=FULL // 10, derandomize=True)
     settings.load_profile("quick")
 
 

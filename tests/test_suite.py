@@ -51,8 +51,8 @@ def test_property_tests_try_all_that_they_name_only_when_exploring() -> None:
         settings.load_profile("explore")
         assert [examples(150), examples(3)] == [150, 3]
         settings.load_profile("more")
-        assert [examples(150), examples(3)] == [75, 3]
+        assert [examples(150), examples(3)] == [30, 3]
         settings.load_profile("quick")
-        assert [examples(150), examples(10), examples(3)] == [30, 5, 3]
+        assert [examples(150), examples(10), examples(3)] == [15, 5, 3]
     finally:
         settings.load_profile(chosen)

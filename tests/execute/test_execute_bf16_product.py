@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hypothesis_profiles import examples
 from native_variants import each_variant
 from shoal.execute.huge_pages import HugePages
 from shoal.execute.linear.native_product import Activation, NativeProduct
@@ -48,7 +49,7 @@ def assert_near(result: torch.Tensor, expected: torch.Tensor, size: torch.Tensor
     bias=st.booleans(),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=40)
+@settings(max_examples=examples(200))
 def test_merged_layers_match_the_definition(
     native: NativeLibrary, rows: int, inputs: int, outputs: list[int], bias: bool, seed: int
 ) -> None:

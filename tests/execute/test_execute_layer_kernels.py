@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hypothesis_profiles import examples
 from native_variants import each_variant
 from shoal.execute.linear.layer_kernels import LayerKernels
 from shoal.execute.linear.native_product import Activation
@@ -38,7 +39,7 @@ def assert_rounded(ours: torch.Tensor, exact: torch.Tensor) -> None:
 @each_variant
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(rows=st.integers(1, 40), size=GRAPH_SIZES, seed=st.integers(0, 99))
-@settings(max_examples=15)
+@settings(max_examples=examples(100))
 def test_norms_and_residual_sums(
     rows: int, size: int, seed: int, dtype: torch.dtype, native: NativeLibrary
 ) -> None:
@@ -60,7 +61,7 @@ def test_norms_and_residual_sums(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", FORMULAS)
 @given(rows=st.integers(1, 20), size=GRAPH_SIZES, seed=st.integers(0, 99))
-@settings(max_examples=8)
+@settings(max_examples=examples(60))
 def test_gated_activations(
     rows: int, size: int, seed: int, activation: Activation, dtype: torch.dtype, native: NativeLibrary
 ) -> None:

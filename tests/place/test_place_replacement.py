@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from placement_builders import problem_of
 
+from hypothesis_profiles import examples
 from shoal.core import ConfigError
 from shoal.place.estimate import Estimate, ServiceEstimate
 from shoal.place.placement import Placement
@@ -86,7 +87,7 @@ def test_devices_are_regrouped_where_sizes_change():
 SETS = st.sampled_from([(), ("a",), ("b",), ("c",), ("a", "b"), ("b", "c")])
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(300))
 @given(st.lists(SETS, min_size=4, max_size=4), st.lists(SETS, min_size=4, max_size=4))
 def test_as_little_is_loaded_as_in_the_best_of_all_assignments(old, new):
     models = {"a": "llama-2-7b", "b": "llama-2-13b", "c": "opt-6.7b"}

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from placement_builders import RandomGroups, evaluator_of, problem_of, random_case
 
+from hypothesis_profiles import examples
 from shoal.core import ConfigError
 from shoal.place.exhaustive import placements, search_exhaustive
 from shoal.place.greedy import _configurations
@@ -30,7 +31,7 @@ def test_search_is_within_five_percent_of_the_best_placement_in_95_percent_of_ca
     assert close >= 0.95 * cases
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(120))
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 1000))
 def test_more_devices_never_lower_the_best_attainment_found(devices, services, seed):
     models = {f"s{at}": "llama-2-7b" for at in range(services)}
