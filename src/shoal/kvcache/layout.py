@@ -14,6 +14,7 @@ as its model has pairs of layer and KV head.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
@@ -210,7 +211,15 @@ def choose_merged_bytes(block_bytes: Mapping[str, int], memory_bytes: int) -> tu
 
     The smallest of equally good sizes is chosen.
     """
-    smallest = max(_aligned(size) for size in block_bytes.values()) // ALIGNMENT
+    merged_bytes, counts = _choose_merged_bytes(tuple(block_bytes.values()), memory_bytes)
+    return merged_bytes, dict(zip(block_bytes, counts, strict=True))
+
+
+# Large models have a million candidates, and searches simulate many engines of the same few models.
+@lru_cache(maxsize=1024)
+def _choose_merged_bytes(block_bytes: tuple[int, ...], memory_bytes: int) -> tuple[int, tuple[int, ...]]:
+    """The merged block size, and how many blocks of each of these sizes it has."""
+    smallest = max(_aligned(size) for size in block_bytes) // ALIGNMENT
     limit = min(memory_bytes // ALIGNMENT, LARGEST_MERGED * smallest)
     sizes = np.arange(limit + 1)
     sizes[0] = 1
@@ -218,15 +227,15 @@ def choose_merged_bytes(block_bytes: Mapping[str, int], memory_bytes: int) -> tu
     waste = np.zeros(limit + 1)
     # Many services have blocks of a few sizes.
     counts, wasted = {}, {}
-    for size in set(block_bytes.values()):
+    for size in set(block_bytes):
         counts[size] = _max_blocks_per_size(_aligned(size) // ALIGNMENT, limit)
         count = np.maximum(counts[size], 1)
         stranded = STRANDED_PER_DOUBLING * np.log2(count) + 0.5 * share * (1 - 1 / count)
         wasted[size] = 1 - count * (size / ALIGNMENT) / sizes * (1 - stranded)
-    for size in block_bytes.values():
+    for size in block_bytes:
         waste += wasted[size]
     best = smallest + int(np.argmin(waste[smallest:]))
-    return best * ALIGNMENT, {name: int(counts[size][best]) for name, size in block_bytes.items()}
+    return best * ALIGNMENT, tuple(int(counts[size][best]) for size in block_bytes)
 
 
 def _max_blocks_per_size(block: int, limit: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
