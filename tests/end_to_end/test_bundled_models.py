@@ -142,8 +142,8 @@ def serve_bundled(folders: dict[str, Path], scenario: Scenario) -> None:
     services = tuple(Service(name=name, model=name) for name in MODELS)
     options = EngineOptions(
         services=services,
-        kv_cache=KVCacheOptions(memory_bytes=192 << 20),
-        scheduler=SchedulerOptions(max_batched_tokens=512, **OVERCOMMIT),
+        kv_cache=KVCacheOptions(memory_bytes=32 << 20),
+        scheduler=SchedulerOptions(max_batched_tokens=256, **OVERCOMMIT),
     )
     tokenizers = {name: Tokenizer.from_folder(folders[name]) for name in MODELS}
     run_served(options, folders, tokenizers, scenario)
@@ -170,7 +170,8 @@ async def stream(client: httpx.AsyncClient, path: str, body: dict[str, Any], sto
 
 def test_sixty_four_streams_of_both_models_with_a_third_cancelled(folders: dict[str, Path]) -> None:
     rng = random.Random(0)
-    lengths = [1, 2, 2000, 1999, 16, 17, *(int(2000 ** rng.random()) for _ in range(58))]
+    # The longest are computed in several chunks, and two of them fill the pool.
+    lengths = [1, 2, 600, 599, 16, 17, *(int(300 ** rng.random()) for _ in range(58))]
 
     async def one(client: httpx.AsyncClient, number: int) -> str:
         stop_after = rng.randint(1, 8) if number % 3 == 0 else None
