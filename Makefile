@@ -20,7 +20,7 @@ help:
 	@echo "make demo       serve two real models from one engine and measure a burst of prompts"
 	@echo "make experiments  list the papers' experiments, which python -m experiments NAME simulates"
 	@echo "make test       run the tests, without the slow ones and with few examples of each property"
-	@echo "make test-torch run the executor's tests without the native library"
+	@echo "make test-torch run the executor's tests that depend on the native library without it"
 	@echo "make test-triton  run the GPU's kernels in Triton's interpreter and compile them; needs no GPU"
 	@echo "make test-browser  visit the server's page in a browser; needs Chromium (Debian: apt install chromium)"
 	@echo "make test-slow  run the slow tests, and the property tests with more examples"
@@ -50,7 +50,7 @@ test: $(STAMP)
 	$(PYTEST) -m "not slow"
 
 test-torch: $(STAMP)
-	SHOAL_NATIVE=off $(PYTEST) -m "not slow" tests/execute
+	SHOAL_NATIVE=off $(PYTEST) -m "not slow and not without_native" tests/execute
 
 # Triton is 700 MB that torch for CUDA brings along, and that nothing needs on CPUs but tests of its kernels: so it
 # lies apart, where nothing else sees it. What it has compiled is kept until sources change.

@@ -12,6 +12,8 @@ import torch
 
 from shoal.execute.cuda_graphs import CudaGraphCapturer, empty_cuda_cache
 
+pytestmark = pytest.mark.without_native
+
 
 class Stream:
     def __init__(self) -> None:

@@ -1,9 +1,13 @@
 """Weights that come in virtual time: one after the other, while steps go on more slowly."""
 
+import pytest
+
 from shoal.core import Arrival, NewSequence, SamplingParams, StepPlan
 from shoal.execute.fetch_link import FetchLink, FetchTimes
 from shoal.execute.simulated import SimulatedExecutor, SimulatedModel
 from shoal.forecast import FittedTimes, LatencyModel
+
+pytestmark = pytest.mark.without_native
 
 SECOND = 1_000_000_000
 STEP = FittedTimes(LatencyModel(constant_s=1.0, sequence_s=0, token_s=0, context_s=0, work_s=0))

@@ -7,6 +7,8 @@ import pytest
 
 from shoal.execute.free_memory import free_memory_bytes
 
+pytestmark = pytest.mark.without_native
+
 MIB = 1 << 20
 
 

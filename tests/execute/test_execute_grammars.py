@@ -44,6 +44,8 @@ from shoal.execute.sampling.sampler import sample as sample_rows
 from shoal.execute.sequences import RunningSequence
 from shoal.native import load_native
 
+without_native = pytest.mark.without_native
+
 SERVICE = "tiny"
 DEEP = "start: r0\n" + "".join(f'r{i}: r{i + 1} | "x{i}"\n' for i in range(5_000)) + 'r5000: "a"\n'
 SLOWER_AND_SLOWER = "start: " + "a " * 17 + '\na: b*\nb: c*\nc: "x"?\n'
@@ -95,6 +97,7 @@ def row(*output: int, **params: Any) -> RunningSequence:
     return RunningSequence([5, 6, *output], 2, 0, SamplingParams(**params), seed=7)
 
 
+@without_native
 @given(
     texts=st.lists(st.text('ab01"', min_size=1, max_size=6), min_size=1, max_size=6, unique=True),
     draws=st.lists(st.integers(0, 999), min_size=8, max_size=8),
@@ -133,6 +136,7 @@ def test_a_mask_allows_the_tokens_that_continue_an_accepted_text(
     assert bits(made) == [[EOS]]
 
 
+@without_native
 @given(draws=st.lists(st.integers(0, 999), min_size=1, max_size=12), cut=st.integers(0, 12))
 @settings(max_examples=examples(50))
 def test_a_sequence_that_returns_gets_the_same_masks(
@@ -158,6 +162,7 @@ def test_a_sequence_that_returns_gets_the_same_masks(
     assert bits(made) == bits(fresh)
 
 
+@without_native
 def test_a_tokenizer_may_have_more_tokens_than_the_model(folder: Path, letters: Letters) -> None:
     file, grammar = str(folder / "tokenizer.json"), one_of("ab", "1")
     longer, shorter = (read_tokenizer(file, size, [EOS]) for size in (letters.size - 40, letters.size + 40))
@@ -321,6 +326,7 @@ def allowed_by_row(masks: RowMasks) -> dict[int, list[int]]:
     return dict(zip(masks.rows, bits(masks.bits), strict=True))
 
 
+@without_native
 def test_rows_get_the_masks_of_their_own_grammars(steps: Steps, letters: Letters) -> None:
     one, other = one_of("abc", "0"), Grammar(GrammarKind.REGEX, "[xyz]+")
     made = steps.follow((1, row(grammar=one)), (2, row()), (3, row(grammar=other)), (4, row(grammar=one)))
@@ -330,6 +336,7 @@ def test_rows_get_the_masks_of_their_own_grammars(steps: Steps, letters: Letters
     assert steps.masks.finish() is None
 
 
+@without_native
 @pytest.mark.parametrize(
     ("grammar", "says"),
     [
@@ -353,6 +360,7 @@ def test_a_grammar_that_cannot_be_used_is_refused(pool: GrammarPool, grammar: Gr
     assert raised.value.param == "grammar"
 
 
+@without_native
 def test_a_row_whose_grammar_cannot_be_used_gets_no_mask(steps: Steps) -> None:
     bad = row(grammar=Grammar(GrammarKind.REGEX, "(("))
     made = steps.follow((1, bad), (2, row(grammar=one_of("b"))))
@@ -360,6 +368,7 @@ def test_a_row_whose_grammar_cannot_be_used_gets_no_mask(steps: Steps) -> None:
     assert set(made.failures) == {0}
 
 
+@without_native
 def test_a_slow_mask_fails_only_its_own_request(
     steps: Steps, letters: Letters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -378,6 +387,7 @@ def test_a_slow_mask_fails_only_its_own_request(
     assert not steps.follow((3, row(grammar=slow))).failures
 
 
+@without_native
 def test_a_step_does_not_wait_for_a_process(steps: Steps) -> None:
     slow, good = row(grammar=one_of("ab", "0")), row(grammar=one_of("b"))
     steps.follow((1, slow), (2, good))
@@ -393,6 +403,7 @@ def test_a_step_does_not_wait_for_a_process(steps: Steps) -> None:
     assert steps.masks.ready([1, 2]) == [1, 2]
 
 
+@without_native
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_stalled_process_is_replaced(
     sign: signal.Signals, steps: Steps, letters: Letters, monkeypatch: pytest.MonkeyPatch
@@ -408,6 +419,7 @@ def test_a_stalled_process_is_replaced(
     assert "abababc".startswith(letters.text(output))
 
 
+@without_native
 def test_a_grammar_whose_processes_always_end_fails(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     grammar = one_of("ab", "0")
     steps.follow((1, row(grammar=grammar)))
@@ -425,6 +437,7 @@ def test_a_grammar_whose_processes_always_end_fails(steps: Steps, monkeypatch: p
     assert not steps.follow((3, row(grammar=grammar))).failures
 
 
+@without_native
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_stalled_fork_server_is_replaced(
     sign: signal.Signals, steps: Steps, monkeypatch: pytest.MonkeyPatch
@@ -436,6 +449,7 @@ def test_a_stalled_fork_server_is_replaced(
     steps.lease(one_of("b")).ready.result()
 
 
+@without_native
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
 def test_killed_fork_servers_do_not_count_against_the_tokenizer(
     sign: signal.Signals, steps: Steps, monkeypatch: pytest.MonkeyPatch
@@ -460,6 +474,7 @@ def test_killed_fork_servers_do_not_count_against_the_tokenizer(
         steps.lease(one_of("b")).ready.result()
 
 
+@without_native
 def test_a_failed_step_leaves_no_masks(steps: Steps, letters: Letters) -> None:
     start = row(grammar=one_of("ab", "0"))
     steps.lease(start.sampling.grammar).ready.result()
@@ -469,6 +484,7 @@ def test_a_failed_step_leaves_no_masks(steps: Steps, letters: Letters) -> None:
     assert allowed_by_row(steps.follow((1, later))) == {0: [EOS]}
 
 
+@without_native
 def test_the_number_of_grammars_in_use_is_limited(pool: GrammarPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_pool, "MAX_PROCESSES", 2)
     for text in "abcde":  # unused grammars are evicted
@@ -487,6 +503,7 @@ def test_the_number_of_grammars_in_use_is_limited(pool: GrammarPool, monkeypatch
     first.ready.result()
 
 
+@without_native
 def test_a_request_accepted_elsewhere_is_queued_and_has_priority(
     pool: GrammarPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -506,6 +523,7 @@ def test_a_request_accepted_elsewhere_is_queued_and_has_priority(
     coming[1].ready.result()
 
 
+@without_native
 def test_a_model_without_usable_tokenizer_or_end_token_supports_no_grammar(
     folder: Path, tmp_path: Path
 ) -> None:

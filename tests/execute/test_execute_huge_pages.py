@@ -16,6 +16,8 @@ import torch
 from shoal.execute import huge_pages
 from shoal.execute.huge_pages import PAGE, HugePages, huge_empty, prefault
 
+pytestmark = pytest.mark.without_native
+
 
 def advised_bytes(buffer: torch.Tensor) -> int:
     """Size of a buffer that was advised to be in huge pages."""

@@ -15,6 +15,8 @@ from shoal.execute.model.loading import ModelLoader
 from shoal.execute.model.model_set import ModelSet, ServedModel
 from shoal.kvcache import KVShape, LayerShape
 
+pytestmark = pytest.mark.without_native
+
 GIB = 1 << 30
 TOTAL, CONTEXT = 80 * GIB, GIB // 2
 ENGINE = EngineMemory(weight_bytes=8 * GIB, step_bytes=GIB, graph_bytes=GIB // 4, gather_share=0.0)

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.without_native
+
 PROGRAM = """
 import resource, torch
 from shoal.execute.malloc import keep_freed_memory

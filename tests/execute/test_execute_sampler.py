@@ -20,6 +20,8 @@ from shoal.execute.sampling.sampler import sample as sample_rows
 from shoal.execute.sequences import RunningSequence
 from shoal.native import native_variants
 
+pytestmark = pytest.mark.without_native
+
 VOCAB = 1000
 
 Sample = Callable[..., tuple[list[int], list[TokenLogprobs | None] | None]]

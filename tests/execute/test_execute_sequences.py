@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -15,6 +16,8 @@ from shoal.execute.attention.kv_views import ServiceCache
 from shoal.execute.batch import StepBatch, build_batch
 from shoal.execute.sequences import SequenceTable
 from shoal.kvcache import KVShape, LayerShape, plan_layout
+
+pytestmark = pytest.mark.without_native
 
 BLOCK = 4
 

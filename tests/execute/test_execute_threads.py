@@ -5,6 +5,10 @@ import re
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.without_native
+
 
 def waiting(**settings: str) -> list[str]:
     """How long threads spin, as the OpenMP library says: turns of libgomp, or milliseconds of libomp."""

@@ -13,6 +13,8 @@ from shoal.execute.weights import image as images
 from shoal.execute.weights.image import CHUNK_BYTES, Place, WeightImage
 from shoal.execute.weights.loader import WeightLoader
 
+pytestmark = pytest.mark.without_native
+
 CHUNKS = 3
 SIZE = CHUNKS * CHUNK_BYTES - 1000
 

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from hypothesis_profiles import examples
 from shoal.execute.weights.skeleton import ALIGNMENT, Skeleton, put_together, take_apart
 
+pytestmark = pytest.mark.without_native
+
 DTYPES = (torch.float32, torch.bfloat16, torch.int8, torch.int64)
 
 
