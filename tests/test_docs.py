@@ -23,6 +23,7 @@ from shoal.schedule import ADMISSIONS, ORDERS, VICTIMS, Observed
 from shoal.schedule.policies.residency import Place
 from shoal.schedule.stats import WeightsStats
 from shoal.serve import ServerOptions
+from shoal.serve.http.request_context import RequestContext
 from shoal.serve.metrics.server_metrics import ServerMetrics
 
 ROOT = Path(__file__).parents[1]
@@ -128,6 +129,7 @@ def exported() -> dict[str, dict[str, set[str]]]:
         output_tokens=2,
     )
     metrics.count_finished(FinishReason.STOP, record, SLO(), 0.0)
+    metrics.usage.count(RequestContext("id", 0, service="chat", status=200))
     pool = dict.fromkeys(PoolStats.__dataclass_fields__, 1)
     traffic = dict.fromkeys(Traffic.__dataclass_fields__, 1) | dict.fromkeys(
         ("prompt_tokens", "output_tokens", "execution_s"), Spread(1, 1)

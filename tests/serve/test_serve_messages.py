@@ -304,6 +304,7 @@ def test_tokens_are_counted_with_system_and_tools():
         (body(tools=[{"type": "web_search_20250305", "name": "web_search"}]), "run on the server"),
         (body(tools=[WEATHER, WEATHER]), "two tools have the name 'weather'"),
         (body(tool_choice={"type": "any"}), "there are no tools"),
+        (body(tools=[WEATHER], tool_choice={"type": "tool"}), "tool_choice.name is missing"),
         (body(tool_choice="auto"), 'must be {"type": "auto"}'),
         (body(stop="x"), "send stop_sequences"),
         (body(mcp_servers=[{"type": "url"}]), "nothing is looked up"),

@@ -142,5 +142,6 @@ def _finish_request(
     route = scope["path"] if scope["path"] in paths else getattr(scope.get("route"), "path_format", _OTHER)
     method = scope["method"] if scope["method"] in _METHODS else _OTHER
     metrics.count_http(route, method, context.status)
+    metrics.usage.count(context)
     if options.access_log:
         log_request(context, scope, options.access_log_format)

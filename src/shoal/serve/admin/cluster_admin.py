@@ -16,6 +16,7 @@ from shoal.serve.admin.cluster_responses import EngineCard, Operation, ServiceCa
 from shoal.serve.admin.operations import Operations
 from shoal.serve.api import Api
 from shoal.serve.errors import ENGINE_NOT_FOUND, MODEL_NOT_FOUND, Conflict
+from shoal.serve.metrics.usage import UsageReport
 from shoal.serve.model_download import PulledService, PullService, check_template
 
 _DRAIN_POLL_S = 0.1
@@ -47,6 +48,10 @@ class ClusterAdmin:
         known = self._backend.services
         adding = [service for name, service in self._adding.items() if name not in known]
         return [self._service_card(name) for name in known] + [_adding_card(service) for service in adding]
+
+    def usage(self) -> UsageReport:
+        """What API keys have used of services since the start of the server."""
+        return self._api.metrics.usage.report()
 
     def placement(self) -> dict[str, list[str]]:
         """Names of each service's engines."""

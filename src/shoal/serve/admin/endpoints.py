@@ -1,4 +1,4 @@
-"""The endpoints /admin/engines, /admin/services, /admin/placement and /admin/operations."""
+"""The endpoints /admin/engines, /admin/services, /admin/placement, /admin/usage and /admin/operations."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,6 +40,7 @@ class AdminEndpoints:
             "engines": self.engines,
             "services": self.services,
             "placement": self.placement,
+            "usage": self.usage,
             "operations": self.operations,
         }.items():
             add_get(app, f"/admin/{path}", endpoint, include_in_schema=False)
@@ -67,6 +68,9 @@ class AdminEndpoints:
 
     async def placement(self) -> Response:
         return json_response(PlacementTable(self._admin.placement()))
+
+    async def usage(self) -> Response:
+        return json_response(self._admin.usage())
 
     async def operations(self) -> Response:
         """Long-running operations: running ones, and the last that ended."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import AfterValidator, Field
 
-from shoal.core import Grammar, GrammarKind, SamplingDefaults, SamplingParams
+from shoal.core import Grammar, GrammarKind, InvalidRequest, SamplingDefaults, SamplingParams
 from shoal.serve.anthropic.content_blocks import InputMessage, TextBlocks, joined_text, to_messages
 from shoal.serve.openai.chat_fields import (
     MAX_TOOLS,
@@ -149,6 +149,10 @@ class CountBody(OtherServerFields, ServiceBody):
     def tool_use(self) -> ToolUse:
         """The tools and tool_choice; raises InvalidRequest if they contradict each other."""
         chosen = self.tool_choice or ToolChoice(type="auto")
+        if chosen.type == "tool" and chosen.name is None:
+            raise InvalidRequest(
+                "tool_choice.name is missing: which tool is to be called", "tool_choice.name"
+            )
         names: dict[str, Literal["auto", "required", "function", "none"]] = {
             "any": "required",
             "tool": "function",

@@ -22,6 +22,7 @@ from shoal.core import (
     resolve_slo,
 )
 from shoal.serve.metrics.engine_metrics import EngineCollector, ServiceCollector
+from shoal.serve.metrics.usage import UsageCounter
 from shoal.serve.metrics.vllm_names import VllmCollector
 
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300, 600)
@@ -118,6 +119,8 @@ class ServerMetrics:
             "service",
             "outcome",
         )
+        self.usage = UsageCounter()
+        self.registry.register(self.usage)
         for service in services:
             self.add_service(service)
 
