@@ -7,17 +7,14 @@ from fastapi import FastAPI, Request
 from msgspec import Struct
 from starlette.responses import Response
 
-from shoal.core.service import NO_GOALS
 from shoal.serve.anthropic.message_format import MessageFormat
 from shoal.serve.anthropic.request_body import FIELD_NAMES, CountBody, MessagesBody
 from shoal.serve.api import Api, json_response
-from shoal.serve.generation import GenerationRequest
 from shoal.serve.generation_response import Framing, GenerationResponse
 from shoal.serve.http.message_errors import MESSAGES_PATH, encode_message_error
 from shoal.serve.http.request_context import context_of
 from shoal.serve.named_events import named_event
-from shoal.serve.openai.chat_prompt import PreparedChat, prepare_chat
-from shoal.serve.openai.error_field_names import client_field_names
+from shoal.serve.openai.chat_requests import ChatRequests
 
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 _END = named_event(b'{"type":"message_stop"}')
@@ -34,6 +31,7 @@ class MessagesEndpoints:
 
     def __init__(self, api: Api) -> None:
         self._api = api
+        self._requests = ChatRequests(api, "msg", FIELD_NAMES)
 
     def add_to(self, app: FastAPI) -> None:
         """Add the routes; Anthropic documents them, so the OpenAPI document leaves them out."""
@@ -43,44 +41,17 @@ class MessagesEndpoints:
     async def count(self, request: Request) -> Response:
         """Count the prompt tokens of a message, even beyond the context."""
         body = await self._api.body(request, CountBody)
-        chat = await self._prepare(request, body)
-        (tokens,) = await self._api.encode(body.model, [chat.text], add_special_tokens=False, unlimited=True)
-        return json_response(TokenCount(len(tokens)))
+        return json_response(TokenCount(await self._requests.count_tokens(request, body)))
 
     async def create(self, request: Request) -> Response:
         """Write the next message of a conversation."""
         arrival_ns = time.monotonic_ns()
         body = await self._api.body(request, MessagesBody)
-        chat = await self._prepare(request, body)
-        with client_field_names(FIELD_NAMES):
-            tokens = await self._api.encode(body.model, [chat.text], add_special_tokens=False)
-        slo = NO_GOALS if body.slo is None else body.slo.slo()
-        generation = GenerationRequest(
-            id=f"msg_{context_of(request.scope).id}",
-            service=body.model,
-            prompts=tokens,
-            sampling=chat.sampling,
-            arrival_ns=arrival_ns,
-            slo=slo,
-            pace_s=self._api.pace_s(body.model, slo),
-            field_names=chat.field_names,
-        )
+        chat, generation = await self._requests.make(request, body, arrival_ns)
         format = MessageFormat(generation.id, body.model, chat.parsing)
         error = partial(encode_message_error, request_id=context_of(request.scope).id)
         framing = Framing(named_event, end=_END, comment=_PING, error=error)
         api = self._api
         return GenerationResponse(
             generation, format, bool(body.stream), api.backend, api.metrics, api.lifecycle, framing
-        )
-
-    async def _prepare(self, request: Request, body: CountBody) -> PreparedChat:
-        card = self._api.card(request, body.model, "model")
-        return await prepare_chat(
-            self._api,
-            body.model,
-            body.conversation(),
-            body.tool_use(),
-            body.template_fields(),
-            body.sampling(card.sampling_defaults),
-            FIELD_NAMES,
         )

@@ -135,7 +135,7 @@ class CountBody(OtherServerFields, ServiceBody):
     mcp_servers: EmptyList | None = None
     """Not supported: nothing is looked up; results of tools go into messages."""
 
-    def conversation(self) -> list[Json]:
+    def conversation_messages(self) -> list[Json]:
         """The messages for the chat template."""
         messages = cast("list[Json]", self.messages)
         text = joined_text(self.system)

@@ -7,15 +7,11 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from shoal.core import InvalidRequest
-from shoal.core.service import NO_GOALS
 from shoal.serve.api import Api, json_response
 from shoal.serve.errors import RESPONSE_NOT_FOUND
-from shoal.serve.generation import GenerationRequest
 from shoal.serve.generation_response import Framing, GenerationResponse
-from shoal.serve.http.request_context import context_of
 from shoal.serve.named_events import named_event
-from shoal.serve.openai.chat_prompt import PreparedChat, prepare_chat
-from shoal.serve.openai.error_field_names import client_field_names
+from shoal.serve.openai.chat_requests import ChatRequests
 from shoal.serve.openai.logprobs import LogprobFormatter
 from shoal.serve.openai.response_bodies import InputTokenCount, ResponseEvent, ResponseObject
 from shoal.serve.openapi import fails, returns, streams, takes
@@ -28,6 +24,7 @@ _COUNT = "input_tokens"
 class ResponsesEndpoints:
     def __init__(self, api: Api) -> None:
         self._api = api
+        self._requests = ChatRequests(api, "resp", FIELD_NAMES)
 
     def add_to(self, app: FastAPI) -> None:
         documented = returns(ResponseObject, "The response, full or as a stream.")
@@ -60,28 +57,13 @@ class ResponsesEndpoints:
     async def count(self, request: Request) -> Response:
         """Count the prompt tokens of a request for a response, even beyond the context."""
         body = await self._api.body(request, ResponsesBody)
-        chat = await self._prepare(request, body)
-        (tokens,) = await self._api.encode(body.model, [chat.text], add_special_tokens=False, unlimited=True)
-        return json_response(InputTokenCount(len(tokens)))
+        return json_response(InputTokenCount(await self._requests.count_tokens(request, body)))
 
     async def create(self, request: Request) -> Response:
         """Write the next items of a conversation."""
         arrival_ns = time.monotonic_ns()
         body = await self._api.body(request, ResponsesBody)
-        chat = await self._prepare(request, body)
-        with client_field_names(FIELD_NAMES):
-            tokens = await self._api.encode(body.model, [chat.text], add_special_tokens=False)
-        slo = NO_GOALS if body.slo is None else body.slo.slo()
-        generation = GenerationRequest(
-            id=f"resp_{context_of(request.scope).id}",
-            service=body.model,
-            prompts=tokens,
-            sampling=chat.sampling,
-            arrival_ns=arrival_ns,
-            slo=slo,
-            pace_s=self._api.pace_s(body.model, slo),
-            field_names=chat.field_names,
-        )
+        chat, generation = await self._requests.make(request, body, arrival_ns)
         tokenizer = self._api.tokenizer(body.model)
         num_logprobs = chat.sampling.logprobs
         format = ResponsesFormat(
@@ -95,16 +77,4 @@ class ResponsesEndpoints:
         api, framing = self._api, Framing(named_event, end=b"", error=format.error)
         return GenerationResponse(
             generation, format, bool(body.stream), api.backend, api.metrics, api.lifecycle, framing
-        )
-
-    async def _prepare(self, request: Request, body: ResponsesBody) -> PreparedChat:
-        card = self._api.card(request, body.model, "model")
-        return await prepare_chat(
-            self._api,
-            body.model,
-            body.conversation_messages(),
-            body.tool_use(),
-            body.template_fields(),
-            body.sampling(card.sampling_defaults),
-            FIELD_NAMES,
         )

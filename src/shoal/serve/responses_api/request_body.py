@@ -199,6 +199,7 @@ class ResponsesBody(OtherServerFields, ServiceBody):
     """Not supported: nothing is stored."""
 
     def conversation_messages(self) -> list[Json]:
+        """The messages for the chat template."""
         messages = cast("list[Json]", self.input)
         if self.instructions is None:
             return messages
