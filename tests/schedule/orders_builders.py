@@ -37,6 +37,7 @@ class FakeService:
         companions: Sequence[str] = (),
     ) -> None:
         self.service = service
+        self.weight_bytes = 0
         self.waiting = waiting
         self.requests = list(running)
         self.prefilling = list(prefilling)

@@ -7,12 +7,13 @@ from functools import cache
 import pytest
 from schedule_builders import STEP_NS, make_pool, make_request, make_scheduler, run
 
-from shoal.core import SLO, FinishReason
+from shoal.core import SLO, Client, FinishReason
 from shoal.schedule.policies.orders import (
     ORDERS,
     ClientPriority,
     DoublingBudget,
     EarliestDeadline,
+    Fair,
     Fcfs,
     FcfsStrict,
     Mlfq,
@@ -36,6 +37,7 @@ TUNED = [
     EarliestDeadline(default_s=50 * STEP_S),
     WeightedTurns(),
     ClientPriority(),
+    Fair(),
 ]
 """With options that have an effect for steps of a microsecond."""
 
@@ -54,7 +56,8 @@ def requests():
         )
         slo = draw.choice([SLO(), SLO(ttft_s=5 * STEP_S, tpot_s=2 * STEP_S)])
         priority = draw.randint(-2, 2)
-        made.append(replace(request, arrival_ns=number * STEP_NS, slo=slo, priority=priority))
+        client = draw.choice([None, Client("a"), Client("b", 2.0)])
+        made.append(replace(request, arrival_ns=number * STEP_NS, slo=slo, priority=priority, client=client))
     return made
 
 

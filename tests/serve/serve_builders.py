@@ -16,6 +16,7 @@ from inline_codecs import InlineCodec
 from shoal.cluster.status import ClusterInfo, EngineState, EngineStatus, RequestTable, ServiceStatus
 from shoal.core import (
     SLO,
+    Client,
     EngineDied,
     FinishReason,
     InvalidRequest,
@@ -129,6 +130,7 @@ class FakeEngine:
     administration: Any = None
     """Changes it, in tests of that."""
     log_names: list[str | None] = field(default_factory=list)
+    clients: list[Client | None] = field(default_factory=list)
     hold: asyncio.Event | None = None
     """Requests wait for it before the token at position ``pause_at``."""
     pause_at: int = 0
@@ -209,8 +211,10 @@ class FakeEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         log_name: str | None = None,
+        client: Client | None = None,
     ) -> Stream:
         self.log_names.append(log_name)
+        self.clients.append(client)
         if not self.alive:
             raise ServiceUnavailable(f"no engine of {service!r} runs", retry_after_s=4.2)
         check_request(self.info, service, prompt, sampling, slo)

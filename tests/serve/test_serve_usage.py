@@ -5,6 +5,7 @@ import asyncio
 from serve_builders import FakeEngine, chat, completion, make_app, make_client
 
 from shoal.config.api_keys import ApiKey
+from shoal.core import Client
 
 ALICE, BOB = ApiKey(key="sk-alice", name="alice"), ApiKey(key="sk-bob", name="bob", services=("base",))
 
@@ -68,3 +69,25 @@ def test_without_keys_services_alone_are_told_apart():
 
 def test_nothing_is_told_before_anything_was_used():
     assert used_after() == ([], {})
+
+
+def test_requests_count_against_the_share_of_their_key():
+    engine = FakeEngine(says="Hello.")
+    keys = (ApiKey(key="sk-alice", name="alice", share=2.0), BOB)
+
+    async def scenario():
+        async with make_client(make_app(engine, api_keys=keys)) as client:
+            for path, body, key in (
+                ("/v1/completions", completion(max_tokens=2), "sk-alice"),
+                ("/v1/chat/completions", chat(max_tokens=2), "sk-alice"),
+                ("/v1/responses", {"model": "chat", "input": "hi"}, "sk-alice"),
+                ("/v1/messages", chat(max_tokens=2), "sk-alice"),
+                ("/v1/embeddings", {"model": "base", "input": "hi"}, "sk-bob"),
+            ):
+                response = await client.post(path, json=body, headers=bearer(key))
+                assert response.status_code == 200, response.text
+        async with make_client(make_app(engine)) as client:
+            await client.post("/v1/completions", json=completion(max_tokens=2))
+
+    asyncio.run(scenario())
+    assert engine.clients == [Client("alice", 2.0)] * 4 + [Client("bob", 1.0), None]

@@ -1,5 +1,6 @@
 """API keys of the HTTP server: permissions and limits of each, read from a configuration or a key file."""
 
+import math
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
@@ -7,7 +8,7 @@ from pathlib import Path
 
 from shoal.config.sections import Rules, Section, section_of
 from shoal.config.setting_tree import Node, Scalar, Table, problem, read_yaml
-from shoal.config.value_kinds import Maybe, ScalarKind, Several, Text, integer
+from shoal.config.value_kinds import Maybe, ScalarKind, Several, Text, integer, number
 from shoal.core import ConfigError
 
 _MAX_NAME_CHARACTERS = 64
@@ -32,11 +33,15 @@ class ApiKey:
     """None: no limit."""
     tokens_per_minute: int | None = None
     """Of prompts and outputs; None: no limit."""
+    share: float = 1.0
+    """Weight of its requests with the order ``fair``."""
 
     def __post_init__(self) -> None:
         # Errors never quote the key.
         if wrong := secret_problem(self.key):
             raise ConfigError(wrong)
+        if not 0 < self.share < math.inf:
+            raise ConfigError(f"the share of a key must be above 0, got {self.share}")
         if len(self.name) > _MAX_NAME_CHARACTERS or not self.name.isprintable() or " " in self.name:
             raise ConfigError(f"a key's name has at most {_MAX_NAME_CHARACTERS} characters and no spaces")
 
@@ -90,6 +95,7 @@ def api_key_section() -> ApiKeySection:
         (ApiKey, "key"): Secret(),
         (ApiKey, "requests_per_minute"): Maybe(integer(1)),
         (ApiKey, "tokens_per_minute"): Maybe(integer(1)),
+        (ApiKey, "share"): number(above=0),
     }
     keys = section_of(ApiKey, rules).keys
     shown = tuple(replace(key, default="`key-1` and so on") if key.name == "name" else key for key in keys)

@@ -22,6 +22,7 @@ from shoal.core.metrics import RequestRecord, normalised_latency, percentile
 from shoal.core.randomness import derive_seed, uniform
 from shoal.core.registry import lookup
 from shoal.core.request import (
+    Client,
     FinishReason,
     Prompt,
     Request,
@@ -55,6 +56,7 @@ __all__ = [
     "SLO",
     "Arrival",
     "BlockCopy",
+    "Client",
     "ResumeState",
     "ConfigError",
     "EngineDied",

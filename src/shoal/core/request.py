@@ -57,6 +57,14 @@ class ResumeState:
     """Leading prompt tokens whose log-probabilities were reported."""
 
 
+class Client(NamedTuple):
+    """Whose share of an engine a request counts against, for the order ``fair``."""
+
+    name: str
+    share: float = 1.0
+    """A client with the share 2 gets twice as much as one with 1, while both want more."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """A request for one continuation of one prompt (``n`` choices are ``n`` requests)."""
@@ -77,6 +85,8 @@ class Request:
     """Goals left None are those of the service."""
     priority: int = 0
     """For the order ``priority``: the lowest comes first."""
+    client: Client | None = None
+    """Read by the order ``fair``; None: it counts with all others that have none."""
     cache_salt: str | None = None
     """Only requests with the same salt, or all without one, share prefixes."""
     output_tokens: tuple[int, ...] | int = ()

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shoal.core import SLO, Request, SamplingParams, derive_seed
+from shoal.core import SLO, Client, Request, SamplingParams, derive_seed
 from shoal.core.service import NO_GOALS
 
 
@@ -18,12 +18,13 @@ def expand_choices(
     output_tokens: tuple[int, ...] = (),
     priority: int = 0,
     cache_salt: str | None = None,
+    client: Client | None = None,
 ) -> list[Request]:
     """The requests of one call, in the order of its choices.
 
     Seeds derive from ``sampling.seed``, or from a random one if it is None, so that the choices differ. The
     requests have ``n`` = 1 and no stop strings, which are found in the detokenized text. Only the first one
-    has ``prompt_logprobs``, which are the same for all. slo, priority, cache_salt: of each request.
+    has ``prompt_logprobs``, which are the same for all. slo, priority, cache_salt, client: of each request.
     output_tokens: earlier output of each request.
     """
     seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
@@ -41,6 +42,7 @@ def expand_choices(
             output_tokens=output_tokens,
             priority=priority,
             cache_salt=cache_salt,
+            client=client,
         )
         for choice in range(sampling.n)
     ]

@@ -1,7 +1,7 @@
 """Processing of step results: new tokens, stop tokens, ends, finished requests, prefix cache, events."""
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -165,6 +165,8 @@ class OutputProcessor:
             receivers = [requests[at] for at in receiving.tolist()]
             batch.receive(np.arange(len(batch))[rows][receiving], count, ends_ns)
         self._store.count_output(requests[0].service, count * len(receivers))
+        if self._store.has_accounts:
+            self._store.charge_output(receivers, repeat(count))
         for token_ids in [request.token_ids for request in receivers if request.token_ids]:
             token_ids += [ANONYMOUS_TOKEN] * count
         generated = batch.num_generated[rows]
@@ -242,6 +244,8 @@ class OutputProcessor:
                 receivers.append(at)
                 counts.append(len(ids))
         self._store.count_output(part.requests[0].service, sum(counts))
+        if self._store.has_accounts:
+            self._store.charge_output([part.requests[at] for at in receivers], counts)
         num_new: int | IntArray = 1
         if postponed or counts.count(1) < len(counts):
             num_new = np.zeros(len(part.requests), dtype=np.int64)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from shoal.core import NO_GOALS, SLO, FinishReason, Prompt, Request, SyntheticPrompt, TokenEvent, derive_seed
 from shoal.core.length_limits import resolve_max_new_tokens
 from shoal.kvcache import hash_blocks, hash_next, hash_salt, hash_synthetic
+from shoal.schedule.client_accounts import NO_ACCOUNT, Account
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -37,6 +38,8 @@ class RequestState:
     """Prompt and output; empty for a synthetic prompt, of which only lengths are known."""
     block_hashes: list[bytes]
     """Hashes of its leading full blocks, as far as they were needed."""
+    account: Account = NO_ACCOUNT
+    """What its client has used, for orders that read it."""
     choices: list["RequestState"] = field(default_factory=list)
     """Unfinished choices of its call with this prompt, including itself; empty without other choices."""
     choice_has_output: bool = False

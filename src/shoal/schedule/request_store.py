@@ -2,10 +2,11 @@
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from shoal.core import BlockCopy, FinishReason, TokenEvent
+from shoal.core import BlockCopy, FinishReason, Request, TokenEvent
 from shoal.kvcache import BlockMove, BlockPool
+from shoal.schedule.client_accounts import NO_ACCOUNT, Account, ClientAccounts
 from shoal.schedule.leases import Leases
 from shoal.schedule.policies.orders import Order
 from shoal.schedule.request_state import RequestState, last_event
@@ -62,6 +63,7 @@ class RequestStore:
         self._order = order
         self._on_end = on_end
         self._max_token_gap_ns = max_token_gap_ns
+        self._accounts = None if order.prices is None else ClientAccounts(order.prices)
         self._refused: list[TokenEvent] = []
         # Counters of a removed service are kept, and continue if it is added again.
         self._counters: defaultdict[str, Counters] = defaultdict(Counters)
@@ -81,6 +83,8 @@ class RequestStore:
         if request.request.resume_state is None:
             self.services[request.service].statistics.monitor.arrived(now_ns)
             request.last_scheduled_ns = now_ns
+        if self._accounts is not None:
+            self._accounts.arrived(request.account)
         self.wait(request)
 
     def wait(self, request: RequestState) -> None:
@@ -90,6 +94,14 @@ class RequestStore:
         self.requests[request.request.id] = request
         request.rank = self._order.rank(request, state)
         state.waiting.add(request)
+        if self._accounts is not None:
+            self._accounts.waits(request.account)
+
+    def _leave_queue(self, request: RequestState) -> None:
+        """Remove a request from the waiting ones."""
+        self.services[request.service].waiting.remove(request)
+        if self._accounts is not None:
+            self._accounts.waits_no_more(request.account)
 
     def demote_or_reject_expired(self, now_ns: int, *, refuse: bool) -> bool:
         """Put waiting requests with expired latency goals last; returns whether there were any.
@@ -120,7 +132,7 @@ class RequestStore:
 
     def admit(self, request: RequestState, now_ns: int) -> None:
         """Run a waiting request whose block table has been filled."""
-        self.services[request.service].waiting.remove(request)
+        self._leave_queue(request)
         self.run(request, now_ns)
 
     def run(self, request: RequestState, now_ns: int) -> None:
@@ -133,6 +145,11 @@ class RequestStore:
             request.num_cached_tokens = min(request.num_computed, request.num_prompt_tokens)
             counters.prompt_tokens += request.num_prompt_tokens
             counters.cached_tokens += request.num_cached_tokens
+            if self._accounts is not None:
+                computed = request.num_prompt_tokens - request.num_cached_tokens
+                self._accounts.charge_prompt(
+                    request.account, computed, self.services[request.service].weight_bytes
+                )
         request.num_admissions += 1
         if request.num_lost_tokens:
             again = max(0, request.num_lost_tokens - request.num_computed)
@@ -227,6 +244,22 @@ class RequestStore:
     def count_output(self, service: str, tokens: int) -> None:
         self._counters[service].output_tokens += tokens
 
+    @property
+    def has_accounts(self) -> bool:
+        """Whether tokens are charged to clients."""
+        return self._accounts is not None
+
+    def account_of(self, request: Request) -> Account:
+        """The account of a request's client."""
+        return NO_ACCOUNT if self._accounts is None else self._accounts.of(request.client)
+
+    def charge_output(self, requests: Sequence[RequestState], tokens: Iterable[int]) -> None:
+        """Charge output tokens of some requests of a service to their clients."""
+        if self._accounts is not None and requests:
+            weight_bytes = self.services[requests[0].service].weight_bytes
+            charges = zip([request.account for request in requests], tokens, strict=False)
+            self._accounts.charge_outputs(charges, weight_bytes)
+
     def count_failure(self, service: str) -> None:
         self._counters[service].failed_steps += 1
 
@@ -298,7 +331,7 @@ class RequestStore:
         request.finished = True
         self.num_ended += 1
         if request.seq_id < 0:
-            self.services[request.service].waiting.remove(request)
+            self._leave_queue(request)
         else:
             self._leave_batch(request)
         if request.choices:

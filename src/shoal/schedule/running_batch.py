@@ -128,6 +128,11 @@ class RequestTable:
         """Keys of the draws of output lengths."""
         return self.forecast_seed.view(np.uint64)
 
+    @property
+    def client_tokens(self) -> FloatArray:
+        """What the clients of the requests have used; see ``Account.tokens``."""
+        return np.array([request.account.tokens for request in self.requests])
+
     def take(self, rows: IntArray) -> "RequestTable":
         return _Selection(self, rows)
 

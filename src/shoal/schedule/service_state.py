@@ -95,6 +95,7 @@ class ServiceState:
         self.slo = limits.slo
         self.execution_s = limits.execution_s
         self.weights = limits.weights
+        self.weight_bytes = limits.weight_bytes
         self.waiting = WaitingQueue(due_ns, slo_expired_ns)
         self.running = RunningBatch()
         self.shared = SharedPrefixes()

@@ -134,6 +134,7 @@ class Submitter:
     def _make_state(self, request: Request, max_output_tokens: int, hashes: Sequence[bytes]) -> RequestState:
         eos = self._limits[request.service].eos_token_ids
         state = new_request_state(request, self._num_submitted, max_output_tokens, eos, hashes)
+        state.account = self._store.account_of(request)
         restore(state)
         service = self._store.services[request.service]
         state.slo = resolve_slo(request.slo, service.slo, service.execution_s)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from shoal.cluster.options import EnginePlan
 from shoal.cluster.status import ClusterInfo, EngineStatus, RequestTable, ServiceStatus
-from shoal.core import SLO, SamplingParams, Service
+from shoal.core import SLO, Client, SamplingParams, Service
 from shoal.core.service import NO_GOALS
 from shoal.frontend.stream import Stream
 from shoal.models.chat_template.template import ChatTemplate
@@ -155,9 +155,10 @@ class Backend(Protocol):
         priority: int = 0,
         cache_salt: str | None = None,
         log_name: str | None = None,
+        client: Client | None = None,
     ) -> Stream:
         """Start ``sampling.n`` choices; raises InvalidRequest, QueueFull, ServiceUnavailable or EngineDied.
 
         slo: latency goals that override those of the service. arrival_ns: on the monotonic clock; None: now.
-        priority, cache_salt: as in ``shoal.core.Request``. log_name: the request's name in the log.
+        priority, cache_salt, client: as in ``shoal.core.Request``. log_name: the request's name in the log.
         """

@@ -11,6 +11,7 @@ from prometheus_client import Histogram
 
 from shoal.core import (
     SLO,
+    Client,
     EngineDied,
     FinishReason,
     InvalidRequest,
@@ -49,6 +50,8 @@ class GenerationRequest:
     priority: int = 0
     """As in ``shoal.core.Request``."""
     cache_salt: str | None = None
+    """As in ``shoal.core.Request``."""
+    client: Client | None = None
     """As in ``shoal.core.Request``."""
     pace_s: float | None = None
     """Time between two tokens to which its stream is smoothed; None: tokens are sent as they come."""
@@ -233,6 +236,7 @@ async def submit_request(
                         request.priority,
                         request.cache_salt,
                         request.id,
+                        request.client,
                     )
             except (QueueFull, EngineDied) as error:
                 choices = len(request.prompts) * request.sampling.n

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from shoal.core import ConfigError, Request, SamplingParams, SyntheticPrompt, derive_seed
+from shoal.core import Client, ConfigError, Request, SamplingParams, SyntheticPrompt, derive_seed
 from shoal.workload.arrivals import ArrivalProcess, check_span, check_time_scale
 from shoal.workload.distributions import LengthDistribution
 from shoal.workload.prefixes import block_hashes
@@ -55,6 +55,7 @@ def to_requests(
                 arrival_ns=row.arrival_ns if time_scale == 1 else round(row.arrival_ns * time_scale),
                 seed=derive_seed(seed, number) >> 1,
                 true_output_tokens=row.output_tokens,
+                client=None if row.client is None else Client(row.client),
             )
         )
     return requests

@@ -28,7 +28,7 @@ from shoal.cluster.router.fleet import Fleet
 from shoal.cluster.router.migration_runner import MigrationRunner
 from shoal.cluster.router.remote_engine import OpenChannel
 from shoal.cluster.status import ClusterInfo, EngineStatus, RequestTable, ServiceStatus
-from shoal.core import SLO, EngineDied, QueueFull, Request, SamplingParams
+from shoal.core import SLO, Client, EngineDied, QueueFull, Request, SamplingParams
 from shoal.core.service import NO_GOALS
 from shoal.engine import wire
 from shoal.engine.process.child_process import BUILDER
@@ -206,11 +206,12 @@ class Router:
         priority: int = 0,
         cache_salt: str | None = None,
         log_name: str | None = None,
+        client: Client | None = None,
     ) -> Stream:
         """Accept a call and return its stream.
 
         slo: goals, which replace the service's. arrival_ns: arrival on the monotonic clock; None: now.
-        priority, cache_salt: as in ``Request``. log_name: added to its id in log lines.
+        priority, cache_salt, client: as in ``Request``. log_name: added to its id in log lines.
 
         Raises InvalidRequest, QueueFull or EngineDied before anything is sent.
         """
@@ -240,6 +241,7 @@ class Router:
             slo,
             priority=priority,
             cache_salt=cache_salt,
+            client=client,
         )
         call = self._open(call_id, requests, sampling, log_name)
         if sampling.grammar is not None:

@@ -30,6 +30,11 @@ class ServiceView(Protocol):
     def service(self) -> str: ...
 
     @property
+    def weight_bytes(self) -> int:
+        """Size of its weights; 0: unknown."""
+        ...
+
+    @property
     def waiting(self) -> Sequence[RequestState]:
         """Requests without KV, by the order's rank, then by arrival."""
         ...

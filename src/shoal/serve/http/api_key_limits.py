@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from shoal.config.api_keys import ApiKey
+from shoal.core import Client
 from shoal.serve.errors import RateLimited, ServiceNotAllowed
 
 
@@ -12,6 +13,8 @@ class ApiKeyLimits:
 
     def __init__(self, key: ApiKey) -> None:
         self.name = key.name
+        self.client = Client(key.name, key.share)
+        """Whose share of the engines its requests count against."""
         self.services = None if key.services is None else frozenset(key.services)
         """Allowed services; None: all."""
         self._requests = key.requests_per_minute and TokenBucket(key.requests_per_minute)

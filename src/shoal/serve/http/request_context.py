@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shoal.core import SamplingParams
+from shoal.core import Client, SamplingParams
 from shoal.frontend.timeline import Timeline
 from shoal.serve.http.api_key_limits import ApiKeyLimits
 
@@ -60,6 +60,11 @@ class RequestContext:
     """The time of day minus the monotonic clock at the begin of the span."""
     traceparent: bytes = b""
     """The W3C header of the span, for the response; b"": there is none."""
+
+    @property
+    def client(self) -> Client | None:
+        """Whose share of the engines it counts against; None: it has no key."""
+        return None if self.key is None else self.key.client
 
     @property
     def trace_headers(self) -> list[tuple[bytes, bytes]]:

@@ -69,6 +69,7 @@ class ChatRequests:
             sampling=chat.sampling,
             arrival_ns=arrival_ns,
             slo=slo,
+            client=context_of(request.scope).client,
             pace_s=self._api.pace_s(body.model, slo),
             field_names=chat.field_names,
         )

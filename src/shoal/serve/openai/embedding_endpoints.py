@@ -62,6 +62,7 @@ class EmbeddingEndpoints:
             arrival_ns=arrival_ns,
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
+            client=context_of(request.scope).client,
             hide_output=True,
         )
         format = EmbeddingFormat(body.model, body.encoding_format == "base64")

@@ -142,6 +142,7 @@ class GenerationEndpoints:
             slo=slo,
             priority=body.priority or 0,
             cache_salt=body.cache_salt,
+            client=context_of(http_request.scope).client,
             pace_s=self._api.pace_s(body.model, slo),
             hide_output=hide_output,
             field_names=body.field_names() if chat is None else chat.field_names,

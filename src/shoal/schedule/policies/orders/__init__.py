@@ -15,6 +15,7 @@ from shoal.schedule.policies.orders.by_priority import ByPriority
 from shoal.schedule.policies.orders.client_priority import ClientPriority
 from shoal.schedule.policies.orders.doubling_budget import DoublingBudget
 from shoal.schedule.policies.orders.edf import EarliestDeadline
+from shoal.schedule.policies.orders.fair import Fair
 from shoal.schedule.policies.orders.fcfs import MAX_DELAY_STEPS, Fcfs, FcfsStrict
 from shoal.schedule.policies.orders.mlfq import Mlfq
 from shoal.schedule.policies.orders.protocol import Decision, Order, Turn
@@ -31,6 +32,7 @@ ORDERS: Mapping[str, type[Order]] = {
     "shortest-remaining": ShortestRemaining,
     "edf": EarliestDeadline,
     "priority": ClientPriority,
+    "fair": Fair,
     "weighted-turns": WeightedTurns,
 }
 
@@ -48,6 +50,7 @@ __all__ = [
     "Decision",
     "DoublingBudget",
     "EarliestDeadline",
+    "Fair",
     "Fcfs",
     "FcfsStrict",
     "Mlfq",

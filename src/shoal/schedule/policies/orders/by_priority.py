@@ -1,13 +1,14 @@
 """Base class of orders that give every request a priority: the most urgent request picks the service."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from shoal.core import ConfigError
+from shoal.schedule.client_accounts import TokenPrices
 from shoal.schedule.policies.orders.protocol import Decision, Turn
 from shoal.schedule.policies.view import SchedulerView, ServiceView
 from shoal.schedule.request_state import RequestState
@@ -27,6 +28,8 @@ class Candidates:
     """One service's requests and their priorities."""
 
     view: ServiceView
+    waiting: Sequence[RequestState]
+    """Waiting requests, in the order of their admission."""
     seq_ids: IntArray
     """All running requests, in the order of admission."""
     keys: FloatArray
@@ -53,6 +56,11 @@ class ByPriority(ABC):
     reads_lengths: ClassVar[bool] = False
     reads_priorities: ClassVar[bool] = False
 
+    @property
+    def prices(self) -> TokenPrices | None:
+        """Clients' tokens are not counted."""
+        return None
+
     @abstractmethod
     def rank(self, request: RequestState, view: ServiceView) -> float:
         """See ``Order``."""
@@ -72,7 +80,7 @@ class ByPriority(ABC):
 
     def turns(self, candidates: Candidates) -> list[tuple[Priority, Turn]]:
         """One service's turns: for its most urgent prompt, and for its most urgent decode."""
-        service, waiting = candidates.view.service, candidates.view.waiting
+        service, waiting = candidates.view.service, candidates.waiting
         seq_ids, keys = candidates.seq_ids, candidates.keys
         turns = []
         if candidates.prompt is not None:
@@ -81,11 +89,15 @@ class ByPriority(ABC):
             turns.append((candidates.decode, Turn(service, seq_ids, keys, waiting)))
         return turns
 
+    def queue(self, view: ServiceView) -> Sequence[RequestState]:
+        """The waiting requests in the order of their admission; of most only the first is looked at."""
+        return view.waiting
+
     def candidates(self, view: ServiceView) -> Candidates:
         """The service's requests with their priorities."""
-        running = view.running
+        running, waiting = view.running, self.queue(view)
         count = len(running)
-        table = running.joined(RequestTable([view.waiting[0]])) if view.waiting else running
+        table = running.joined(RequestTable([waiting[0]])) if waiting else running
         keys = self.keys(view, table)
         prefilling = running.prefilling != 0
         prompts = prefilling.nonzero()[0]
@@ -96,10 +108,11 @@ class ByPriority(ABC):
 
         # The first of equal keys is the one admitted first.
         heads = [int(prompts[keys[prompts].argmin()])] if len(prompts) else []
-        if view.waiting:
+        if waiting:
             heads.append(count)
         return Candidates(
             view,
+            waiting,
             running.seq_id.copy(),
             keys[:count],
             min(map(priority, heads), default=None),

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from shoal.schedule.client_accounts import TokenPrices
 from shoal.schedule.policies.orders.protocol import Decision, Turn
 from shoal.schedule.policies.view import SchedulerView, ServiceView
 from shoal.schedule.request_state import RequestState
@@ -21,6 +22,11 @@ class BySubmission:
     steady: ClassVar[bool] = True
     reads_lengths: ClassVar[bool] = False
     reads_priorities: ClassVar[bool] = False
+
+    @property
+    def prices(self) -> TokenPrices | None:
+        """Clients' tokens are not counted."""
+        return None
 
     def rank(self, request: RequestState, view: ServiceView) -> float:
         """Equal for all requests, so that the arrival decides."""

@@ -7,6 +7,7 @@ results in a plan. Starvation is handled by the scheduler, which puts turns for 
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
+from shoal.schedule.client_accounts import TokenPrices
 from shoal.schedule.policies.view import SchedulerView, ServiceView
 from shoal.schedule.request_state import RequestState
 from shoal.schedule.running_batch import FloatArray, IntArray, RequestTable
@@ -50,6 +51,11 @@ class Order(Protocol):
     """It uses predicted output lengths."""
     reads_priorities: ClassVar[bool]
     """It uses ``Request.priority``; with other orders clients cannot set one."""
+
+    @property
+    def prices(self) -> TokenPrices | None:
+        """Prices at which clients' tokens are counted; None: it does not read ``RequestState.account``."""
+        ...
 
     def rank(self, request: RequestState, view: ServiceView) -> float:
         """Position of a request in the waiting queue of its service: smaller first, equal ones by arrival.
