@@ -51,7 +51,7 @@ def test_keys_as_flags_replace_the_list(tmp_path):
         ("api_keys: [{name: a}]", r"keys.yaml, line 1: api_keys\[0\].key: missing"),
         ("api_keys: [{key: a, tokens_per_min: 5}]", "unknown key, did you mean 'tokens_per_minute'"),
         ("api_keys: [{key: a, requests_per_minute: 0}]", "requests_per_minute: must be at least 1"),
-        ("api_keys: [{key: a, share: 0}]", "share: must be above 0"),
+        ("api_keys: [{key: a, share: 0}]", "share: must be more than 0"),
         ("api_keys: ['my secret']", "visible ASCII"),
         ("api_keys: [sécret]", "visible ASCII"),
         ("api_keys: [{key: a, name: a b}]", "no spaces"),

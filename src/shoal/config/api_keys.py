@@ -41,7 +41,7 @@ class ApiKey:
         if wrong := secret_problem(self.key):
             raise ConfigError(wrong)
         if not 0 < self.share < math.inf:
-            raise ConfigError(f"the share of a key must be above 0, got {self.share}")
+            raise ConfigError(f"a share must be more than 0, got {self.share}")
         if len(self.name) > _MAX_NAME_CHARACTERS or not self.name.isprintable() or " " in self.name:
             raise ConfigError(f"a key's name has at most {_MAX_NAME_CHARACTERS} characters and no spaces")
 
