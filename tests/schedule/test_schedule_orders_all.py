@@ -11,6 +11,7 @@ from hypothesis_profiles import examples
 from shoal.core import SLO, ConfigError
 from shoal.schedule.policies.orders import ORDERS, DoublingBudget, FcfsStrict, order_class
 from shoal.schedule.policies.orders.doubling_budget import VARIANTS
+from shoal.schedule.policies.orders.fair import Fair, FairQueue
 from shoal.schedule.running_batch import RequestTable
 
 EVERY = [cls() for cls in ORDERS.values()] + [DoublingBudget(variant=variant) for variant in VARIANTS[1:]]
@@ -31,6 +32,16 @@ class OnlyTheHead(Sequence):
     def __getitem__(self, at):
         assert at == 0, "an order looks past the head of a queue"
         return self._requests[0]
+
+    def by_index(self):
+        return OnlyByIndex(self._requests)
+
+
+class OnlyByIndex(OnlyTheHead):
+    """A queue in which the order ``fair`` may look for the first request of each client."""
+
+    def __getitem__(self, at):
+        return self._requests[at]
 
 
 def a_request(name):
@@ -71,6 +82,20 @@ def some_services(draw):
     return services
 
 
+def allow_index(order, services):
+    """Let the order ``fair`` look for the first request of each client."""
+    for service in services:
+        if isinstance(order, Fair):
+            service.waiting = service.waiting.by_index()
+
+
+def is_queue_of(turn, service):
+    """Whether a turn admits from the queue of its service, in whatever order."""
+    if isinstance(turn.waiting, FairQueue):
+        return list(turn.waiting) == list(FairQueue(service.waiting, 0, Fair().prices))
+    return turn.waiting is service.waiting
+
+
 def _taking_part(turns, service):
     return {request for turn in turns for request in taking_part(turn, service)}
 
@@ -79,13 +104,14 @@ def _taking_part(turns, service):
 @settings(max_examples=examples(25), deadline=None)
 @given(services=some_services(), step=st.integers(21, 200))
 def test_every_service_has_a_turn_whatever_memory_refuses(order, services, step):
+    allow_index(order, services)
     turns = decide(order, *services, step=step)
     by_name = {service.service: service for service in services}
     for turn in turns:
         running = taking_part(turn, by_name[turn.service])
         assert len(set(running)) == len(running)
         assert turn.seq_ids is None or sorted(turn.seq_ids) == turn.seq_ids.tolist()
-        if turn.waiting is not by_name[turn.service].waiting:
+        if not is_queue_of(turn, by_name[turn.service]):
             assert len(turn.waiting) == 0
     for service in services:
         own = [turn for turn in turns if turn.service == service.service]
@@ -94,7 +120,7 @@ def test_every_service_has_a_turn_whatever_memory_refuses(order, services, step)
         unconditional = _taking_part([turn for turn in own if not turn.prefill], service)
         assert unconditional >= set(service.requests) - set(service.prefilling)
         if not isinstance(order, FcfsStrict):
-            assert any(turn.waiting is service.waiting for turn in own) or not len(service.waiting)
+            assert any(is_queue_of(turn, service) for turn in own) or not len(service.waiting)
         if not service.requests and not len(service.waiting):
             assert own == []
     if isinstance(order, FcfsStrict) and turns:
@@ -105,10 +131,12 @@ def test_every_service_has_a_turn_whatever_memory_refuses(order, services, step)
 @settings(max_examples=examples(10), deadline=None)
 @given(services=some_services())
 def test_deciding_twice_is_deciding_once(order, services):
+    allow_index(order, services)
     by_name = {service.service: service for service in services}
 
     def as_lists(turn):
-        return turn.service, taking_part(turn, by_name[turn.service]), turn.waiting, turn.prefill
+        service = by_name[turn.service]
+        return turn.service, taking_part(turn, service), is_queue_of(turn, service), turn.prefill
 
     first, second = (order.decide(view_of(*services, step=30), 7) for _ in range(2))
     assert list(map(as_lists, first.turns)) == list(map(as_lists, second.turns))
@@ -135,6 +163,7 @@ def test_orders_are_found_by_name_and_unknown_names_refused():
         "shortest-remaining",
         "edf",
         "priority",
+        "fair",
         "weighted-turns",
     }
     with pytest.raises(ConfigError, match="did you mean 'mlfq'"):

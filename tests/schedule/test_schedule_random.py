@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from schedule_builders import STEP_NS, make_pool, make_request, make_scheduler, run
 
 from hypothesis_profiles import examples
-from shoal.core import FinishReason
+from shoal.core import Client, FinishReason
 from shoal.schedule import (
     ADMISSIONS,
     ORDERS,
@@ -28,7 +28,7 @@ from shoal.schedule import (
     Slice,
     WeightedTurns,
 )
-from shoal.schedule.policies.orders import ClientPriority
+from shoal.schedule.policies.orders import ClientPriority, Fair
 
 ADMISSION_POINTS = [
     Conservative(),
@@ -56,7 +56,9 @@ ORDER_POINTS = [
     EarliestDeadline(),
     WeightedTurns(),
     ClientPriority(),
+    Fair(),
 ]
+CLIENTS = (None, Client("a"), Client("b", 2.0))
 PREEMPTIONS = [
     {"preemption_mode": "recompute"},
     {"preemption_mode": "recompute", "preempt_for_waiting": "less-urgent"},
@@ -103,7 +105,8 @@ def workloads(draw, services=("a", "b", "c")):
             max_tokens=most if bounded else None,
             ignore_eos=draw(st.booleans()),
         )
-        requests.append(replace(request, priority=draw(st.integers(-1, 1))))
+        client = CLIENTS[number % len(CLIENTS)]
+        requests.append(replace(request, priority=draw(st.integers(-1, 1)), client=client))
     arrivals = [draw(st.sampled_from([0, 0, 5, 30])) for _ in requests]
     cancels = {request.id: draw(st.integers(0, 60)) for request in requests if draw(st.integers(0, 4)) == 0}
     return {

@@ -11,6 +11,7 @@ from simulate_builders import make_request, make_spec, make_workload, run
 
 from hypothesis_profiles import examples
 from shoal.cluster.manager.dispatch import LeastRequests
+from shoal.core import Client
 from shoal.schedule import (
     PREEMPT_FOR_WAITING,
     Admission,
@@ -30,6 +31,7 @@ from shoal.schedule import (
     Slice,
     WeightedTurns,
 )
+from shoal.schedule.policies.orders import Fair
 from shoal.simulate import ClosedLoop
 
 ORDERS: list[Order] = [
@@ -41,7 +43,9 @@ ORDERS: list[Order] = [
     ShortestRemaining(),
     EarliestDeadline(),
     WeightedTurns(),
+    Fair(),
 ]
+CLIENTS = (None, Client("a"), Client("b", 2.0))
 ADMISSIONS: list[Admission] = [
     Aggressive(watermark=1.0),
     Aggressive(watermark=0.7),
@@ -101,7 +105,12 @@ def test_skip_ahead_on_and_off_leave_identical_records_and_logs(
         max_batched_tokens=64,
         **knobs,
     )
-    requests = make_workload(24, rate=rate, services=tuple(services), block_size=block_size, seed=seed)
+    requests = [
+        replace(request, client=CLIENTS[number % len(CLIENTS)])
+        for number, request in enumerate(
+            make_workload(24, rate=rate, services=tuple(services), block_size=block_size, seed=seed)
+        )
+    ]
     on, log_on = run([spec], requests, skip_ahead=True)
     off, log_off = run([spec], requests, skip_ahead=False)
     assert log_on == log_off
