@@ -56,6 +56,8 @@ def test_the_queue_is_a_merge_that_a_naive_search_finds_too():
         clients = [(draw.choice("abcd"), draw.randint(0, 9)) for _ in range(draw.randint(1, 12))]
         tokens = {name: draw.choice([0.0, 7.0, 30.0]) for name in "abcd"}
         waiting, _ = queued(*clients, tokens=tokens, prompt=draw.randint(1, 20))
+        for state in waiting:
+            state.num_admissions = draw.choice([0, 0, 1])
         used = {id(state.account): state.account.tokens for state in waiting}
         left, expected = list(waiting), []
         while left:
@@ -63,7 +65,7 @@ def test_the_queue_is_a_merge_that_a_naive_search_finds_too():
             first = min(
                 heads.values(), key=lambda state: (used[id(state.account)], state.arrival_ns, state.number)
             )
-            used[id(first.account)] += first.num_tokens
+            used[id(first.account)] += 0 if first.num_admissions else first.num_prompt_tokens
             left.remove(first)
             expected.append(first)
         queue = FairQueue(waiting, 0, PRICES)

@@ -90,7 +90,7 @@ class ByPriority(ABC):
         return turns
 
     def queue(self, view: ServiceView) -> Sequence[RequestState]:
-        """The waiting requests in the order of their admission; of most only the first is looked at."""
+        """The waiting requests, in the order of their admission."""
         return view.waiting
 
     def candidates(self, view: ServiceView) -> Candidates:

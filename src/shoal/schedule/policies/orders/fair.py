@@ -99,8 +99,10 @@ class FairQueue(Sequence[RequestState]):
             request = waiting[at]
             yield request
             if at + 1 < len(waiting) and waiting[at + 1].rank == request.rank:
+                # The prompt of a preempted request is charged already.
+                charged = 0 if request.num_admissions else request.num_prompt_tokens
                 price = prompt_price(request.account, self._prices, self._weight_bytes)
-                heappush(heads, self._entry(at + 1, tokens + request.num_tokens * price))
+                heappush(heads, self._entry(at + 1, tokens + charged * price))
 
     def _entry(self, at: int, tokens: float) -> tuple[bool, float, int, int, int]:
         """By what the request's client has used, then by arrival."""
