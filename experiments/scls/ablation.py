@@ -1,5 +1,6 @@
 """Ablation of SCLS: its ideas added one by one (Figs. 15 and 16)."""
 
+from experiments.padded.presets import static_preset
 from experiments.registry import Reproduction
 from experiments.result import Effort, Result, Row, Value
 from experiments.scls.setup import (
@@ -13,7 +14,6 @@ from experiments.scls.setup import (
     run_static,
 )
 from experiments.scls.throughput import MARGINS
-from shoal.static.batching import static_preset
 
 NAME = "scls-ablation"
 LADDER = ("sls", "so", "pm", "ab", "lb", "scls")

@@ -1,5 +1,7 @@
 """Load balance between workers, slices per request and early returns (SCLS, Figs. 14 and 17)."""
 
+from experiments.padded.presets import static_preset
+from experiments.padded.report import StaticReport
 from experiments.pictures import line_panel
 from experiments.registry import Reproduction
 from experiments.result import Effort, Result, Row, Value, between
@@ -13,8 +15,6 @@ from experiments.scls.setup import (
     SECONDS,
     run_static,
 )
-from shoal.static.batching import static_preset
-from shoal.static.serving.report import StaticReport
 
 NAME = "scls-balance"
 MANY_SLICES = 4

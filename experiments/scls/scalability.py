@@ -1,10 +1,10 @@
 """Throughput against the number of workers (SCLS, Fig. 22)."""
 
+from experiments.padded.presets import static_preset
 from experiments.pictures import line_panel
 from experiments.registry import Reproduction
 from experiments.result import Effort, Result, Row, Value
 from experiments.scls.setup import ASSUMPTIONS, ENGINES, PAPER, QUICK_SECONDS, SECONDS, run_static
-from shoal.static.batching import static_preset
 
 NAME = "scls-scalability"
 WORKERS = (1, 2, 4, 6, 8)

@@ -4,13 +4,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from experiments.padded.batch_time import UncertainTime
+from experiments.padded.cluster import StaticCluster, StaticRun
+from experiments.padded.options import StaticOptions
+from experiments.padded.presets import STATIC_ENGINES
+from experiments.padded.simulated_request import StaticLimits
 from experiments.result import Value
 from experiments.scls.workload import MAX_OUTPUT, MAX_PROMPT, codefuse_requests
+from shoal.batches import MemoryLimit
 from shoal.forecast import Bilinear, PaddedLatency
-from shoal.static.batching import STATIC_ENGINES, MemoryLimit, StaticOptions
-from shoal.static.serving.batch_time import UncertainTime
-from shoal.static.serving.cluster import StaticCluster, StaticRun
-from shoal.static.serving.simulated_request import StaticLimits
 
 PAPER = "SCLS (Cheng et al., 2024: Slice-Level Scheduling for High Throughput and Load Balanced LLM Serving)"
 WORKERS = 8

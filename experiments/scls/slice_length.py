@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from experiments.padded.presets import static_preset
 from experiments.pictures import line_panel
 from experiments.registry import Reproduction
 from experiments.result import Effort, Result, Row, Value, between
@@ -16,7 +17,6 @@ from experiments.scls.setup import (
     run_static,
 )
 from shoal.measure import Panel
-from shoal.static.batching import static_preset
 
 NAME = "scls-slice-length"
 LENGTHS = (32, 64, 128, 256, 512, 1024)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from experiments.padded.presets import static_preset
 from experiments.pictures import line_panel
 from experiments.registry import Reproduction
 from experiments.result import Effort, Result, Row, Value, between
@@ -20,7 +21,6 @@ from experiments.scls.setup import (
     run_static,
 )
 from shoal.measure import Panel
-from shoal.static.batching import static_preset
 
 NAME = "scls-throughput"
 FEW_NAME = f"ils-{FEW}"

@@ -3,16 +3,17 @@
 from dataclasses import replace
 from statistics import fmean
 
+from experiments.padded.cluster import StaticCluster, StaticRun
+from experiments.padded.presets import static_preset
+from experiments.padded.simulated_request import StaticLimits
 from experiments.pictures import line_panel
 from experiments.registry import Reproduction
 from experiments.result import Effort, Result, Row, Value
 from experiments.uellm.workload import MAX_OUTPUT, MAX_PROMPT, BucketPredictor, question_requests
+from shoal.batches import MemoryByBytes
 from shoal.core import attainment, met
 from shoal.forecast import Bilinear, PaddedLatency
 from shoal.measure import Panel
-from shoal.static.batching import MemoryByBytes, static_preset
-from shoal.static.serving.cluster import StaticCluster, StaticRun
-from shoal.static.serving.simulated_request import StaticLimits
 
 NAME = "uellm-batching"
 PAPER = "UELLM (He et al., 2024: A Unified and Efficient Approach for LLM Inference Serving), Figs. 4 and 5"

@@ -4,6 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from experiments.padded.cluster import StaticCluster
+from experiments.padded.presets import static_preset
+from experiments.padded.simulated_request import StaticLimits
 from experiments.uellm.testbed import GB, LAYER_BYTES, LAYERS, busy_share, even_map, four_devices
 from experiments.uellm.workload import (
     MAX_OUTPUT,
@@ -12,15 +15,13 @@ from experiments.uellm.workload import (
     BucketPredictor,
     question_requests,
 )
+from shoal.batches import MemoryByBytes
 from shoal.core import Request, attainment, met
 from shoal.forecast import Bilinear, FittedTimes, LatencyModel, PaddedLatency
 from shoal.measure.records import RequestRow
 from shoal.place.device_maps import DEVICE_MAPS, DeviceMap, MapProblem
 from shoal.schedule import SchedulerOptions
 from shoal.simulate import EngineSpec, OpenLoop, ServiceSpec, Simulation, token_layout
-from shoal.static.batching import MemoryByBytes, static_preset
-from shoal.static.serving.cluster import StaticCluster
-from shoal.static.serving.simulated_request import StaticLimits
 
 DEVICE_BYTES = 24 * GB
 SPARE_BYTES = GB

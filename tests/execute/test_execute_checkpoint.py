@@ -10,9 +10,9 @@ import torch
 from execute_builders import make_model, tiny_config
 from safetensors.torch import load_file, save_file
 
+from experiments.padded.torch_executor import load_static_model
 from shoal.core import ModelUnavailable, ModelUnsupported, Service
 from shoal.execute.model.model_set import load_models
-from shoal.static.serving.torch_executor import load_static_model
 
 Weights = dict[str, torch.Tensor]
 

@@ -3,6 +3,7 @@
 import pytest
 
 from experiments import Effort, Result
+from experiments.padded.presets import static_preset
 from experiments.registry import REPRODUCTIONS
 from experiments.scls.ils import RaggedTimes
 from experiments.scls.setup import ENGINES, memory_of, run_static
@@ -10,7 +11,6 @@ from experiments.scls.workload import Lognormal, codefuse_requests
 from experiments.uellm.workload import BucketPredictor, question_requests
 from shoal.core import Request, SyntheticPrompt
 from shoal.forecast import StepRows
-from shoal.static.batching import static_preset
 
 QUICK = Effort(quick=True)
 

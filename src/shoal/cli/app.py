@@ -22,7 +22,6 @@ from shoal.cli.profile import profile
 from shoal.cli.serve import serve
 from shoal.cli.services import services
 from shoal.cli.simulate import simulate
-from shoal.cli.static import static
 from shoal.cli.topology import topology
 from shoal.cli.tune import tune
 from shoal.cli.version import print_version, version
@@ -44,7 +43,6 @@ for command in (
     chat,
     demo,
     bench,
-    static,
     profile,
     topology,
     simulate,
