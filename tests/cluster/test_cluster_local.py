@@ -442,8 +442,8 @@ def test_a_node_without_engines_ends_with_its_server():
 
 def test_a_server_of_another_version_is_refused(monkeypatch):
     async def scenario():
-        monkeypatch.setattr("shoal.engine.process.lifeline.PROTOCOL", 7)
-        with pytest.raises(ConfigError, match=rf"another protocol \(protocol: {PROTOCOL} / 7\)"):
+        monkeypatch.setattr("shoal.engine.process.lifeline.PROTOCOL", PROTOCOL + 1)
+        with pytest.raises(ConfigError, match=rf"another protocol \(protocol: {PROTOCOL} / {PROTOCOL + 1}\)"):
             await Watched("old").attach()
 
     run(scenario)

@@ -22,6 +22,8 @@ class PooledRequest:
     arrival_ns: int = 0
     number: int = 0
     """Order of submission."""
+    output_tokens: int = 0
+    """Output so far, part of ``tokens``."""
     slices: int = 0
     """Batches so far."""
 
@@ -54,6 +56,7 @@ class PooledRequest:
         return replace(
             self,
             tokens=self.tokens + generated,
+            output_tokens=self.output_tokens + generated,
             remaining=remaining,
             predicted=max(1, min(predicted, remaining)),
             slices=self.slices + 1,

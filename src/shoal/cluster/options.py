@@ -4,11 +4,14 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
+from shoal.cluster.batching_options import BatchingOptions
+from shoal.cluster.packing import PACKERS
 from shoal.cluster.packing.migration_budgets import MigrationBudgets
 from shoal.core import ConfigError
 from shoal.engine.options import EngineOptions
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
+_SHORTEST_TICK_S = 0.005
 BackendName = Literal["local", "ray"]
 
 
@@ -51,6 +54,15 @@ class PackingOptions:
             raise ConfigError(f"packing.epoch must be more than 0, got {self.epoch_s:g} s")
 
 
+def check_batching(batching: BatchingOptions | None, dispatch: str) -> None:
+    """Raise ConfigError for a dispatch policy that cannot choose an engine for a whole batch."""
+    if batching is not None and dispatch in PACKERS:
+        raise ConfigError(
+            "batching needs a dispatch policy that chooses an engine for a whole batch; "
+            f"{dispatch} packs single requests"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
     name: str | None = None
@@ -64,6 +76,8 @@ class ClusterOptions:
     """Policy that chooses the engine of a request; one of ``dispatch.DISPATCH_NAMES``."""
     packing: PackingOptions = field(default_factory=PackingOptions)
     """If the dispatch policy is a packer."""
+    batching: BatchingOptions | None = None
+    """How batches of waiting requests are formed; None: each request is dispatched by itself."""
     heartbeat_s: float = 1.0
     """Interval of heartbeats."""
     hung_after_s: float = 10.0
@@ -93,14 +107,18 @@ class ClusterOptions:
                     f"cluster.{name.removesuffix('_s')} must be at least three heartbeats "
                     f"({3 * self.heartbeat_s:g} s), got {getattr(self, name):g} s"
                 )
+        check_batching(self.batching, self.dispatch)
         for name in ("orphan_after_s", "wait_for_engine_s"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"cluster.{name.removesuffix('_s')} must not be negative")
 
     @property
     def tick_s(self) -> float:
-        """Interval of the manager's ticks."""
-        return self.heartbeat_s / 4
+        """Interval of the manager's ticks, at which batches are formed as well."""
+        tick_s = self.heartbeat_s / 4
+        if self.batching is None or self.batching.interval_s is None:
+            return tick_s
+        return min(tick_s, max(self.batching.interval_s / 8, _SHORTEST_TICK_S))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

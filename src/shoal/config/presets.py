@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shoal.cluster.batching_options import BatchingOptions
+from shoal.config.batch_presets import BATCH_PRESETS, batch_scheduler
 from shoal.core.units import LONGEST_S
 from shoal.schedule import (
     Admission,
@@ -30,6 +32,10 @@ class Preset:
     """Description in one line."""
     layout: str = "merged"
     """Layout of the KV pool."""
+    batching: BatchingOptions | None = None
+    """How batches are formed; None: they are not."""
+    dispatch: str | None = None
+    """Dispatch policy; None: the default."""
 
 
 def _system(order: Order, admission: Admission, **others: Any) -> SchedulerOptions:
@@ -102,4 +108,8 @@ PRESETS: Mapping[str, Preset] = {
         _system(Fcfs(), Slice(tokens=128), victim="lowest-priority", preemption_mode="swap"),
         "slices of 128 tokens on continuous batching, memory for each reserved exactly",
     ),
+    **{
+        name: Preset(batch_scheduler(), each.summary, batching=each.batching, dispatch=each.dispatch)
+        for name, each in BATCH_PRESETS.items()
+    },
 }

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from shoal.cluster.options import PackingOptions
+from shoal.cluster.batching_options import BatchingOptions
+from shoal.cluster.options import PackingOptions, check_batching
 from shoal.core import NO_GOALS, SLO, ConfigError
 from shoal.core.cluster import Link as EngineLink
 from shoal.forecast.device_specs import DeviceSpec
@@ -177,6 +178,8 @@ class Scenario:
     """Dispatch policy, one of ``cluster.dispatch.DISPATCH_NAMES``."""
     packing: PackingOptions = field(default_factory=PackingOptions)
     """Options of migrations, if the dispatch policy is a packer."""
+    batching: BatchingOptions | None = None
+    """How batches are formed; None: each request is dispatched by itself."""
     link: EngineLink | None = None
     """Link of each engine for migrations; None: KV is not migrated."""
     drains: tuple[Incident, ...] = ()
@@ -199,6 +202,7 @@ class Scenario:
                 if incident.engine >= self.engines:
                     raise ConfigError(unknown_engine_message(incident, what, self.engines))
         check_admission(self.weights, self.scheduler.admission)
+        check_batching(self.batching, self.dispatch)
 
 
 def unknown_engine_message(incident: Incident, what: str, engines: int) -> str:

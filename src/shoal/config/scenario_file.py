@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal.cluster.manager.dispatch import DISPATCH_NAMES
+from shoal.config.batching import batching_section, with_preset
+from shoal.config.presets import PRESETS
 from shoal.config.scenario import (
     INCIDENTS,
     LARGEST_ENGINES,
@@ -31,7 +33,7 @@ from shoal.config.scenario_migrations import engine_link_section
 from shoal.config.sections import Key, Section, UnknownKey, section_of
 from shoal.config.services import check_name, goal_kinds
 from shoal.config.setting_tree import Node, Scalar, Table, place_of, problem, read_yaml
-from shoal.config.settings import hint_other_section, scheduler_section, weights_section
+from shoal.config.settings import check_batches, hint_other_section, scheduler_section, weights_section
 from shoal.config.value_kinds import Choice, Kind, Maybe, Several, as_table, integer, number, seconds
 from shoal.core import ConfigError, slo_problem
 from shoal.workload import FORMATS, AtOnce, Poisson, Replay, WorkloadOptions, guess_format
@@ -122,6 +124,11 @@ class ScenarioSection(Section):
         fields = self.read_fields(node, path)
         if "scheduler" in fields:
             fields["scheduler"], fields["preset"] = fields["scheduler"]
+        try:
+            fields = with_preset(fields, PRESETS[fields.get("preset", "shoal")])
+            check_batches(fields.get("scheduler"), fields["batching"])
+        except ConfigError as error:
+            raise problem(node.where, "batching", str(error)) from error
         _check_incidents(fields, node)
         scenario: Scenario = self.build(fields, node, path)
         names = _names(scenario.services, node)
@@ -190,6 +197,7 @@ def scenario_section(folder: Path = Path()) -> Section:
         (Scenario, "latency"): Maybe(latency),
         (Scenario, "engines"): integer(1, LARGEST_ENGINES),
         (Scenario, "dispatch"): Choice(DISPATCH_NAMES),
+        (Scenario, "batching"): batching_section(offline=True),
         (Scenario, "link"): Maybe(engine_link_section()),
         (Incident, "engine"): integer(0),
         (Scenario, "scheduler"): scheduler_section(offline=True),

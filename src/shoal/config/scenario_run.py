@@ -97,6 +97,7 @@ class PreparedRun:
             deaths=None if grouped else deaths_of(self.scenario),
             migrations=None if grouped else self.migrations,
             lock_step=grouped,
+            batching=self.scenario.batching,
             watch=Watch(skip_ahead=skip_ahead, sample_s=self.scenario.sample_s, spans=spans),
         )
         run = simulation.run(self.scenario.title, self.facts, progress, stop)

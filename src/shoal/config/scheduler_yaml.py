@@ -10,7 +10,7 @@ from shoal.config.presets import PRESETS
 from shoal.config.sections import Section
 from shoal.config.setting_tree import Scalar
 from shoal.config.settings import scheduler_section
-from shoal.config.value_kinds import Kind, Maybe, OrNever
+from shoal.config.value_kinds import Kind, Maybe, OrWord
 from shoal.core import ConfigError
 from shoal.schedule import SchedulerOptions
 
@@ -39,8 +39,8 @@ def plain(kind: Kind, value: Any) -> Any:
     """A value as it is written under a key of that kind: text, a number, or a mapping."""
     if isinstance(kind, Maybe):
         return None if value is None else plain(kind.inner, value)
-    if isinstance(kind, OrNever):
-        return "never" if kind.show(value) == "never" else plain(kind.inner, value)
+    if isinstance(kind, OrWord):
+        return kind.word if kind.show(value) == kind.word else plain(kind.inner, value)
     if isinstance(kind, Policy):
         name, section = next((n, s) for n, s in kind.sections.items() if type(value) is s.cls)
         inner = plain_section(section, value)

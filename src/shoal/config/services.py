@@ -8,7 +8,7 @@ from typing import Any
 
 from shoal.config.sections import Rules, Section, section_of
 from shoal.config.setting_tree import Node, Scalar, Table, below, place_of, problem
-from shoal.config.value_kinds import Choice, Maybe, OrNever, Several, Template, Text, integer, number, seconds
+from shoal.config.value_kinds import Choice, Maybe, OrWord, Several, Template, Text, integer, number, seconds
 from shoal.core import SLO, ConfigError, SamplingDefaults, Service, service_problem, slo_problem
 from shoal.core.service import LARGEST_SEED
 from shoal.core.slo import LARGEST_SCALE
@@ -54,7 +54,7 @@ def service_section(template_folder: Path | None) -> Section:
         (Service, "chat_template"): Maybe(Template(template_folder)),
         (Service, "execution_s"): Maybe(seconds(above=0)),
         (Service, "quota"): integer(1),
-        (Service, "idle_after_s"): OrNever(seconds(above=0), None),
+        (Service, "idle_after_s"): OrWord(seconds(above=0), None),
         (SamplingDefaults, "temperature"): Maybe(number(0, 100)),
         (SamplingDefaults, "top_p"): Maybe(number(above=0, maximum=1)),
         (SamplingDefaults, "top_k"): Maybe(integer(-1, 2**31 - 1)),

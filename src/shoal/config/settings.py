@@ -4,9 +4,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from shoal.cluster.batching_options import BatchingOptions
 from shoal.cluster.manager.dispatch import DISPATCH_NAMES
 from shoal.cluster.options import ClusterOptions, EnginePlan
 from shoal.config.api_keys import KeyFile, Secret, SecretFile, api_key_section
+from shoal.config.batch_presets import BATCH_PRESETS
+from shoal.config.batching import batching_section, with_preset
 from shoal.config.devices import (
     EngineDevice,
     Placement,
@@ -18,14 +21,14 @@ from shoal.config.devices import (
 from shoal.config.flags import overlay
 from shoal.config.foreign_files import reject_foreign_yaml, reject_modelfile
 from shoal.config.policies import Policy
-from shoal.config.presets import PRESETS
+from shoal.config.presets import PRESETS, Preset
 from shoal.config.sections import Key, Rules, Section, UnknownKey, section_of
 from shoal.config.services import check_services, service_section
-from shoal.config.setting_tree import Node, Table, parse_yaml, problem, read_text
+from shoal.config.setting_tree import Node, Table, parse_yaml, place_of, problem, read_text
 from shoal.config.value_kinds import (
     Choice,
     Maybe,
-    OrNever,
+    OrWord,
     Several,
     as_table,
     byte_rate,
@@ -84,6 +87,11 @@ class Config(Generic[S]):
 
     def engine_options(self) -> EngineOptions:
         """The options of the only engine; raises ConfigError if there are several."""
+        if self.cluster.batching is not None:
+            raise ConfigError(
+                "batches are formed by `shoal serve` and `shoal simulate`; for this command choose another "
+                "preset, and leave out cluster.batching"
+            )
         if len(self.devices) != 1:
             names = ", ".join(device.device for device in self.devices)
             raise ConfigError(
@@ -132,6 +140,15 @@ class ServerSection(Section):
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterSection(Section):
+    """Reads the written fields of the cluster, to which the scheduler's preset adds."""
+
+    def read(self, node: Node, path: str) -> dict[str, Any]:
+        """The written values, by field name."""
+        return self.read_fields(node, path)
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerSection(Section):
     """Reads the scheduler's options, which override those of its preset."""
 
@@ -152,10 +169,31 @@ class ConfigSection(Section):
     def read(self, node: Node, path: str) -> "Config[Any]":
         fields = self.read_fields(node, path)
         fields["server"], rest = fields["server"]
+        preset = _DEFAULT_PRESET
         if "scheduler" in fields:
             fields["scheduler"], preset = fields["scheduler"]
             fields["kv_cache"] = _with_layout(fields.get("kv_cache"), node, PRESETS[preset].layout)
+        fields["cluster"] = _cluster(fields.get("cluster", {}), node, PRESETS[preset])
+        check_batches(fields.get("scheduler"), fields["cluster"].batching)
         return Config(**fields, **rest)
+
+
+def _cluster(written: dict[str, Any], node: Node, preset: Preset) -> ClusterOptions:
+    """The cluster's options, with the preset's batching and dispatch where none are written."""
+    try:
+        return ClusterOptions(**with_preset(written, preset))
+    except ConfigError as error:
+        raise problem(place_of(node, "cluster"), "cluster", str(error)) from error
+
+
+def check_batches(scheduler: SchedulerOptions | None, batching: BatchingOptions | None) -> None:
+    """Raise ConfigError for an engine that waits for batches which nobody forms."""
+    if scheduler is not None and scheduler.admission.by_batch and batching is None:
+        raise ConfigError(
+            "the admission `batch` runs batches that the cluster forms: write cluster.batching, such as "
+            "`batching: {former: fixed, max_batch: 16}`, or choose a preset that has it: "
+            + ", ".join(BATCH_PRESETS)
+        )
 
 
 def _with_layout(options: KVCacheOptions | None, node: Node, layout: str) -> KVCacheOptions:
@@ -177,9 +215,9 @@ def scheduler_section(*, offline: bool = False) -> SchedulerSection:
         (SchedulerOptions, "admission"): Policy(
             {name: section_of(cls, {}) for name, cls in ADMISSIONS.items() if name not in left_out}
         ),
-        (SchedulerOptions, "starvation_s"): OrNever(seconds(), LONGEST_S),
+        (SchedulerOptions, "starvation_s"): OrWord(seconds(), LONGEST_S),
         (SchedulerOptions, "preempt_for_waiting"): Choice(PREEMPT_FOR_WAITING),
-        (SchedulerOptions, "max_token_gap_s"): OrNever(seconds(), LONGEST_S),
+        (SchedulerOptions, "max_token_gap_s"): OrWord(seconds(), LONGEST_S),
         (SchedulerOptions, "max_running"): Maybe(integer(1)),
         (SchedulerOptions, "max_batched_tokens"): integer(1),
         (SchedulerOptions, "depth"): Maybe(integer(1, 2)),
@@ -222,7 +260,9 @@ def config_section(server: type[S], folder: Path = Path()) -> Section:
         (Config, "devices"): Several(device_section()),
         (Config, "placement"): PlacementKind(),
         (ClusterOptions, "dispatch"): Choice(DISPATCH_NAMES),
+        (ClusterOptions, "batching"): batching_section(),
     }
+    rules[Config, "cluster"] = ClusterSection(ClusterOptions, section_of(ClusterOptions, rules).keys)
     rules[Config, "services"] = Several(service_section(folder))
     rules[Config, "scheduler"] = scheduler_section()
     rules[Config, "weights"] = weights_section()

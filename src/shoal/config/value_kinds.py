@@ -201,29 +201,30 @@ class Maybe:
 
 
 @dataclass(frozen=True, slots=True)
-class OrNever:
-    """Another kind, or the word ``never``."""
+class OrWord:
+    """Another kind, or a word."""
 
     inner: Kind
-    never: float | None
+    value: float | None
     """Value of the word: larger than any other, or None."""
+    word: str = "never"
 
     @property
     def label(self) -> str:
-        return f"{self.inner.label} or `never`"
+        return f"{self.inner.label} or `{self.word}`"
 
     def read(self, node: Node, path: str) -> Any:
         """The value of the word, or what the inner kind reads."""
-        if isinstance(node, Scalar) and node.text == "never":
-            return self.never
+        if isinstance(node, Scalar) and node.text == self.word:
+            return self.value
         try:
             return self.inner.read(node, path)
         except ConfigError as error:
-            raise SettingError(f"{error}, or never", path) from None
+            raise SettingError(f"{error}, or {self.word}", path) from None
 
     def show(self, value: Any) -> str:
-        never = value is None if self.never is None else value >= self.never
-        return "never" if never else self.inner.show(value)
+        is_word = value is None if self.value is None else value >= self.value
+        return self.word if is_word else self.inner.show(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,12 @@ class Request:
     repeats them."""
     resume_state: ResumeState | None = None
     """None: it is submitted for the first time."""
+    batch: int | None = None
+    """Number of the batch that it was dispatched with, for the admission ``batch``; lower ones come first.
+    None: it is a batch of its own."""
+    slice_tokens: int | None = None
+    """Further output tokens of this submission: then it ends with SLICE, to be submitted again. None: no
+    limit but its own."""
 
     @property
     def num_output_tokens(self) -> int:
@@ -146,6 +152,8 @@ class FinishReason(StrEnum):
     """Its constraints exclude every token (HTTP 400)."""
     REFUSED = "refused"
     """Its latency goals can no longer be met (HTTP 429)."""
+    SLICE = "slice"
+    """Its ``slice_tokens`` are over; it is submitted again with its output. Clients do not see this."""
     UNLOADED = "unloaded"
     """This engine cannot load its weights, but another may. Clients see ERROR instead."""
 

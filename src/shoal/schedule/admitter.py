@@ -19,6 +19,12 @@ from shoal.schedule.running_batch import RequestTable, RunningBatch
 from shoal.schedule.service_state import ServiceState
 
 
+def batch_order(request: RequestState) -> tuple[bool, int]:
+    """Batches in the order in which they run; a request without a batch is one of its own."""
+    batch = request.request.batch
+    return (False, batch) if batch is not None else (True, request.number)
+
+
 def choice_with_prompt(request: RequestState, batch: RunningBatch) -> RequestState | None:
     """A running choice of the same call that has computed the prompt."""
     for choice in request.choices:
@@ -46,6 +52,8 @@ class Rejection(Enum):
     SLOTS = auto()
     """``max_running`` requests are running."""
     MEMORY = auto()
+    BATCH = auto()
+    """Another batch of the service runs (admission ``batch`` only)."""
     FRAGMENTED = auto()
     """There is memory, but no free merged block; a compaction helps."""
 
@@ -106,6 +114,8 @@ class Admitter:
         the scheduler; a request rejected in this epoch is not examined again. starved: a starved request,
         which is admitted without asking the admission policy.
         """
+        if self._admission.by_batch and starved is None:
+            waiting = self._of_one_batch(waiting, epoch)
         budget = min(self._scheduled.budget, self._scheduled.prompt_budget)
         queue = islice(waiting, self._scheduled.budget_rows)
         candidates: list[RequestState] = []
@@ -130,6 +140,20 @@ class Admitter:
             budget -= tokens
             num_running += 1
             del candidates[0]
+
+    def _of_one_batch(self, waiting: Iterable[RequestState], epoch: int) -> Sequence[RequestState]:
+        """Waiting requests of the batch that runs, or if none does, of the next one."""
+        first = next(iter(waiting), None)
+        if first is None or first.rejected_epoch == epoch:
+            return ()
+        batches = {batch_order(request) for request in self._state.running.requests}
+        if not batches:
+            batches = {min(batch_order(request) for request in self._state.waiting)}
+        members = [request for request in waiting if batch_order(request) in batches]
+        if not members:
+            first.rejected_epoch = epoch
+            self.rejected = (first, Rejection.BATCH)
+        return members
 
     def _admit(self, candidates: Sequence[RequestState], budget: int, *, force: bool) -> int | Rejection:
         """Admit the first of ``candidates`` if it fits; returns its tokens in this plan, or the rejection.

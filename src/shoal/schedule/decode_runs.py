@@ -85,6 +85,18 @@ class Growth(NamedTuple):
             )
 
 
+class _Rejected(NamedTuple):
+    """A rejection that holds until blocks or a slot are freed."""
+
+    request: RequestState
+    step: int
+    """Number of the step that was planned."""
+    removals: int
+    """Until then, as ``DecodeRuns._removals`` counts them."""
+    entries: int | None
+    """It also ends when a request enters the queue, which had so many entries; None: it does not."""
+
+
 class DecodeRuns:
     """Finds runs of decode steps, and plans them."""
 
@@ -107,15 +119,17 @@ class DecodeRuns:
         self._steps = steps
         self._builder = builder
         self._guard = guard
-        # (request, step, removals until then) of a rejection that holds until blocks or a slot are freed.
-        self._rejected: tuple[RequestState, int, int] | None = None
+        self._rejected: _Rejected | None = None
 
     def note_rejection(self, request: RequestState, reason: Rejection) -> None:
         """``request`` was not admitted in the step that is being planned."""
         options = self._options
         stays = options.admission.stays_rejected and options.preempt_for_waiting == "never"
-        if reason is Rejection.SLOTS or (reason is Rejection.MEMORY and stays):
-            self._rejected = (request, self._steps.planned, self._removals())
+        if reason in (Rejection.SLOTS, Rejection.BATCH) or (reason is Rejection.MEMORY and stays):
+            # Another request of the batch that runs may come.
+            waiting = self._store.services[request.service].waiting
+            arrivals = waiting.entries if reason is Rejection.BATCH else None
+            self._rejected = _Rejected(request, self._steps.planned, self._removals(), arrivals)
 
     def _removals(self) -> int:
         """How often a slot or memory was freed by an ended, removed or preempted request, or by a lease.
@@ -175,11 +189,12 @@ class DecodeRuns:
         if not state.waiting:
             return sys.maxsize
         if self._rejected is not None:
-            request, when, removals = self._rejected
+            rejected = self._rejected
             # The blocks of a prompt can be shared only after its plan has ended.
-            published = state.last_prefill <= when - self._options.max_in_flight
-            unchanged = published and removals == self._removals()
-            if request is state.waiting[0] and unchanged:
+            published = state.last_prefill <= rejected.step - self._options.max_in_flight
+            unchanged = published and rejected.removals == self._removals()
+            unchanged = unchanged and rejected.entries in (None, state.waiting.entries)
+            if rejected.request is state.waiting[0] and unchanged:
                 return sys.maxsize
         return -self._steps.planned % self._options.admission.admit_every
 

@@ -30,8 +30,8 @@ class RequestState:
     """Stop tokens and, unless ``ignore_eos``, end-of-sequence tokens."""
     num_prompt_tokens: int
     num_final_tokens: int
-    """Prompt and output tokens at its end: the true number if it is known, else the maximum. For the
-    oracle."""
+    """Prompt and output tokens at its end: the true number if it is known, else the maximum; at most those of
+    its slice (``Request.slice_tokens``)."""
     forecast_seed: int
     """Key of the draws of its output length: 64 bits, as a signed number."""
     token_ids: list[int]
@@ -192,6 +192,8 @@ class RequestState:
             return FinishReason.STOP, None
         if generated >= self.max_new_tokens:
             return FinishReason.LENGTH, None
+        if generated >= self.num_final_tokens - self.num_prompt_tokens:
+            return FinishReason.SLICE, None
         return None, None
 
     def extend_hashes(self, block_size: int, until: int) -> None:
@@ -253,6 +255,8 @@ def new_request_state(
     length = len(prompt)
     limit = resolve_max_new_tokens(request.sampling, request.resume_state, max_output_tokens)
     longest = limit if request.true_output_tokens is None else min(limit, request.true_output_tokens)
+    if request.slice_tokens is not None:
+        longest = min(longest, request.num_output_tokens + request.slice_tokens)
     stops = request.sampling.stop_token_ids + (() if request.sampling.ignore_eos else eos)
     seed = derive_seed(0, number)
     return RequestState(

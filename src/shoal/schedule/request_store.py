@@ -318,7 +318,7 @@ class RequestStore:
         self.remove(request)
         self._counters[request.service].long_token_gaps += request.largest_gap_ns > self._max_token_gap_ns
         if reason not in (FinishReason.STOP, FinishReason.LENGTH):
-            self._counters[request.service].cancelled += 1
+            self._counters[request.service].cancelled += reason is not FinishReason.SLICE
         else:
             self._counters[request.service].finished += 1
             if request.num_generated:

@@ -40,7 +40,10 @@ def resumable_request(state: RequestState, now_ns: int) -> Request:
         num_scored_tokens=state.num_scored_tokens,
     )
     output = state.num_generated if synthetic else tuple(state.token_ids[state.num_prompt_tokens :])
-    return replace(state.request, output_tokens=output, resume_state=resumed)
+    left = state.request.slice_tokens
+    if left is not None:
+        left = max(1, left - (state.num_generated - state.request.num_output_tokens))
+    return replace(state.request, output_tokens=output, resume_state=resumed, slice_tokens=left)
 
 
 def restore(state: RequestState) -> None:

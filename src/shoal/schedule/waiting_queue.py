@@ -33,15 +33,16 @@ class WaitingQueue(Sequence[RequestState]):
         self._by_slo_expiry = _DueHeap()
         self._slo_expired_until_ns = 0
         """Time of the last ``demote_slo_expired``."""
-        self._entries = 0
+        self.entries = 0
+        """How many requests have entered it."""
         self.num_scored = 0
         """Number of requests that want log-probabilities of prompt tokens."""
 
     def add(self, request: RequestState) -> None:
         """Insert by rank, or last if its SLO has expired."""
-        self._entries += 1
+        self.entries += 1
         self.num_scored += request.is_scored
-        request.queue_entry = self._entries
+        request.queue_entry = self.entries
         self._by_due.add(self._due_ns(request), request, len(self))
         slo_expired_ns = None if self._slo_expired_ns is None else self._slo_expired_ns(request)
         if slo_expired_ns is not None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from shoal.cluster.batching_options import BatchingOptions
 from shoal.cluster.manager.actions import (
     Abort,
     ClusterAction,
@@ -34,17 +35,21 @@ from shoal.cluster.manager.events import (
     MigrationWanted,
     Progressed,
     ServiceSpeed,
+    SliceEnded,
     Submitted,
     Ticked,
     WeightsMoved,
 )
 from shoal.cluster.manager.manager import Manager
 from shoal.cluster.options import ClusterOptions
+from shoal.cluster.predicted_lengths import PredictedLengths
 from shoal.cluster.status import EngineState
 from shoal.core import ConfigError, FinishReason, InvalidRequest, Request, SyntheticPrompt
+from shoal.core.slo import resolve_slo
 from shoal.engine import wire
 from shoal.forecast import StepRows, StepTimes
 from shoal.schedule import RequestState, SchedulerStats
+from shoal.schedule.submission import resumable_request
 from shoal.simulate.migrations import MigrationRunner, aged
 from shoal.simulate.replica import Replica, VirtualClock
 from shoal.simulate.spec import Deaths, EngineSpec, MigrationSpec
@@ -52,7 +57,6 @@ from shoal.simulate.timers import Timers
 
 _OPTIONS = ClusterOptions(hung_after_s=math.inf, load_timeout_s=math.inf)
 """Simulated engines send no heartbeats, so silence must be ignored."""
-_TICK_NS = round(_OPTIONS.heartbeat_s / 4 * 1e9)
 _SPEED_TOKENS = 256
 """Prompt length for an engine's speed."""
 
@@ -75,6 +79,7 @@ class Fleet:
         deaths: Deaths,
         migrations: MigrationSpec,
         note: Callable[[int, str], None],
+        batching: BatchingOptions | None = None,
     ) -> None:
         self.replicas: list[Replica] = []
         self.lost: list[list[SchedulerStats]] = [[] for _ in specs]
@@ -87,7 +92,10 @@ class Fleet:
         self._refuse = refuse
         self._note = note
         self._load_ns = round(deaths.load_s * 1e9)
-        self._manager = Manager(replace(_OPTIONS, packing=migrations.packing), policy)
+        options = replace(_OPTIONS, packing=migrations.packing, batching=batching)
+        self._tick_ns = round(options.tick_s * 1e9)
+        self._manager = Manager(options, policy)
+        self._lengths = None if batching is None else PredictedLengths(batching.lengths)
         self._reads_prefixes = policy.reads_prefixes
         self._requests: dict[str, Request] = {}
         self._places: dict[str, int] = {}
@@ -96,7 +104,7 @@ class Fleet:
         self._timers = Timers()
         self._queued_events: deque[ClusterEvent] = deque()
         """Events for the manager; the first is being handled."""
-        self._ended: deque[Ended] = deque()
+        self._ended: deque[Ended | SliceEnded] = deque()
         """Not yet sent to the manager."""
         self._ticks = False
         self.replicas += [self._build(number) for number in range(len(specs))]
@@ -169,7 +177,9 @@ class Fleet:
                 # As the router does, so that it is the same on every engine.
                 request = replace(request, sampling=replace(request.sampling, max_tokens=most))
         self._requests[request.id] = request.on_clock(self._clock.now_ns)
-        self._emit(Submitted(request.id, request.service, len(prompt), most, 1, hashes))
+        predicted, goal_s = self._batch_facts(request, most)
+        length = len(prompt)
+        self._emit(Submitted(request.id, request.service, length, most, 1, hashes, True, predicted, goal_s))
         if self._manager.has_waiting:
             self._tick()
 
@@ -177,12 +187,24 @@ class Fleet:
         """A request ended during a step of its engine; the event is sent by ``emit_ended``."""
         finished = reason in (FinishReason.STOP, FinishReason.LENGTH)
         self._forget(state.request.id)
+        if finished and self._lengths is not None and state.num_generated:
+            self._lengths.record(state.request, state.num_generated)
         self._ended.append(Ended(state.request.id, state.num_generated if finished else None))
 
+    def slice_ended(self, state: RequestState) -> None:
+        """The slice of a request ended during a step of its engine; sent as ``ended`` is."""
+        name = state.request.id
+        self._places.pop(name, None)
+        self._requests[name] = resumable_request(state, self._clock.now_ns)
+        self._ended.append(SliceEnded(name, state.num_generated))
+
     def emit_ended(self) -> None:
-        """Send ends of requests to the manager, between steps."""
+        """Send ends of requests and slices to the manager, between steps."""
         while self._ended:
-            self._emit(self._ended.popleft())
+            event = self._ended.popleft()
+            self._emit(event)
+            if isinstance(event, SliceEnded):
+                self._tick()
 
     def pass_time(self) -> None:
         """Run what is due now: deaths, loads, arrivals of KV, ticks."""
@@ -198,6 +220,15 @@ class Fleet:
     def withdrawn(self) -> int:
         """As in ``RunRecord``."""
         return sum([engine.withdrawn for engine in self._manager.engines])
+
+    def _batch_facts(self, request: Request, most_tokens: int) -> tuple[int, float | None]:
+        """As the router's: what batches are formed by."""
+        if self._lengths is None:
+            return 0, None
+        spec = next(spec for spec in self._specs if request.service in spec.services)
+        service = spec.services[request.service]
+        goal_s = resolve_slo(request.slo, service.slo, service.execution_s).e2e_s
+        return self._lengths.predict(request, most_tokens), goal_s
 
     def _build(self, number: int) -> Replica:
         replica = self._make(number)
@@ -278,7 +309,7 @@ class Fleet:
             )
         ):
             self._ticks = True
-            self._timers.set(self._clock.now_ns + _TICK_NS, self._ticked)
+            self._timers.set(self._clock.now_ns + self._tick_ns, self._ticked)
 
     def _ticked(self) -> None:
         self._ticks = False
@@ -328,6 +359,10 @@ class Fleet:
         if request is None:
             return  # it ended when it was withdrawn
         request = aged(request, self._clock.now_ns)
+        if action.batch is not None:
+            request = replace(request, batch=action.batch)
+        if action.slice_tokens is not None:
+            request = replace(request, slice_tokens=action.slice_tokens)
         try:
             self.replicas[number].submit(request)
         except InvalidRequest as error:

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from shoal.cluster.batching_options import BatchingOptions
 from shoal.cluster.manager.dispatch import DispatchPolicy, PackerDispatch, RoundRobin
 from shoal.core import ConfigError, FinishReason, Request, StepPlan, TokenDeadlines
 from shoal.core.slo import resolve_slo
@@ -47,11 +48,12 @@ class Simulation:
         deaths: Deaths | None = None,
         migrations: MigrationSpec | None = None,
         lock_step: bool = False,
+        batching: BatchingOptions | None = None,
     ) -> None:
         if not engines:
             raise ConfigError("a simulation needs at least one engine")
         if lock_step:
-            _check_ranks(engines, dispatch, deaths, migrations)
+            _check_ranks(engines, dispatch, deaths, migrations, batching)
         watch = Watch() if watch is None else watch
         self._clock = VirtualClock()
         self._source = source
@@ -79,10 +81,14 @@ class Simulation:
             deaths or Deaths(),
             migrations or MigrationSpec(),
             lambda number, kind: self._recorders[number].event(kind, self._clock.now_ns),
+            batching,
         )
 
     def _replica(self, number: int) -> Replica:
         def ended(state: RequestState, reason: FinishReason, now_ns: int) -> None:
+            if reason is FinishReason.SLICE:
+                self._fleet.slice_ended(state)
+                return
             on_time = self._on_time.take(state.request.id)
             self._rows.append(row_of(state, reason, now_ns, number, on_time))
             self._fleet.ended(state, reason)
@@ -284,6 +290,7 @@ def _check_ranks(
     dispatch: DispatchPolicy | PackerDispatch | None,
     deaths: Deaths | None,
     migrations: MigrationSpec | None,
+    batching: BatchingOptions | None,
 ) -> None:
     """Raise ConfigError for options that a group of ranks does not support."""
     options = engines[0].scheduler
@@ -294,6 +301,7 @@ def _check_ranks(
         "a dispatch of their own": dispatch is not None,
         "to live": deaths is not None,
         "to keep its requests": migrations is not None,
+        "requests that are dispatched one by one": batching is not None,
     }
     for what, found in refused.items():
         if found:

@@ -53,6 +53,10 @@ class Dispatch(msgspec.Struct, frozen=True, tag=True):
     incarnation: int
     attempt: int
     """From 1; events of earlier attempts are ignored."""
+    batch: int | None = None
+    """Number of its batch; None: it is in none."""
+    slice_tokens: int | None = None
+    """Its slice ends after so many further output tokens; None: that of an earlier dispatch goes on."""
 
 
 class Withdraw(msgspec.Struct, frozen=True, tag=True):

@@ -5,9 +5,13 @@ from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol
 
+import msgspec
+
+from shoal.cluster.batching_options import BatchingOptions
 from shoal.cluster.manager.actions import Dispatch, Withdraw
+from shoal.cluster.manager.batch_formation import BatchFormation, Formed
 from shoal.cluster.manager.dispatch import DispatchPolicy
-from shoal.cluster.manager.engine_load import EngineLoad, UnassignedRequest
+from shoal.cluster.manager.engine_load import BatchShape, EngineLoad, UnassignedRequest
 from shoal.cluster.manager.quarantine import Quarantine
 from shoal.cluster.manager.state import Engine, ManagedCall, Residence
 from shoal.cluster.manager.waiting_queue import WaitingCalls
@@ -59,9 +63,16 @@ class Assignment:
     """Chooses engines for requests, and maintains each engine's requests and load.
 
     engines: all, by name; their owner calls ``settle`` when one begins or ceases to accept requests.
+    batching: None: requests are dispatched one by one.
     """
 
-    def __init__(self, chooser: EngineChooser, engines: Mapping[str, Engine], quarantine: Quarantine) -> None:
+    def __init__(
+        self,
+        chooser: EngineChooser,
+        engines: Mapping[str, Engine],
+        quarantine: Quarantine,
+        batching: BatchingOptions | None = None,
+    ) -> None:
         self._chooser = chooser
         self._engines = engines
         self._quarantine = quarantine
@@ -70,6 +81,7 @@ class Assignment:
         self._open: dict[str, _OpenEngines] = {}
         self.waiting = WaitingCalls()
         """Requests without an engine, except quarantined ones."""
+        self.batches = None if batching is None else BatchFormation(batching, self.open_engines)
 
     def settle(self, now_ns: int) -> list[Dispatch]:
         """After a change of open engines: dispatch waiting requests, quarantined ones first."""
@@ -87,8 +99,17 @@ class Assignment:
         return dispatched + self.dispatch_waiting(now_ns)
 
     def dispatch_waiting(self, now_ns: int) -> list[Dispatch]:
-        """Dispatch waiting requests in order of submission; one without room blocks its own service."""
+        """Dispatch waiting requests in order of submission; one without room blocks its own service.
+
+        With batching, the batches that are due are dispatched instead.
+        """
         waiting = self.waiting
+        if self.batches is not None:
+            return [
+                dispatch
+                for service in waiting.services
+                for dispatch in self._dispatch_batches(self.batches, service, now_ns)
+            ]
         heads = [call.number_and_service for name in waiting.services if (call := self._next(name))]
         heapify(heads)
         dispatched = []
@@ -105,6 +126,34 @@ class Assignment:
             if following is not None:
                 heappush(heads, following.number_and_service)
         return dispatched
+
+    def _dispatch_batches(self, batches: BatchFormation, service: str, now_ns: int) -> list[Dispatch]:
+        """Dispatch the batches of a service that are due."""
+        loads = self._opened(service).loads
+        if not loads:
+            return []
+        dispatched = []
+        for formed in batches.form(service, list(self.waiting.of(service)), loads, now_ns):
+            engine = self._engine_for(formed, now_ns)
+            number = batches.next_number()
+            limit = formed.shape.iterations if batches.options.limits_iterations else None
+            for call in formed.calls:
+                call.batch = number
+                unassigned = self._unassigned(call, now_ns, formed.shape)
+                dispatched.append(self._assign(call, unassigned, engine, slice_tokens=limit))
+                self.waiting.remove(call)
+        return dispatched
+
+    def _engine_for(self, formed: Formed, now_ns: int) -> Engine:
+        """The dispatch policy's choice for a batch, as if it were one request of many choices."""
+        first = formed.calls[0]
+        rows, tokens = formed.shape.rows, [call.submitted.prompt_tokens for call in formed.calls]
+        whole = msgspec.structs.replace(first.submitted, prompt_tokens=sum(tokens), choices=rows)
+        expected = round(sum(call.tokens for call in formed.calls) / len(formed.calls))
+        unassigned = self._unassigned(first, now_ns, formed.shape)._replace(call=whole, tokens=expected)
+        load = self._chooser.choose(unassigned, formed.engines)
+        assert load is not None, "a dispatch policy always finds an engine"
+        return self._engines[load.name]
 
     def _next(self, service: str, number: int = 0) -> ManagedCall | None:
         """The next waiting request of a service, from a number on, to which an engine is open."""
@@ -128,6 +177,8 @@ class Assignment:
         if chosen is None:
             return []
         chosen.reserved = call
+        if self.batches is not None:
+            call.batch = self.batches.next_number()
         return [self._assign(call, self._unassigned(call, now_ns), chosen)] if chosen.idle else []
 
     def open_engines(self, call: ManagedCall) -> Sequence[EngineLoad]:
@@ -190,8 +241,11 @@ class Assignment:
         self._chosen[unassigned.call.service] = unassigned.turn + 1
         load.add(unassigned)
 
-    def _unassigned(self, call: ManagedCall, now_ns: int) -> UnassignedRequest:
-        return UnassignedRequest(call.submitted, call.tokens, self._chosen.get(call.service, 0), now_ns)
+    def _unassigned(
+        self, call: ManagedCall, now_ns: int, batch: BatchShape | None = None
+    ) -> UnassignedRequest:
+        turn = self._chosen.get(call.service, 0)
+        return UnassignedRequest(call.submitted, call.tokens, turn, now_ns, batch)
 
     def unreserve(self, call: ManagedCall, engine: Engine) -> None:
         """Undo ``reserve``."""
@@ -204,14 +258,18 @@ class Assignment:
         call.attempt += 1
         engine.calls[call.id] = call
 
-    def submit(self, call: ManagedCall, now_ns: int) -> Dispatch | None:
-        """Dispatch a new request; None: it waits, as do earlier ones of its service."""
+    def submit(self, call: ManagedCall, now_ns: int) -> Sequence[Dispatch]:
+        """Dispatch a new request, unless it waits, as do earlier ones of its service."""
+        if self.batches is not None:
+            self.enqueue(call, now_ns)
+            return self._dispatch_batches(self.batches, call.service, now_ns)
         dispatch = None
         if not self.waiting.count(call.service) or self._next(call.service) is None:
             dispatch = self.dispatch(call, now_ns)
         if dispatch is None:
             self.enqueue(call, now_ns)
-        return dispatch
+            return ()
+        return (dispatch,)
 
     def dispatch(self, call: ManagedCall, now_ns: int) -> Dispatch | None:
         """Dispatch a request; None: no engine is open to it, or has room."""
@@ -236,10 +294,18 @@ class Assignment:
                 held.update(load.name for load in self.open_engines(first))
         return held
 
-    def _assign(self, call: ManagedCall, unassigned: UnassignedRequest, engine: Engine) -> Dispatch:
+    def _assign(
+        self,
+        call: ManagedCall,
+        unassigned: UnassignedRequest,
+        engine: Engine,
+        *,
+        slice_tokens: int | None = None,
+    ) -> Dispatch:
         self._add(unassigned, engine.load)
         self.reassign(call, engine)
-        return Dispatch(call.id, engine.name, engine.incarnation, call.attempt)
+        number = engine.incarnation
+        return Dispatch(call.id, engine.name, number, call.attempt, call.batch, slice_tokens)
 
     def release(self, call: ManagedCall) -> None:
         """Take the request from its engine, if it has one."""

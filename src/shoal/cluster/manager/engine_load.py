@@ -20,6 +20,16 @@ _FAILING_NS = 3_600_000_000_000
 """Assumed time of a fetch that has failed again and again: more than any queue."""
 
 
+class BatchShape(NamedTuple):
+    """Size of a batch of requests that run together."""
+
+    rows: int
+    input_tokens: int
+    """The longest input."""
+    iterations: int
+    """Output tokens of each row."""
+
+
 class UnassignedRequest(NamedTuple):
     """A request that needs an engine."""
 
@@ -29,6 +39,8 @@ class UnassignedRequest(NamedTuple):
     turn: int
     """Number of requests of its service dispatched before."""
     now_ns: int
+    batch: BatchShape | None = None
+    """The batch that it is part of; None: it runs alone."""
 
 
 class AssignedRequest(NamedTuple):
@@ -96,9 +108,15 @@ class EngineLoad:
         """Set the speed of a service."""
         self._speeds[service] = speed
 
+    def serving_time(self, service: str) -> "BatchTime":
+        """The estimate of a batch's time on this engine."""
+        return BatchTime(self._speeds.get(service, _UNKNOWN))
+
     def cost_ns(self, unassigned: UnassignedRequest) -> int:
-        """Estimated time of a request that runs alone."""
+        """Estimated time of a request that runs alone, or its part of the time of its batch."""
         call, tokens = unassigned.call, unassigned.tokens
+        if (batch := unassigned.batch) is not None:
+            return int(self.serving_time(call.service).serve(*batch) * 1e9) * call.choices // batch.rows
         speed = self._speeds.get(call.service, _UNKNOWN)
         return int((speed.prefill_s * call.prompt_tokens + speed.decode_s * (tokens * call.choices)) * 1e9)
 
@@ -196,6 +214,23 @@ class EngineLoad:
             blocks[block] = None
         for block in list(islice(blocks, max(0, len(blocks) - INDEXED_BLOCKS))):
             del blocks[block]
+
+
+class BatchTime(NamedTuple):
+    """Serving time of a batch (SCLS, section 4.2) from the speed of a request that runs alone.
+
+    Prompts are computed one after another. A further row costs a decode step what a prompt token costs: the
+    weights are read once for all rows. What attention to longer contexts costs is left out.
+    """
+
+    speed: ServiceSpeed
+
+    def serve(self, sequences: int, input_tokens: int, iterations: int, /) -> float:
+        """Seconds for ``sequences`` inputs of ``input_tokens`` and ``iterations`` output tokens of each."""
+        speed = self.speed
+        row_s = min(speed.prefill_s, speed.decode_s)
+        step_s = speed.decode_s + (sequences - 1) * row_s
+        return speed.prefill_s * input_tokens * sequences + (iterations - 1) * step_s
 
 
 def _fetch_ns(weights: AbsentWeights) -> int:

@@ -203,6 +203,10 @@ class Submitted(msgspec.Struct, frozen=True, tag=True, rename={"kv_transferable"
     """A hash per full block of the prompt, with all blocks before it, if the dispatch policy reads them."""
     kv_transferable: bool = True
     """Whether it may migrate with its KV: it is one sequence without other state."""
+    predicted_tokens: int = 0
+    """Predicted output of one choice, for batches; 0: none."""
+    goal_s: float | None = None
+    """Goal of its end-to-end latency, for batches; None: it has none."""
 
     @property
     def longest(self) -> int:
@@ -214,6 +218,14 @@ class Progressed(msgspec.Struct, frozen=True, tag=True):
     """A request got its first token after it was dispatched again; once per attempt except the first."""
 
     request: str
+
+
+class SliceEnded(msgspec.Struct, frozen=True, tag=True):
+    """The slice of a request is over at its engine, which no longer has it; it waits for another batch."""
+
+    request: str
+    output_tokens: int
+    """Of its longest choice so far."""
 
 
 class WeightsFailed(msgspec.Struct, frozen=True, tag=True):
@@ -324,6 +336,7 @@ ClusterEvent = (
     | WeightsMoved
     | Submitted
     | Progressed
+    | SliceEnded
     | WeightsFailed
     | Ended
     | MigrationWanted

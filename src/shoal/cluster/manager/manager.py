@@ -33,6 +33,7 @@ from shoal.cluster.manager.events import (
     Progressed,
     ServiceEvent,
     ServiceFailed,
+    SliceEnded,
     Submitted,
     Ticked,
     WeightsFailed,
@@ -77,7 +78,7 @@ class Manager:
             chooser = PackerChooser(dispatch.packer(), self._engines, options.packing.epoch_s)
         else:
             chooser = PolicyChooser(dispatch)
-        self._assignment = Assignment(chooser, self._engines, self._quarantine)
+        self._assignment = Assignment(chooser, self._engines, self._quarantine, options.batching)
         self._waiting = self._assignment.waiting
         self._migrations = Migrations(self._assignment, self._engines)
         self._repacking: Repacking | None = None
@@ -100,6 +101,7 @@ class Manager:
             Submitted: self._submit,
             WeightsMoved: self._weights_moved,
             Progressed: self._progressed,
+            SliceEnded: self._slice_ended,
             WeightsFailed: self._weights_failed,
             Ended: self._ended,
             MigrationWanted: self._migration_wanted,
@@ -284,6 +286,8 @@ class Manager:
         self._actions += given_up
         if given_up or self._quarantine.pending or self._migrations.draining:
             self._settle(now_ns)
+        elif self._assignment.batches is not None:
+            self._actions += self._assignment.dispatch_waiting(now_ns)
 
     def _add_kills(self, actions: Sequence[ClusterAction], now_ns: int) -> None:
         self._actions += actions
@@ -319,12 +323,25 @@ class Manager:
             return
         tokens = self._lengths.expected(event.service, event.most_tokens)
         call = ManagedCall(event, self._submitted, tokens, kv_transferable=event.kv_transferable)
+        batches = self._assignment.batches
+        if batches is not None:
+            call.pooled = batches.pooled(event, self._submitted, tokens, now_ns)
         self._submitted += 1
         self._calls[event.request] = call
         self._actions += self._residency.submitted(event.service, self._engines.values())
-        dispatch = self._assignment.submit(call, now_ns)
-        if dispatch is not None:
-            self._actions.append(dispatch)
+        self._actions += self._assignment.submit(call, now_ns)
+
+    def _slice_ended(self, event: SliceEnded, now_ns: int) -> None:
+        """A request waits for its next batch."""
+        call = self._calls.get(event.request)
+        if call is None or call.engine is None or call.pooled is None:
+            return
+        call.pooled = call.pooled.after(event.output_tokens - call.pooled.output_tokens)
+        if call.migration is not None:
+            self._actions += self._migrations.ended(call, now_ns)
+        self._assignment.release(call)
+        self._assignment.enqueue(call, now_ns)
+        self._settle(now_ns)
 
     def _progressed(self, event: Progressed, now_ns: int) -> None:
         call = self._calls.get(event.request)

@@ -254,7 +254,10 @@ class Migrations:
         call, target = migration.call, migration.target
         self._assignment.reassign(call, target)
         request = call.id
-        return [Withdraw(request), Dispatch(request, target.name, target.incarnation, call.attempt)]
+        return [
+            Withdraw(request),
+            Dispatch(request, target.name, target.incarnation, call.attempt, call.batch),
+        ]
 
     def _abort(self, migration: ActiveMigration, why: str, now_ns: int) -> list[ClusterAction]:
         """The request stays at the source."""

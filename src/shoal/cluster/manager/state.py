@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from shoal.batches import PooledRequest
 from shoal.cluster.manager.actions import MigrationOutcome
 from shoal.cluster.manager.engine_load import EngineLoad
 from shoal.cluster.manager.events import (
@@ -68,6 +69,10 @@ class ManagedCall:
     """Whether it may migrate with its KV; False once that has failed."""
     no_migration_until_ns: int = 0
     """No migration before this time, because one has failed."""
+    pooled: PooledRequest | None = None
+    """What batch formers see of it; None without batching."""
+    batch: int | None = None
+    """Number of its last batch."""
     unloadable_on: set[str] = field(default_factory=set)
     """Engines that could not load its weights."""
 

@@ -95,6 +95,8 @@ class ActionRunner:
             return
         engine = self._fleet.engines[action.engine]
         self._calls.assign(call, action.engine, action.attempt)
+        if action.batch is not None:
+            call.join_batch(action.batch, action.slice_tokens)
         engine.send(wire.Submit.from_requests(call.remaining_requests(self._clock())))
 
     def _refuse(self, call: Call, action: Refuse) -> None:

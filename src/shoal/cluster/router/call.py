@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from shoal.cluster.status import RequestStatus
 from shoal.core import Request, SamplingParams
@@ -34,6 +35,8 @@ class Call:
         self.name = name
         self.log_name = call_id if name is None else f"{name} ({call_id})"
         self.service = first.service
+        self.request = first
+        """The request of its first choice, as it was submitted."""
         self.prompt_tokens = len(first.prompt)
         self.grammar = sampling.grammar
         self.stream = stream
@@ -52,6 +55,12 @@ class Call:
         self.waits_for_load_ns: int | None = None
         """Since when it waits for its service to be loaded; None: it does not."""
         self.attempt = 0
+        self.batch: int | None = None
+        """Number of its last batch; None: it was in none."""
+        self.slice_ends: dict[int, int] = {}
+        """Output tokens of each unfinished choice at which its slice ends; empty without slices."""
+        self.rested: set[int] = set()
+        """Unfinished choices whose slice is over, while others of the call go on."""
         self.progressed = True
         """Whether it got a token in the present attempt; True in the first."""
         self.lost_engine = False
@@ -71,13 +80,28 @@ class Call:
 
     def remaining_requests(self, now_ns: int) -> list[Request]:
         """The requests for the engine of the present attempt, with the output so far."""
-        if self.attempt == 1:
-            return [
-                reader.original_request(self.wire_id(choice)) for choice, reader in self.unfinished.items()
-            ]
-        return [
-            reader.resumed_request(self.wire_id(choice), now_ns) for choice, reader in self.unfinished.items()
-        ]
+        requests = []
+        for choice, reader in self.unfinished.items():
+            if self.attempt == 1:
+                request = reader.original_request(self.wire_id(choice))
+            else:
+                request = reader.resumed_request(self.wire_id(choice), now_ns)
+            if self.batch is not None:
+                request = replace(request, batch=self.batch, slice_tokens=self._slice_left(choice, reader))
+            requests.append(request)
+        return requests
+
+    def join_batch(self, batch: int | None, slice_tokens: int | None) -> None:
+        """Its next dispatch is with a batch. slice_tokens: of a new slice; None: the present one goes on."""
+        self.batch = batch
+        if slice_tokens is not None:
+            self.slice_ends = {
+                choice: reader.output_tokens + slice_tokens for choice, reader in self.unfinished.items()
+            }
+
+    def _slice_left(self, choice: int, reader: ChoiceReader) -> int | None:
+        end = self.slice_ends.get(choice)
+        return None if end is None else max(1, end - reader.output_tokens)
 
     def accept(self, error: Exception | None = None) -> None:
         """An engine has accepted its grammar, or the call ends with ``error``."""

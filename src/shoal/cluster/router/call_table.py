@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence, Set
 from itertools import islice
 
-from shoal.cluster.manager.events import ClusterEvent, Ended, Progressed, WeightsFailed
+from shoal.cluster.manager.events import ClusterEvent, Ended, Progressed, SliceEnded, WeightsFailed
 from shoal.cluster.router.call import Call
 from shoal.cluster.router.fleet import Fleet
 from shoal.cluster.router.recovery_log import RecoveryLog
@@ -27,13 +27,21 @@ _MAX_ENDED = 200
 class CallTable:
     """Unfinished calls by id, and their choices by wire id.
 
-    emit: takes events for the manager. clock: nanoseconds.
+    emit: takes events for the manager. clock: nanoseconds. on_finish: called with a call that finished
+    normally, and the mean output length of its choices.
     """
 
-    def __init__(self, fleet: Fleet, emit: Callable[[ClusterEvent], None], clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        emit: Callable[[ClusterEvent], None],
+        clock: Callable[[], int],
+        on_finish: Callable[[Call, int], None] = lambda call, output_tokens: None,
+    ) -> None:
         self._fleet = fleet
         self._emit = emit
         self._clock = clock
+        self._on_finish = on_finish
         self._calls: dict[str, Call] = {}
         self._readers: dict[str, tuple[Call, ChoiceReader]] = {}  # of choices that an engine has
         self._waiting = 0
@@ -67,6 +75,7 @@ class CallTable:
         """Assign a call to an engine. with_kv: it migrates there with its KV."""
         self._forget(call)
         call.engine, call.attempt = engine, attempt
+        call.rested.clear()
         if call.waits_for_load_ns is not None:
             call.stream.load_ns = self._clock() - call.waits_for_load_ns
             call.waits_for_load_ns = None
@@ -181,6 +190,9 @@ class CallTable:
         if event.finish is FinishReason.UNLOADED:
             self._give_up(call, event.error or "")
             return
+        rests = event.finish is FinishReason.SLICE
+        if rests:
+            event = event._replace(finish=None)
         made = len(reader.output)
         if event.tokens and event.position != made:
             why = f"{call.log_name} got token {event.position} after {made} tokens"
@@ -200,10 +212,24 @@ class CallTable:
                 self.recovery_log.progressed(call.id, call.service, call.engine, now_ns)
         call.stream.push(delta)
         if delta.finish is not None:
-            self._finish(call, reader, delta.finish, delta.error, ended_by_engine=event.finish is not None)
+            ended_by_engine = rests or event.finish is not None
+            self._finish(call, reader, delta.finish, delta.error, ended_by_engine=ended_by_engine)
+        elif rests:
+            del self._readers[call.wire_id(reader.choice)]
+            call.rested.add(reader.choice)
+            self._end_slice(call)
         # Last, since the manager may decide about this call.
         if progressed and call.id in self._calls:
             self._emit(Progressed(call.id))
+
+    def _end_slice(self, call: Call) -> None:
+        """A call waits for its next batch once the slices of all its unfinished choices are over."""
+        if call.rested and len(call.rested) == len(call.unfinished):
+            call.rested.clear()
+            call.engine = None
+            call.begin_phase(Phase.WAITING, self._clock())
+            longest = max(reader.output_tokens for reader in call.unfinished.values())
+            self._emit(SliceEnded(call.id, longest))
 
     def _give_up(self, call: Call, error: str) -> None:
         """The engine of a call cannot load its weights: another may take it."""
@@ -236,6 +262,8 @@ class CallTable:
                 self.recovery_log.recovered(call.id, call.engine, self._clock())
             self._remove(call)
             call.stream.end()
+        else:
+            self._end_slice(call)
 
     def _note_end(self, call: Call, choice: int, finish: FinishReason, now_ns: int, why: str) -> None:
         """Remember how an unfinished choice ends."""
@@ -250,7 +278,10 @@ class CallTable:
     def _remove(self, call: Call) -> None:
         del self._calls[call.id]
         finished = call.finished_tokens
-        self._emit(Ended(call.id, sum(finished) // len(finished) if finished else None))
+        mean = sum(finished) // len(finished) if finished else None
+        if mean:
+            self._on_finish(call, mean)
+        self._emit(Ended(call.id, mean))
         if not self._calls:
             self.emptied.set()
 

@@ -20,6 +20,7 @@ from shoal.cluster.manager.dispatch import PackerDispatch, dispatch_named
 from shoal.cluster.manager.events import ClusterEvent, EpochBegan, Submitted, Ticked, WeightsMoved
 from shoal.cluster.manager.manager import Manager
 from shoal.cluster.options import ClusterOptions, EnginePlan
+from shoal.cluster.predicted_lengths import PredictedLengths
 from shoal.cluster.router.action_runner import ActionRunner, OnDecision
 from shoal.cluster.router.administration import Administration
 from shoal.cluster.router.call import Call
@@ -30,6 +31,7 @@ from shoal.cluster.router.remote_engine import OpenChannel
 from shoal.cluster.status import ClusterInfo, EngineStatus, RequestTable, ServiceStatus
 from shoal.core import SLO, Client, EngineDied, QueueFull, Request, SamplingParams
 from shoal.core.service import NO_GOALS
+from shoal.core.slo import resolve_slo
 from shoal.engine import wire
 from shoal.engine.process.child_process import BUILDER
 from shoal.engine.stats import EngineStats
@@ -85,7 +87,9 @@ class Router:
             on_message=self._handle_message,
             on_end=lambda engine, reason: self._calls.engine_ended(engine, reason),
         )
-        self._calls = CallTable(self._fleet, self._emit, clock)
+        batching = options.batching
+        self._lengths = None if batching is None else PredictedLengths(batching.lengths)
+        self._calls = CallTable(self._fleet, self._emit, clock, self._finished)
         self._migration_runner = MigrationRunner(self._fleet, self._calls, self._emit, clock)
         self._runner = ActionRunner(
             self._manager,
@@ -272,11 +276,24 @@ class Router:
                 len(requests),
                 self._prefix(first),
                 _is_kv_transferable(sampling),
+                *self._batch_facts(first, sampling.max_tokens),
             )
         )
         if call.engine is None and self.waits_for_load(call.service):
             call.waits_for_load_ns = self._clock()
         return call
+
+    def _batch_facts(self, request: Request, most_tokens: int) -> tuple[int, float | None]:
+        """Predicted output and end-to-end goal of a request, if batches are formed by them."""
+        if self._lengths is None:
+            return 0, None
+        service = self._fleet.catalog.services[request.service]
+        goal_s = resolve_slo(request.slo, service.slo, service.execution_s).e2e_s
+        return self._lengths.predict(request, most_tokens), goal_s
+
+    def _finished(self, call: Call, output_tokens: int) -> None:
+        if self._lengths is not None:
+            self._lengths.record(call.request, output_tokens)
 
     def _prefix(self, request: Request) -> tuple[int, ...]:
         """Hashes of the prompt's full blocks, if the dispatch policy reads them."""

@@ -24,6 +24,9 @@ class Admission(ABC):
     """A rejected request stays rejected as long as the running requests only decode and none leaves."""
     reads_lengths: ClassVar[bool] = False
     """It uses predicted output lengths."""
+    by_batch: ClassVar[bool] = False
+    """Only requests of the batch that runs are admitted (``Request.batch``), or of the next one when none
+    runs."""
 
     admit_every: int = 1
     """Requests are admitted only every so many steps, and whenever nothing is running."""

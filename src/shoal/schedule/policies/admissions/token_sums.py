@@ -1,4 +1,4 @@
-"""Conservative, aggressive and slice admission: they sum up maximum or known tokens of all requests."""
+"""Admissions that sum up maximum or known tokens of all requests: conservative, aggressive, batch, slice."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -81,6 +81,21 @@ class Aggressive(_KnownTokens):
 
     def limit(self, capacity: int) -> float:
         return self.watermark * capacity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch(_KnownTokens):
+    """One batch of each service at a time: the next begins when the last is over.
+
+    Batches are formed by the cluster's manager (SCLS, section 4; UELLM, section 4.2). Requests of the batch
+    that runs join it as far as their known tokens fit, in the order of the queue; a preempted one comes back.
+    """
+
+    by_batch: ClassVar[bool] = True
+
+    def limit(self, capacity: int) -> float:
+        """The whole capacity."""
+        return capacity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
