@@ -175,8 +175,6 @@ def test_generate_chooses_a_configured_service(fake_shoal, tmp_path):
         (["generate", "-m", "smolm2"], "there is no model 'smolm2'. Did you mean the alias 'smollm2'?"),
         (["generate", "-m", "[/red]"], "there is no model '[/red]'"),
         (["generate", "-m", "smollm2", "hi", "--json", "none/a.json"], "there is no folder none"),
-        (["static", "-m", "smollm2", "hi", "-o", "-", "--json", "-"], "only one result can go to standard"),
-        (["static", "-m", "smollm2", "hi", "-o", "x", "--json", "x"], "two results cannot go to x"),
         (["generate", "-m", "smollm2", "--file", "none.txt"], "cannot read the prompts in none.txt"),
         (["generate", "-m", "smollm2", "--file", "bad.jsonl"], "bad.jsonl, line 2: not valid JSON"),
         (["generate", "-m", "smollm2", "--file", "empty.jsonl"], "no prompt: give one as an argument"),
@@ -298,7 +296,6 @@ def test_an_unknown_command_is_exit_code_2():
         ["--help"],
         ["serve", "--help"],
         ["serve", "--port", "none", "smollm2"],
-        ["static", "--model", "no-such-model", "hi"],
         ["version", "--verbose"],
     ],
 )

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from shoal.cli.app import app
 
-TOP = "serve generate chat demo static profile topology simulate tune plan place version"
+TOP = "serve generate chat demo profile topology simulate tune plan place version"
 BELOW = ("models", "engines", "services", "models pull", "engines add", "services add")
 COMMANDS = ["", *TOP.split(), *BELOW]
 

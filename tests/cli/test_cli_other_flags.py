@@ -211,8 +211,7 @@ def test_a_simulation_of_given_engines_has_the_hints_of_their_memory(command, ot
 def test_flags_of_other_commands_are_read_by_commands_that_have_them(other):
     ours = OWN_ALIASES[other]
     assert other in HINTS
-    commands = ("static",) if ours == "--max-batch" else ("simulate", "tune")
-    for command in commands:
+    for command in ("simulate", "tune"):
         assert tried(command, other, "3") == tried(command, f"{other}=3") == tried(command, ours, "3")
         assert tried(command, other, "3") != tried(command)
 

@@ -98,9 +98,8 @@ def test_several_devices_are_several_engines(monkeypatch):
 
 @pytest.mark.parametrize(
     "command",
-    [["generate", "--model", "smollm2", "hi"], ["profile", "smollm2"], ["chat", "smollm2"],
-     ["static", "--model", "smollm2", "hi"]],
-)  # fmt: skip
+    [["generate", "--model", "smollm2", "hi"], ["profile", "smollm2"], ["chat", "smollm2"]],
+)
 def test_other_commands_run_one_engine(command, capsys):
     assert run([*command, "--device", "cpu", "--device", "cpu"]) == 2
     assert "devices: write exactly one device for this command, got 2" in capsys.readouterr().err

@@ -25,7 +25,7 @@ def test_the_default_is_the_preset_shoal(tmp_path):
 
 
 def test_presets_are_distinct():
-    points = [(preset.scheduler, preset.layout) for name, preset in PRESETS.items()]
+    points = [(each.scheduler, each.layout, each.batching, each.dispatch) for each in PRESETS.values()]
     assert all(points.count(point) == 1 for point in points)
     assert all(preset.summary for preset in PRESETS.values())
 

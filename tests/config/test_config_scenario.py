@@ -8,6 +8,7 @@ import pytest
 from config_builders import from_yaml, scenario
 
 from shoal.cluster.options import PackingOptions
+from shoal.cluster.batching_options import BatchingOptions
 from shoal.cluster.packing import MigrationBudgets
 from shoal.config import flag_settings, load_scenario, prepare
 from shoal.config.scenario import FitLatency, Incident, RooflineLatency
@@ -45,6 +46,16 @@ kv_cache:
    swap_bytes_per_s: 2e9, prefix_caching: false}
 scheduler: {preset: vllm, admission: oracle, lengths: oracle, starvation: never, max_running: 8}
 weights: {memory: 20GiB, policy: fcfs, quantum: 500ms, max_absence: 5s, bandwidth: 10GB/s, slowdown: 1.2}
+batching:
+  former: scls
+  interval: 2s
+  load_factor: 20%
+  slice: 64
+  max_batch: 12
+  trust_predictions: true
+  longest_first: true
+  lengths: oracle
+  memory_share: 80%
 packing: {epoch: 2s, budgets: {engine: 1GiB, host: 2GiB, prefill_tokens: 500}}
 services:
   - {name: chat, model: shape, dtype: float32, context: 4096, slo: {ttft: 2s, e2e_scale: 5}, quota: 4,
@@ -109,6 +120,17 @@ def test_every_key_is_read(tmp_path):
     assert read.scheduler.max_running == 8
     budgets = MigrationBudgets(engine_bytes=2**30, host_bytes=2**31, prefill_tokens=500)
     assert read.packing == PackingOptions(epoch_s=2, budgets=budgets)
+    assert read.batching == BatchingOptions(
+        former="scls",
+        interval_s=2,
+        load_factor=0.2,
+        slice_tokens=64,
+        max_batch=12,
+        trust_predictions=True,
+        longest_first=True,
+        lengths="oracle",
+        memory_share=0.8,
+    )
     assert read.link == Link(bytes_per_s=1e9, latency_s=0.25)
     weights = read.weights
     assert (weights.memory_bytes, weights.policy) == (20 * 2**30, FcfsResidency())

@@ -16,6 +16,7 @@ from shoal.config import PRESETS
 from shoal.core import (
     FinishReason,
     Request,
+    ResumeState,
     SamplingParams,
     Service,
     StepPlan,
@@ -47,6 +48,8 @@ class Outcome:
     swapped_tokens: int = 0
     compacted_blocks: int = 0
     cached_tokens: int = 0
+    slices: int = 0
+    """Slices that ended before their requests."""
     failed_steps: dict[str, int] = field(default_factory=dict)
 
 
@@ -196,10 +199,12 @@ def _answer(
 ) -> None:
     coming = sorted(due, key=lambda pair: pair[0])
     steps = 0
+    sliced: dict[str, Request] = {}
     while coming or engine.busy:
         while coming and coming[0][0] <= steps:
             request = coming.pop(0)[1]
             engine.submit(request)
+            sliced[request.id] = request
             outcome.tokens[request.id] = []
         if engine.idle and engine.needs_polling:
             time.sleep(0.0005)  # for those that it waits for
@@ -212,7 +217,12 @@ def _answer(
                 outcome.prompt_logprobs[event.request_id] = told + event.prompt_logprobs
             if event.embedding is not None:
                 outcome.embeddings.setdefault(event.request_id, []).append(event.embedding)
-            if event.finish is not None:
+            if event.finish is FinishReason.SLICE:
+                again = _next_slice(sliced[event.request_id], outcome.tokens[event.request_id])
+                sliced[again.id] = again
+                engine.submit(again)
+                outcome.slices += 1
+            elif event.finish is not None:
                 if event.error is not None:
                     outcome.errors[event.request_id] = event.error
                 else:
@@ -221,6 +231,15 @@ def _answer(
                 on_end(event.request_id)
         steps += 1
         _check_books(engine)
+
+
+def _next_slice(request: Request, output: Sequence[int]) -> Request:
+    """The request after a slice, in a batch behind all others."""
+    most, batch = request.sampling.max_tokens, request.batch
+    assert most is not None
+    assert batch is not None
+    resumed = ResumeState(max_new_tokens=most, num_admissions=1)
+    return dataclasses.replace(request, output_tokens=tuple(output), resume_state=resumed, batch=batch + 1000)
 
 
 def _check_books(engine: Engine) -> None:

@@ -5,6 +5,7 @@ recomputation or swapping, preemption, compaction) must really have happened.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from references import assert_greedy
 
 from crossed import crossed
 from shoal.config import PRESETS
+from shoal.config.batch_presets import BATCH_PRESETS
 from shoal.core import Request, derive_seed
 from shoal.schedule import Conservative, PastFuture, Slice
 
@@ -39,11 +41,15 @@ TUNED: dict[str, dict[str, Any]] = {
     "scls-cb": {"admission": Slice(tokens=6)},
 }
 NEVER_PREEMPTS = ("orca",)
+BATCH_TOKENS = 9
+"""Slices of the preset of batches."""
+KINDS = tuple(name for name in PRESETS if name == "sls" or name not in BATCH_PRESETS)
+"""All presets of batches have one scheduler."""
 SWAPPING = tuple(name for name, preset in PRESETS.items() if preset.scheduler.preemption_mode == "swap")
 PREEMPTING = tuple(
     name for name, preset in PRESETS.items() if preset.scheduler.preempt_for_waiting == "less-urgent"
 )
-MERGED = tuple(name for name, preset in PRESETS.items() if preset.layout == "merged")
+MERGED = tuple(name for name in PRESETS if PRESETS[name].layout == "merged" and name not in BATCH_PRESETS)
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +78,14 @@ def run(
     return outcome
 
 
+def in_batches(rounds: Sequence[Sequence[Request]]) -> list[list[Request]]:
+    """The same requests, four to a batch, in slices."""
+    return [
+        [replace(one, batch=at // 4, slice_tokens=BATCH_TOKENS) for at, one in enumerate(requests)]
+        for requests in rounds
+    ]
+
+
 def requests(suffix: str = "", count: int = OUTPUT) -> list[Request]:
     return [
         make_request(f"{name}-{i}{suffix}", name, prompt, count)
@@ -86,9 +100,11 @@ def crowded() -> list[list[Request]]:
 
 
 @pytest.mark.parametrize("depth", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", KINDS)
 def test_greedy_output_equals_transformers(preset: str, depth: int, folders: dict[str, Path]) -> None:
-    outcome = run(folders, preset, crowded(), depth=depth)
+    rounds = in_batches(crowded()) if preset in BATCH_PRESETS else crowded()
+    outcome = run(folders, preset, rounds, depth=depth)
+    assert (outcome.slices > 0) == (preset in BATCH_PRESETS)
     assert (outcome.preemptions > 0) == (preset not in NEVER_PREEMPTS)
     assert (outcome.swapped_tokens > 0) == (preset in SWAPPING)
     assert outcome.cached_tokens > 0

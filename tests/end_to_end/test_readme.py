@@ -88,7 +88,6 @@ def test_the_pages_have_commands_of_each_kind() -> None:
         "tune",
         "plan",
         "place",
-        "static",
     }
     assert [len(CURL), len(blocks("README.md", "python"))] == [1, 2]
 

@@ -14,6 +14,7 @@ from shoal.schedule import (
     ORDERS,
     VICTIMS,
     Aggressive,
+    Batch,
     Conservative,
     DoublingBudget,
     EarliestDeadline,
@@ -39,6 +40,7 @@ ADMISSION_POINTS = [
     Predicted(),
     Slice(tokens=1),
     Slice(tokens=5),
+    Batch(),
     Oracle(),
 ]
 # Quanta and means are of the length of a few steps, so that levels and budgets change on the way.

@@ -1,4 +1,4 @@
-"""Flags for sampling parameters of ``generate``, ``static`` and ``chat``; None: the service's default."""
+"""Flags for sampling parameters of ``generate`` and ``chat``; None: the service's default."""
 
 from typing import Annotated, Any
 

@@ -1,4 +1,4 @@
-"""The service of ``generate``, ``chat`` and ``static``, from a model's name, a configuration and flags."""
+"""The service of ``generate`` and ``chat``, from a model's name, a configuration and flags."""
 
 from dataclasses import replace
 from pathlib import Path

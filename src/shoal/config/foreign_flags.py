@@ -36,9 +36,8 @@ ALIASES: Mapping[str, str] = {
 OWN_ALIASES: Mapping[str, str] = {
     **dict.fromkeys(("--tensor-parallel-size", "-tp", "--tp-size"), "--tp"),
     **dict.fromkeys(("--data-parallel-size", "-dp", "--dp", "--dp-size"), "--engines"),
-    **dict.fromkeys(("--max-num-seqs", "--max-running-requests"), "--max-batch"),
 }
-"""Aliases of flags of simulations and static batches; in servers, which lack these flags, they have hints."""
+"""Aliases of flags of simulations; in servers, which lack these flags, they have hints."""
 VALUES: Mapping[str, Mapping[str, str]] = {
     "--dtype": {"half": "float16", "float": "float32"},
     "--weights": {"dummy": "random", "auto": "files", "safetensors": "files"},
