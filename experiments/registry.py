@@ -20,7 +20,9 @@ class Reproduction:
     measures: str
     """One line for the list of experiments."""
     run: Callable[[Effort], Result]
-    """Deterministic: the same effort gives the same result."""
+    """Deterministic, unless it is ``real``: the same effort gives the same result."""
+    real: bool = False
+    """Whether it runs real engines on this machine, so that ``all`` leaves it out."""
 
 
 _MODULES: dict[str, str] = {
@@ -34,6 +36,7 @@ _MODULES: dict[str, str] = {
     "scls-slice-length": "scls.slice_length",
     "scls-scalability": "scls.scalability",
     "scls-balance": "scls.balance",
+    "scls-padded": "scls.padded_engines",
     "seallm-schedulers": "seallm.schedulers",
     "seallm-skew": "seallm.skew",
     "seallm-slo-scale": "seallm.slo_scale",

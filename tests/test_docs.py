@@ -11,12 +11,13 @@ import typer.main
 from shoal.cli.app import app
 from shoal.cluster.status import EngineState, EngineStatus, ServiceStatus
 from shoal.config import config_section, flag_settings, load_config
-from shoal.config.policies import Policy
 from shoal.config.batch_presets import BATCH_PRESETS
+from shoal.config.policies import Policy
 from shoal.config.presets import PRESETS
 from shoal.core import SLO, FinishReason, RequestRecord, Service
 from shoal.engine import EngineStats, ServiceStats
 from shoal.engine.info import EngineInfo
+from shoal.engine.process_usage import DeviceUsage, ProcessUsage
 from shoal.engine.stats import PoolStats, StepTotals
 from shoal.execute.attention.selector import ATTENTION_BACKENDS
 from shoal.forecast import PREDICTORS, Accuracy, Spread, Traffic
@@ -139,7 +140,9 @@ def exported() -> dict[str, dict[str, set[str]]]:
     numbers = dict.fromkeys(WeightsStats.__dataclass_fields__, 1)
     weights = WeightsStats(**numbers | {"place": Place.RESIDENT})  # type: ignore[arg-type]
     services = {"chat": ServiceStats(observed=seen, weights=weights)}
-    stats = EngineStats(services=services, pool=PoolStats(**pool), steps=StepTotals())
+    device = DeviceUsage(utilisation=1, memory_bytes=1, power_w=1)
+    usage = ProcessUsage(cpu_s=1, rss_bytes=1, device=device)
+    stats = EngineStats(services=services, pool=PoolStats(**pool), steps=StepTotals(), usage=usage)
     found: dict[str, dict[str, set[str]]] = {}
     facts = dict.fromkeys(("threads", "block_size", "merged_blocks", "kv_bytes", "weight_bytes"), 1)
     engine = EngineStatus(

@@ -175,6 +175,8 @@ def test_generate_chooses_a_configured_service(fake_shoal, tmp_path):
         (["generate", "-m", "smolm2"], "there is no model 'smolm2'. Did you mean the alias 'smollm2'?"),
         (["generate", "-m", "[/red]"], "there is no model '[/red]'"),
         (["generate", "-m", "smollm2", "hi", "--json", "none/a.json"], "there is no folder none"),
+        (["simulate", "--workload", "sharegpt", "--html", "x", "--json", "x"], "two results cannot go to x"),
+        (["simulate", "--html", "-", "--json", "-"], "only one result can go to standard"),
         (["generate", "-m", "smollm2", "--file", "none.txt"], "cannot read the prompts in none.txt"),
         (["generate", "-m", "smollm2", "--file", "bad.jsonl"], "bad.jsonl, line 2: not valid JSON"),
         (["generate", "-m", "smollm2", "--file", "empty.jsonl"], "no prompt: give one as an argument"),

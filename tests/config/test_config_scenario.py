@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from config_builders import from_yaml, scenario
 
-from shoal.cluster.options import PackingOptions
 from shoal.cluster.batching_options import BatchingOptions
+from shoal.cluster.options import PackingOptions
 from shoal.cluster.packing import MigrationBudgets
 from shoal.config import flag_settings, load_scenario, prepare
 from shoal.config.scenario import FitLatency, Incident, RooflineLatency

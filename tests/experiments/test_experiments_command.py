@@ -1,5 +1,6 @@
 """``python -m experiments``: the list, tables, JSON and pictures."""
 
+import dataclasses
 import json
 import math
 import re
@@ -101,7 +102,8 @@ def test_json_of_one_is_an_object_and_of_several_a_list(fakes, tmp_path):
     assert [result["name"] for result in json.loads(both.read_text())] == ["second", "first"]
 
 
-def test_all_runs_every_experiment(fakes, tmp_path):
+def test_all_runs_every_experiment_that_is_simulated(fakes, tmp_path):
+    fakes["real"] = dataclasses.replace(fake("real"), real=True)
     path = tmp_path / "all.json"
     call("all", "--json", str(path))
     assert [result["name"] for result in json.loads(path.read_text())] == ["first", "second"]

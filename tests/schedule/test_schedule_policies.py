@@ -283,7 +283,7 @@ def test_a_preempted_request_goes_on_where_it_was(victim):
 
 
 def test_names_are_looked_up_with_a_hint():
-    with pytest.raises(ConfigError, match=r"did you mean 'past-future'.*aggressive, batch, conservative, oracle"):
+    with pytest.raises(ConfigError, match=r"did you mean 'past-future'.*aggressive, batch, conservative"):
         admission_class("past-futur")
     with pytest.raises(ConfigError, match="order 'lifo' is not known; possible are doubling-budget, edf"):
         order_class("lifo")

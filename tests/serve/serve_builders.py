@@ -31,6 +31,7 @@ from shoal.core import (
 )
 from shoal.core.service import NO_GOALS
 from shoal.engine.info import ServiceInfo
+from shoal.engine.process_usage import DeviceUsage, ProcessUsage
 from shoal.engine.stats import EngineStats, PoolStats, ServiceStats, StepTotals
 from shoal.frontend.choice_requests import expand_choices
 from shoal.frontend.reader import ChoiceReader
@@ -334,7 +335,14 @@ class FakeEngine:
             free_merged_blocks=4,
         )
         return EngineStats(
-            services={"chat": service, "base": ServiceStats()}, pool=pool, steps=StepTotals(count=7)
+            services={"chat": service, "base": ServiceStats()},
+            pool=pool,
+            steps=StepTotals(count=7),
+            usage=ProcessUsage(
+                cpu_s=12.5,
+                rss_bytes=3 << 30,
+                device=DeviceUsage(utilisation=0.5, memory_bytes=9 << 30, power_w=300.0),
+            ),
         )
 
 

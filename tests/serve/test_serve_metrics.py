@@ -115,6 +115,11 @@ def test_every_engine_has_its_own_samples_and_there_is_no_sum():
     assert by_engine("shoal_preemptions_total", ("service", "chat")) == {"0": 3, "c": 3}
     assert by_engine("shoal_requests_running", ("service", "chat")) == {"0": 2}
     assert by_engine("shoal_kv_bytes", ("use", "total")) == {"0": 1000}
+    assert by_engine("shoal_engine_cpu_seconds_total") == {"0": 12.5, "c": 12.5}
+    assert by_engine("shoal_engine_memory_bytes") == {"0": 3 << 30}
+    assert by_engine("shoal_gpu_utilisation") == {"0": 0.5}
+    assert by_engine("shoal_gpu_memory_bytes") == {"0": 9 << 30}
+    assert by_engine("shoal_gpu_power_watts") == {"0": 300.0}
     of_engines = [
         name for name, *labels in values
         if name.startswith("shoal_") and "engine" not in dict(labels) and not name.startswith(SERVER_WIDE)

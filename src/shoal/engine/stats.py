@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Self
 
 from shoal.core import StepResult
+from shoal.engine.process_usage import ProcessUsage
 from shoal.kvcache import PoolUsage
 from shoal.schedule import stats
 from shoal.schedule.stats import Observed, SchedulerStats
@@ -79,6 +80,8 @@ class EngineStats:
     services: Mapping[str, ServiceStats]
     pool: PoolStats
     steps: StepTotals
+    usage: ProcessUsage | None = None
+    """What its process uses of the machine; None: not measured."""
 
     @classmethod
     def collect(

@@ -36,6 +36,7 @@ from shoal.engine.process.hang_detector import StepTimer
 from shoal.engine.process.heartbeat import start_heartbeat
 from shoal.engine.process.lifeline import Lifeline
 from shoal.engine.process.pending_calls import PendingCall, PendingCalls
+from shoal.engine.process_usage import measure_usage
 from shoal.engine.transition_reports import TransitionReports
 from shoal.engine.weights_reports import WeightsReports
 from shoal.models.child_process import end_with_parent
@@ -189,7 +190,8 @@ class EngineServer:
                     if not self._pending.pop(request_id):
                         self._engine.cancel(request_id, complete=message.complete)
             case wire.AskStats():
-                self._send(wire.Stats(message.key, self._engine.stats()))
+                usage = measure_usage(self._services.info.device)
+                self._send(wire.Stats(message.key, replace(self._engine.stats(), usage=usage)))
             case wire.AddService():
                 added = self._engine.add_service(message.service, Path(message.folder))
                 self._service_changes[message.key] = message.service.name, added

@@ -76,6 +76,7 @@ class EngineCollector(Collector):
         yield from _weights_counters(stats_by_engine)
         yield from _kv_gauges(live_stats)
         yield from _step_counters(stats_by_engine)
+        yield from _usage(stats_by_engine, live_stats)
 
 
 class ServiceCollector(Collector):
@@ -264,3 +265,24 @@ def _step_counters(stats: _StatsByEngine) -> Iterator[Metric]:
         for part in _STEP_PARTS:
             parts.add_metric([engine, part], getattr(engine_stats.steps, f"{part}_ns") / 1e9)
     yield from (steps, parts)
+
+
+def _usage(stats: _StatsByEngine, live: _StatsByEngine) -> Iterator[Metric]:
+    """What processes of engines use; a GPU's figures are of all its processes."""
+    cpu = _counter("engine_cpu_seconds", "CPU time of the engine's process and its children.")
+    memory = _gauge("engine_memory_bytes", "Memory in use by the engine's process and its children.")
+    busy = _gauge("gpu_utilisation", "Share of the last moments in which a kernel ran on the engine's GPU.")
+    used = _gauge("gpu_memory_bytes", "Memory in use on the engine's GPU, by all processes.")
+    power = _gauge("gpu_power_watts", "Power that the engine's GPU draws.")
+    for engine, each in stats.items():
+        if each.usage is not None:
+            cpu.add_metric([engine], each.usage.cpu_s)
+    for engine, each in live.items():
+        if each.usage is None:
+            continue
+        memory.add_metric([engine], each.usage.rss_bytes)
+        if (device := each.usage.device) is not None:
+            busy.add_metric([engine], device.utilisation)
+            used.add_metric([engine], device.memory_bytes)
+            power.add_metric([engine], device.power_w)
+    yield from (cpu, memory, busy, used, power)
