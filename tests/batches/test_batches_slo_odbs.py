@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 from padded_builders import ids, make_context, make_request
 
 from experiments.padded.account import account
-from shoal.batches import Aim, Fixed, PooledRequest, RequestBatch, SloOdbs
+from shoal.batches import Aim, Fixed, PooledRequest, Reading, RequestBatch, SloOdbs
 from shoal.core import ConfigError
 
 MEAN = 100
+LITERAL = SloOdbs(reading=Reading.ALGORITHM)
+EQUATIONS = SloOdbs(reading=Reading.EQUATIONS)
 
 
 def by_length(*lengths: int) -> list[PooledRequest]:
@@ -59,7 +61,7 @@ def test_the_papers_example(aim: Aim) -> None:
     assert spent(batches) == (74, 2)
 
 
-@pytest.mark.parametrize("former", [SloOdbs(aim=aim, literal=literal) for aim in Aim for literal in (0, 1)])
+@pytest.mark.parametrize("former", [SloOdbs(aim=aim, reading=reading) for aim in Aim for reading in Reading])
 @pytest.mark.parametrize("largest", [1, 5, 16])
 def test_equal_requests_fill_batches_of_the_largest_size(former: SloOdbs, largest: int) -> None:
     batches = formed(former, by_length(*[MEAN] * 40), largest)
@@ -117,7 +119,7 @@ def test_both_are_sorted_by_goal_and_half_the_length() -> None:
 def test_read_literally_a_short_one_joins_a_long_batch_for_free() -> None:
     requests = by_length(100, 20, 20)
     # (2 - 0.8) x 3 x 1.2 = 4.32 <= 9.6
-    assert formed(SloOdbs(literal=True), requests, 4) == [["r0", "r1", "r2"]]
+    assert formed(LITERAL, requests, 4) == [["r0", "r1", "r2"]]
     assert [len(batch) for batch in formed(SloOdbs(), requests, 4)] == [2, 1]
 
 
@@ -126,7 +128,41 @@ def test_read_literally_the_order_is_by_goal_alone() -> None:
         make_request(0, remaining=999, predicted=10, slo_s=0.9),
         make_request(1, remaining=999, predicted=300, slo_s=0.8),
     ]
-    assert formed(SloOdbs(literal=True), requests, 1) == [["r1"], ["r0"]]
+    assert formed(LITERAL, requests, 1) == [["r1"], ["r0"]]
+
+
+def test_in_the_equations_lengths_add_up() -> None:
+    # B_max 4: threshold (2 + 2) x 4 x 1.2 = 19.2. Three of twice the mean length, goals of the mean:
+    # second (2 + 4) x 2 x 1.2 = 14.4 joins, third (2 + 4) x 3 x 1.2 = 21.6 does not.
+    assert [len(batch) for batch in formed(EQUATIONS, by_length(200, 200, 200), 4)] == [2, 1]
+    # Read as the algorithm has it, equal lengths cost nothing: (2 + 0) x 3 x 1.2 = 7.2 of 9.6; CM allows
+    # 4 x 2 / (1 + 2) = 2.67, so a mean goal of less than half is needed for the third.
+    early = [make_request(n, remaining=999, predicted=200, slo_s=0.1) for n in range(3)]
+    assert [len(batch) for batch in formed(LITERAL, early, 4)] == [3]
+    # (0.2 + 4) x 3 x 1.2 = 15.1 of 19.2
+    assert [len(batch) for batch in formed(EQUATIONS, early, 4)] == [3]
+    # Short ones join in any number that size allows: (2 + 0.2) x 4 x 1.2 = 10.6.
+    assert [len(batch) for batch in formed(EQUATIONS, by_length(10, 10, 10, 10), 4)] == [4]
+
+
+def test_a_threshold_of_ones_own() -> None:
+    lengths = by_length(*[MEAN] * 8)
+    # A batch of n mean requests costs 2 n 1.2.
+    assert [len(batch) for batch in formed(SloOdbs(threshold=7.2), lengths, 8)] == [3, 3, 2]
+    assert [len(batch) for batch in formed(SloOdbs(threshold=1e9), lengths, 8)] == [8]
+    assert [len(batch) for batch in formed(SloOdbs(threshold=1e-9), lengths, 8)] == [1] * 8
+    by_lengths_alone = SloOdbs(latency_weight=0, threshold=1.0)
+    assert formed(by_lengths_alone, by_length(100, 100, 300, 300), 6) == [["r0", "r1"], ["r2", "r3"]]
+
+
+def test_the_paper_weighs_length_by_w1_and_goal_by_w2_in_the_composite_metric() -> None:
+    weights = {"latency_weight": 1.0, "length_weight": 3.0, "threshold": 1e9}
+    requests = by_length(*[300] * 6)
+    # CM of ours: 1 x 1 + 3 x 3 = 10 against a mean of 4; the paper's: 1 x 3 + 3 x 1 = 6.
+    assert [len(batch) for batch in formed(SloOdbs(**weights), requests, 10)] == [4, 2]
+    literal = SloOdbs(**weights, reading=Reading.ALGORITHM)
+    assert [len(batch) for batch in formed(literal, requests, 10)] == [6]
+    assert [len(batch) for batch in formed(literal, requests, 7)] == [4, 2]
 
 
 @given(st.lists(st.floats(0.1, 10), max_size=20), st.integers(1, 8))
@@ -155,7 +191,14 @@ def test_every_batch_is_within_threshold_and_size(drawn: list[tuple[int, float]]
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"latency_weight": 0}, {"length_weight": -1}, {"latency_overhead": 0}, {"length_overhead": -1}],
+    [
+        {"latency_weight": 0},
+        {"latency_weight": -1, "threshold": 1},
+        {"length_weight": -1},
+        {"latency_overhead": 0},
+        {"length_overhead": -1},
+        {"threshold": 0},
+    ],
 )
 def test_weights_without_meaning_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError):

@@ -15,7 +15,7 @@ from shoal.batches.forming import BatchFormer, FormingContext
 from shoal.batches.least_time import LeastTime
 from shoal.batches.requests import PooledRequest, RequestBatch
 from shoal.batches.s3 import FirstFitDecreasing
-from shoal.batches.slo_odbs import Aim, SloOdbs
+from shoal.batches.slo_odbs import Aim, Reading, SloOdbs
 from shoal.core import lookup
 
 FORMERS: Mapping[str, BatchFormer] = {
@@ -24,7 +24,8 @@ FORMERS: Mapping[str, BatchFormer] = {
     "odbs": SloOdbs(aim=Aim.LENGTH),
     "slo-dbs": SloOdbs(aim=Aim.SLO),
     "slo-odbs": SloOdbs(),
-    "slo-odbs-literal": SloOdbs(literal=True),
+    "slo-odbs-literal": SloOdbs(reading=Reading.ALGORITHM),
+    "slo-odbs-equations": SloOdbs(reading=Reading.EQUATIONS),
     "s3": FirstFitDecreasing(),
 }
 """Batch formers by name, with the papers' parameters."""
@@ -47,6 +48,7 @@ __all__ = [
     "MemoryByRule",
     "MemoryLimit",
     "PooledRequest",
+    "Reading",
     "RequestBatch",
     "ServingTime",
     "SloOdbs",

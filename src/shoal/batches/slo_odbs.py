@@ -21,6 +21,21 @@ class Aim(StrEnum):
     SLO = "slo-dbs"
 
 
+class Reading(StrEnum):
+    """What is computed; the paper's algorithm and its equations differ.
+
+    In both of the paper's, requests are sorted by goal alone, batches stay in the order in which they were
+    formed, and CM = w1 O_CM + w2 L_CM, with the weights the other way round.
+    """
+
+    OURS = "ours"
+    """T_o = |l - O_CM| (n + 1) L2, so that different lengths make a batch costly."""
+    ALGORITHM = "algorithm"
+    """T_o = (l - O_CM) (n + 1) L2, as in Algorithm 1: a shorter request makes a batch cheaper."""
+    EQUATIONS = "equations"
+    """T_o = (l + O_CM) (n + 1) L2, as in Eq. 2: long requests make a batch costly, beside any others."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Candidate:
     """A request with its scaled goal and length."""
@@ -52,11 +67,10 @@ class SloOdbs:
     """Takes requests in order and starts a new batch when the next one would cost too much in this batch.
 
     For a request with goal SLO and predicted length l, and a batch of n requests with maxima L_CM and O_CM:
-    T_l = (SLO + L_CM) (n + 1) L1, T_o = |l - O_CM| (n + 1) L2; it joins if w1 T_l + w2 T_o is at most the
-    threshold 2 w1 L1 B_max. Goals and lengths are multiples of their running means, so a full batch of B_max
-    mean requests reaches the threshold, and different goals or lengths reach it earlier. B_max is
-    ``max_batch``. A batch with composite metric CM = w1 L_CM + w2 O_CM above that of mean requests may have
-    proportionally fewer. All requests must fit in memory; without ``max_batch`` only that counts.
+    T_l = (SLO + L_CM) (n + 1) L1, T_o by the ``reading``; it joins if w1 T_l + w2 T_o is at most the
+    threshold. Goals and lengths are multiples of their running means. B_max is ``max_batch``. A batch with
+    composite metric CM = w1 L_CM + w2 O_CM above that of mean requests may have proportionally fewer. All
+    requests must fit in memory; without ``max_batch`` only that counts.
 
     Raises ConfigError for weights out of range.
     """
@@ -66,13 +80,13 @@ class SloOdbs:
 
     The paper sets a weight to zero instead, which for ODBS would remove the threshold.
     """
-    literal: bool = False
-    """Algorithm 1 as printed: sorted by goal only, batches as formed, T_o = (l - O_CM) (n + 1) L2.
-
-    There, a shorter request makes a batch cheaper. Otherwise ODBS sorts by length, longest first, so that the
-    next request is padded to O_CM; SLO-DBS by goal; SLO-ODBS by SLO + l / 2. Batches are ordered by goal,
-    those of ODBS shortest first.
+    reading: Reading = Reading.OURS
+    """In ours, ODBS sorts by length, longest first, so that the next request is padded to O_CM; SLO-DBS by
+    goal; SLO-ODBS by SLO + l / 2. Batches are ordered by goal, those of ODBS shortest first.
     """
+    threshold: float | None = None
+    """Limit on w1 T_l + w2 T_o. None: what a full batch of B_max mean requests comes to, so that different
+    goals or lengths reach it earlier."""
     latency_weight: float = 1.0
     """w1."""
     length_weight: float = 1.0
@@ -83,10 +97,15 @@ class SloOdbs:
     """L2."""
 
     def __post_init__(self) -> None:
-        if not (self.latency_weight > 0 and self.length_weight >= 0):
+        if not (self.latency_weight >= 0 and self.length_weight >= 0):
             raise ConfigError(
-                "SLO-ODBS needs latency_weight above 0 (its threshold is a multiple of it) and "
-                f"length_weight of at least 0, got {self.latency_weight} and {self.length_weight}"
+                f"weights of SLO-ODBS must be at least 0, got {self.latency_weight} and {self.length_weight}"
+            )
+        if self.threshold is not None and not self.threshold > 0:
+            raise ConfigError(f"threshold of SLO-ODBS must be above 0, got {self.threshold}")
+        if self.threshold is None and not self._cost_of_means(1) > 0:
+            raise ConfigError(
+                "with these weights a batch of mean requests costs nothing, so SLO-ODBS needs a threshold"
             )
         if not (self.latency_overhead > 0 and self.length_overhead > 0):
             raise ConfigError(
@@ -112,7 +131,7 @@ class SloOdbs:
         return _Candidate(request, slo, length)
 
     def _ranked(self, candidates: Sequence[_Candidate]) -> list[_Candidate]:
-        if self.literal or self.aim is Aim.SLO:
+        if self.reading is not Reading.OURS or self.aim is Aim.SLO:
             return sorted(candidates, key=lambda candidate: candidate.slo)
         if self.aim is Aim.LENGTH:
             return sorted(candidates, key=lambda candidate: -candidate.length)
@@ -124,25 +143,32 @@ class SloOdbs:
         if max_batch is None:
             return True
         size = len(batch.partial) + 1
-        threshold = 2 * self.latency_weight * self.latency_overhead * max_batch
-        return self._cost(candidate, batch, size) <= threshold and size <= self._max_size(
-            candidate, batch, max_batch
-        )
+        threshold = self._cost_of_means(max_batch) if self.threshold is None else self.threshold
+        cost = self._cost(candidate.slo, batch.slo, candidate.length, batch.length, size)
+        return cost <= threshold and size <= self._max_size(candidate, batch, max_batch)
 
-    def _cost(self, candidate: _Candidate, batch: _Batch, size: int) -> float:
-        difference = candidate.length - batch.length
-        latency = (candidate.slo + batch.slo) * size * self.latency_overhead
-        length = (difference if self.literal else abs(difference)) * size * self.length_overhead
-        return self.latency_weight * latency + self.length_weight * length
+    def _cost_of_means(self, size: int) -> float:
+        return self._cost(1.0, 1.0, 1.0, 1.0, size)
+
+    def _cost(self, slo: float, largest_slo: float, length: float, longest: float, size: int) -> float:
+        """w1 T_l + w2 T_o of a request that would make a batch of ``size``."""
+        apart = length + longest if self.reading is Reading.EQUATIONS else length - longest
+        if self.reading is Reading.OURS:
+            apart = abs(apart)
+        latency = (slo + largest_slo) * size * self.latency_overhead
+        return self.latency_weight * latency + self.length_weight * apart * size * self.length_overhead
 
     def _max_size(self, candidate: _Candidate, batch: _Batch, max_batch: int) -> float:
         """B_max, or less for a batch above the mean composite metric."""
-        composite = self.latency_weight * max(batch.slo, candidate.slo)
-        composite += self.length_weight * max(batch.length, candidate.length)
-        return max_batch * min(1.0, (self.latency_weight + self.length_weight) / composite)
+        of_slo, of_length = self.latency_weight, self.length_weight
+        if self.reading is not Reading.OURS:
+            of_slo, of_length = of_length, of_slo
+        composite = of_slo * max(batch.slo, candidate.slo) + of_length * max(batch.length, candidate.length)
+        mean = of_slo + of_length
+        return max_batch if composite <= mean else max_batch * mean / composite
 
     def _ordered(self, batches: list[_Batch]) -> list[_Batch]:
-        if self.literal:
+        if self.reading is not Reading.OURS:
             return batches
         if self.aim is Aim.LENGTH:
             return sorted(batches, key=lambda batch: batch.length)

@@ -87,10 +87,10 @@ class Config(Generic[S]):
 
     def engine_options(self) -> EngineOptions:
         """The options of the only engine; raises ConfigError if there are several."""
-        if self.cluster.batching is not None:
+        if self.scheduler.admission.by_batch:
             raise ConfigError(
                 "batches are formed by `shoal serve` and `shoal simulate`; for this command choose another "
-                "preset, and leave out cluster.batching"
+                "preset or admission"
             )
         if len(self.devices) != 1:
             names = ", ".join(device.device for device in self.devices)

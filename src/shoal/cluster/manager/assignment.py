@@ -133,7 +133,7 @@ class Assignment:
         if not loads:
             return []
         dispatched = []
-        for formed in batches.form(service, list(self.waiting.of(service)), loads, now_ns):
+        for formed in batches.form(service, self.waiting.of(service), loads, now_ns):
             engine = self._engine_for(formed, now_ns)
             number = batches.next_number()
             limit = formed.shape.iterations if batches.options.limits_iterations else None

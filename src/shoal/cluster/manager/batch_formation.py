@@ -6,7 +6,7 @@ them in that order.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from shoal.batches import FormingContext, MemoryByBytes, PooledRequest, RequestBatch, batch_former
@@ -75,12 +75,12 @@ class BatchFormation:
         return self._formed
 
     def form(
-        self, service: str, waiting: Sequence[ManagedCall], engines: Sequence[EngineLoad], now_ns: int
+        self, service: str, waiting: Iterable[ManagedCall], engines: Sequence[EngineLoad], now_ns: int
     ) -> Iterator[Formed]:
         """The batches of a service that are due, in the order in which they get engines.
 
-        waiting: the service's waiting requests. engines: those that serve it, at least one; the caller adds a
-        batch to one of them before it takes the next.
+        waiting: the service's waiting requests, read at once if batches are due. engines: those that serve
+        it, at least one; the caller adds a batch to one of them before it takes the next.
         """
         if self.options.interval_s is not None:
             if now_ns < self._due_ns.get(service, 0):
@@ -99,7 +99,7 @@ class BatchFormation:
                 yield Formed(calls=formed.calls, engines=now_idle, batch=formed.batch, shape=formed.shape)
 
     def _batches(
-        self, service: str, waiting: Sequence[ManagedCall], engines: Sequence[EngineLoad]
+        self, service: str, waiting: Iterable[ManagedCall], engines: Sequence[EngineLoad]
     ) -> list[Formed]:
         """All waiting requests in batches, as far as engines are open to them."""
         names = {load.name for load in engines}
