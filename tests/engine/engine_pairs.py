@@ -26,7 +26,7 @@ from shoal.engine.migration.wire import (
 )
 from shoal.engine.process.server import EngineServer, Services
 
-TIMEOUT_S = 5
+TIMEOUT_S = 30
 
 
 class Link:

@@ -50,8 +50,9 @@ def test_a_lost_connection_is_reported_once_at_both_ends(monkeypatch):
     async def scenario():
         link = ClientLink("tcp://127.0.0.1:*")
         received: list[wire.FromEngine] = []
-        proxy = TcpProxy(int(link.endpoint.rpartition(":")[2]))
-        connection = EngineConnection(await proxy.start(), "session", received.append)
+        endpoint, mark, key = link.endpoint.partition("#")
+        proxy = TcpProxy(int(endpoint.rpartition(":")[2]))
+        connection = EngineConnection(await proxy.start() + mark + key, "session", received.append)
         frames = []
         await until(lambda: (frame := link.receive()) is not None and frames.append(frame) is None)
         hello = wire.decode_to_engine(frames[0])

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import zmq
 
 from shoal.engine import wire
+from shoal.engine.addresses import connect
 from shoal.engine.process.connection_monitor import ConnectionMonitor
 
 _READABLE = int(zmq.POLLIN)
@@ -37,7 +38,7 @@ class EngineConnection:
         if endpoint.startswith("tcp:"):
             self._monitor = ConnectionMonitor(self._socket, lambda: on_message(wire.Forgotten()))
         try:
-            self._socket.connect(endpoint)
+            connect(self._socket, endpoint)
         except zmq.ZMQError:
             if self._monitor is not None:
                 self._monitor.close()

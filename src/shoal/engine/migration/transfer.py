@@ -9,6 +9,7 @@ from typing import Protocol
 import msgspec
 import zmq
 
+from shoal.engine.addresses import connect, listen
 from shoal.engine.process.lifeline import TRANSFER_SUFFIX
 
 _EVENTS = zmq.EVENTS
@@ -86,9 +87,8 @@ class Transfer:
         self.socket = self._context.socket(zmq.PULL)
         """Readable when blocks have arrived; for pollers."""
         self.socket.set_hwm(_MAX_QUEUED)
-        self.socket.bind(bind)
-        self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
-        """The address where KV is received."""
+        self.endpoint = listen(self.socket, bind)
+        """The address where KV is received (``addresses.connect``)."""
         self._decoder = msgspec.msgpack.Decoder(Blocks)
         self._receivers: dict[str, zmq.Socket[bytes]] = {}
 
@@ -116,7 +116,7 @@ class Transfer:
             socket = self._context.socket(zmq.PUSH)
             socket.set_hwm(_MAX_QUEUED)
             try:
-                socket.connect(to)
+                connect(socket, to)
             except zmq.ZMQError:
                 socket.close(linger=0)
                 raise

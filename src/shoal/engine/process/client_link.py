@@ -3,6 +3,8 @@
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from shoal.engine.addresses import listen
+
 _READABLE = int(zmq.POLLIN)
 _LINGER_MS = 2000
 
@@ -27,9 +29,8 @@ class ClientLink:
         self._client_gone = False
         self._client: bytes | None = None
         self._sender: bytes | None = None
-        self._socket.bind(bind)
-        self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
-        """The address that it listens on."""
+        self.endpoint = listen(self._socket, bind)
+        """The address for its client (``addresses.connect``)."""
 
     @property
     def from_client(self) -> bool:
