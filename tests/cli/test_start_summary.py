@@ -7,7 +7,14 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from shoal.cli.start_summary import curl_example, print_access, print_addresses, print_engines
+from shoal.cli.start_summary import (
+    curl_example,
+    print_access,
+    print_addresses,
+    print_batching,
+    print_engines,
+)
+from shoal.cluster.batching_options import BatchingOptions
 from shoal.cluster.status import EngineState, EngineStatus, ServiceStatus
 from shoal.engine import EngineInfo, ServiceInfo
 from shoal.models import describe_random_model
@@ -51,6 +58,25 @@ def summary(*engines, services=None):
     names = services or [name for status in engines for name in status.services]
     known = {name: ServiceStatus(ready=1, wanted=1, waiting=0) for name in names}
     return " ".join(printed(print_engines, known, engines).split())
+
+
+@pytest.mark.parametrize(
+    ("batching", "expected"),
+    [
+        (BatchingOptions(), "formed as fixed, for each idle engine"),
+        (
+            BatchingOptions(former="scls", interval_s=3, load_factor=0.5, slice_tokens=128),
+            "formed as scls, every 3 s, later under load, in slices of 128 tokens",
+        ),
+        (
+            BatchingOptions(former="slo-odbs", max_batch=16, trust_predictions=True, lengths="learned"),
+            "formed as slo-odbs, for each idle engine, of at most 16 requests, as long as the longest output "
+            "that is predicted (learned)",
+        ),
+    ],
+)
+def test_the_summary_shows_how_batches_are_formed(batching, expected):
+    assert " ".join(printed(print_batching, batching).split()) == f"batches {expected}"
 
 
 def test_the_summary_shows_random_weights(tmp_path):

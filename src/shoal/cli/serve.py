@@ -10,7 +10,7 @@ from rich.text import Text
 
 from shoal.cli.flags import ConfigFile, with_flags
 from shoal.cli.progress import ProgressDisplay
-from shoal.cli.start_summary import print_access, print_addresses, print_engines
+from shoal.cli.start_summary import print_access, print_addresses, print_batching, print_engines
 from shoal.config import CLUSTER_FLAGS, ENGINE_FLAGS, MODEL_FLAGS, SERVER_FLAGS
 from shoal.config.foreign_flags import VARIABLES
 from shoal.config.setting_tree import Table
@@ -47,6 +47,8 @@ def serve(config: ConfigFile = None, *, settings: Table) -> None:
             progress.stop()
             print_access(exposure(options.server, urlsplit(url).hostname or ""), console)
             print_engines(backend.services, backend.engines, console)
+            if options.cluster.batching is not None:
+                print_batching(options.cluster.batching, console)
             chats = [name for name, codec in codecs.items() if codec.has_chat_template]
             keyed = bool(options.server.named_api_keys())
             print_addresses(url, next(iter(backend.services)), console, chats=chats, keyed=keyed)

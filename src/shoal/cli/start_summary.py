@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from shoal.cluster.batching_options import BatchingOptions
     from shoal.cluster.status import EngineStatus, ServiceStatus
     from shoal.engine import ServiceInfo
 
@@ -49,6 +50,23 @@ def print_engines(
             size = f"{limit / 2**20:,.1f} MiB"
             what = f"up to {size} of an engine's are in memory; others come when requests need them"
             _print_labelled("weights", what, console)
+
+
+def print_batching(batching: "BatchingOptions", console: Console) -> None:
+    """Print how requests become batches."""
+    facts = [f"formed as {batching.former}"]
+    if batching.interval_s is None:
+        facts.append("for each idle engine")
+    else:
+        longer = ", later under load" if batching.load_factor else ""
+        facts.append(f"every {batching.interval_s:g} s{longer}")
+    if batching.max_batch is not None:
+        facts.append(f"of at most {batching.max_batch} requests")
+    if batching.slice_tokens is not None:
+        facts.append(f"in slices of {batching.slice_tokens} tokens")
+    if batching.trust_predictions:
+        facts.append(f"as long as the longest output that is predicted ({batching.lengths})")
+    _print_labelled("batches", ", ".join(facts), console)
 
 
 _NOT_LOADED = "in the memory of no engine; a request loads it"
