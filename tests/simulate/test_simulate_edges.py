@@ -88,6 +88,32 @@ def test_a_refused_client_sends_its_next_request() -> None:
     assert len(record.requests) == 10
 
 
+@pytest.mark.parametrize("skip_ahead", [True, False])
+def test_a_request_ends_at_a_token_that_comes_too_late(skip_ahead: bool) -> None:
+    requests = [
+        make_request(0, 10, 400),
+        make_request(1, 900, 50, at_s=0.5),
+        make_request(2, 5, 100, at_s=0.9),
+    ]
+    step_s = TIMES.step_time(StepRows(1, 60, ((900, 0),), 2))
+    spec = replace(make_spec(max_batched_tokens=2000), abort_gap_s=step_s * 0.9)
+    record, _ = run([spec], requests, skip_ahead=skip_ahead)
+    rows = {row.request_id: row for row in record.requests}
+    assert {name: row.finish for name, row in rows.items()} == {"r0": "cancelled", "r1": "stop", "r2": "stop"}
+    assert rows["r0"].largest_gap_ns > spec.abort_gap_s * 1e9 > rows["r1"].largest_gap_ns
+    assert rows["r0"].finish_ns == rows["r1"].first_token_ns
+    kept, _ = run([make_spec(max_batched_tokens=2000)], requests, skip_ahead=skip_ahead)
+    assert all(row.finish == "stop" for row in kept.requests)
+
+
+def test_a_decode_step_that_takes_too_long_ends_all_its_requests() -> None:
+    spec = replace(make_spec(), abort_gap_s=seconds(StepRows(1, 14, (), 1)) / 1e9)
+    for skip_ahead in (True, False):
+        record, _ = run([spec], [make_request(0, 10, 30)], skip_ahead=skip_ahead)
+        [row] = record.requests
+        assert (row.finish, row.output_tokens) == ("cancelled", 6)
+
+
 @pytest.mark.parametrize("clients", [1, 3, 50])
 def test_clients_have_one_request_each_at_a_time(clients: int) -> None:
     requests = [make_request(number, 5, 1 + number % 11) for number in range(40)]

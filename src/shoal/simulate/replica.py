@@ -15,6 +15,7 @@ from shoal.engine.weights_reports import WeightsReports
 from shoal.execute.simulated import SimulatedExecutor, decode_durations
 from shoal.kvcache import BlockPool
 from shoal.schedule import RequestState, Scheduler
+from shoal.schedule.decode_runs import DecodeRun
 from shoal.schedule.request_store import OnEnd
 from shoal.simulate.lock_step import LockStep
 from shoal.simulate.look_ahead import StepsAhead
@@ -102,7 +103,9 @@ class Replica:
         )
         depth = spec.scheduler.max_in_flight
         self._engine = Engine(self.scheduler, self._pool, self._executor, depth=depth, clock=clock)
-        self._skips = skip_ahead and lock_step is None
+        self._abort_gap_ns = None if spec.abort_gap_s is None else round(spec.abort_gap_s * 1e9)
+        # Within a run of steps that is computed at once no request is cancelled.
+        self._skips = skip_ahead and lock_step is None and (self._abort_gap_ns is None or depth == 1)
         self._ahead: StepsAhead | None = None
         self._iterations: _Iterations | None = None
         self._look_ahead_steps = SHORTEST_RUN
@@ -252,6 +255,16 @@ class Replica:
         executor = self._executor
         self._on_time.count(self.scheduler.services, executor.plan, executor.iteration_ends_ns)
         self._engine.complete()
+        if self._abort_gap_ns is not None:
+            self._abort_stalled(self._abort_gap_ns)
+
+    def _abort_stalled(self, gap_ns: int) -> None:
+        """Cancel the running requests with a larger inter-token latency."""
+        for service in self.scheduler.services.values():
+            batch = service.running
+            stalled = (batch.largest_gap_ns > gap_ns).nonzero()[0].tolist()
+            for request_id in [batch.requests[row].request.id for row in stalled]:
+                self._engine.cancel(request_id)
 
     @property
     def _may_skip(self) -> bool:
@@ -278,6 +291,8 @@ class Replica:
         times = self.spec.services[run.service].times
         # Rounded per step, as by the executor.
         durations_ns = decode_durations(times, run.rows, run.context, run.steps)
+        if self._abort_gap_ns is not None and self._longest_gap_ns(run, durations_ns) > self._abort_gap_ns:
+            return False
         ends_ns = leading_ns + self._executor.link.step_ends_ns(free_ns, durations_ns)
         del ends_ns[len(leading_ns) + run.planned(1 + bisect_left(ends_ns, run.until_ns)) :]
         self._ahead = StepsAhead(
@@ -290,6 +305,11 @@ class Replica:
         )
         self._step_due_ns = self._ahead.due_ns
         return True
+
+    def _longest_gap_ns(self, run: DecodeRun, durations_ns: Sequence[int]) -> int:
+        """The largest inter-token latency of a run of decodes from now on."""
+        last_ns = int(self.scheduler.services[run.service].running.last_token_ns.min())
+        return max(self._clock.now_ns + durations_ns[0] - last_ns, *durations_ns)
 
     def _catch_up(self) -> None:
         """Stop looking ahead: account for ended steps, and turn steps planned by now into plans in flight.

@@ -90,9 +90,10 @@ class Simulation:
                 self._fleet.slice_ended(state)
                 return
             on_time = self._on_time.take(state.request.id)
-            self._rows.append(row_of(state, reason, now_ns, number, on_time))
+            row = row_of(state, reason, now_ns, number, on_time)
+            self._rows.append(row)
             self._fleet.ended(state, reason)
-            self._source.ended(state.request.id, now_ns)
+            self._source.ended(row)
 
         replica = Replica(
             self._specs[number],
@@ -223,22 +224,21 @@ class Simulation:
         if number >= 0:
             service = self._specs[number].services[request.service]
             slo = resolve_slo(slo, service.slo, service.execution_s)
-        self._rows.append(
-            RequestRow(
-                request_id=request.id,
-                service=request.service,
-                arrival_ns=request.arrival_ns,
-                first_token_ns=now_ns,
-                finish_ns=now_ns,
-                prompt_tokens=len(request.prompt),
-                output_tokens=0,
-                engine=-1,
-                finish=FinishReason.REFUSED.value,
-                error=why,
-                slo=slo,
-            )
+        row = RequestRow(
+            request_id=request.id,
+            service=request.service,
+            arrival_ns=request.arrival_ns,
+            first_token_ns=now_ns,
+            finish_ns=now_ns,
+            prompt_tokens=len(request.prompt),
+            output_tokens=0,
+            engine=-1,
+            finish=FinishReason.REFUSED.value,
+            error=why,
+            slo=slo,
         )
-        self._source.ended(request.id, now_ns)
+        self._rows.append(row)
+        self._source.ended(row)
 
     def _record(self, title: str, facts: Mapping[str, str], *, stopped: bool = False) -> RunRecord:
         end_ns = max(recorder.end_ns for recorder in self._recorders)

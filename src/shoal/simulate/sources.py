@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from shoal.core import Request
+from shoal.measure import RequestRow
 
 
 class Source(Protocol):
@@ -13,7 +14,7 @@ class Source(Protocol):
 
     @property
     def total(self) -> int:
-        """Number of all requests."""
+        """Number of all requests; read when the last one has ended."""
         ...
 
     @property
@@ -25,7 +26,7 @@ class Source(Protocol):
         """Take the next request."""
         ...
 
-    def ended(self, request_id: str, now_ns: int) -> None:
+    def ended(self, row: RequestRow) -> None:
         """A request has ended or was refused."""
         ...
 
@@ -47,7 +48,7 @@ class OpenLoop:
         self._next += 1
         return self._requests[self._next - 1]
 
-    def ended(self, request_id: str, now_ns: int) -> None:
+    def ended(self, row: RequestRow) -> None:
         pass
 
 
@@ -73,5 +74,5 @@ class ClosedLoop:
         """Take the next request, with its simulated arrival time."""
         return replace(self._requests.popleft(), arrival_ns=self._arrivals.popleft())
 
-    def ended(self, request_id: str, now_ns: int) -> None:
-        self._arrivals.append(now_ns + self._think_ns)
+    def ended(self, row: RequestRow) -> None:
+        self._arrivals.append(row.finish_ns + self._think_ns)

@@ -56,6 +56,9 @@ class EngineSpec:
     """Rate of the link on which weights come to each device, apart from ``weights.bandwidth``."""
     fetch_slowdown: float = 1.0
     """As ``FetchTimes.slowdown``."""
+    abort_gap_s: float | None = None
+    """A request is cancelled at a token that comes more than this after its last one, as LightLLM can do;
+    None: never."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a pool of other services, and for weights that cannot be fetched."""
