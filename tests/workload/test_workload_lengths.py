@@ -57,7 +57,7 @@ def test_presets_give_lengths_of_at_least_one_token(name: str) -> None:
     ("name", "prompt", "output"),
     [
         ("distribution-1", (32, 4096), (2048, 4096)),
-        ("distribution-2", (3072, 5120), (3072, 5120)),
+        ("distribution-2", (3000, 5000), (3000, 5000)),
         ("distribution-3", (2048, 4096), (32, 4096)),
     ],
 )
@@ -109,7 +109,7 @@ def test_varying_load_is_o1_then_the_three_distributions() -> None:
     prompts, outputs = LENGTHS["varying"].sample(4000, 1)
     assert np.median(prompts[:1000]) < 400
     assert outputs[1000:2000].min() >= 2048
-    assert min(prompts[2000:3000].min(), outputs[2000:3000].min()) >= 3072
+    assert min(prompts[2000:3000].min(), outputs[2000:3000].min()) >= 3000
     assert prompts[3000:].min() >= 2048
 
 
@@ -133,6 +133,7 @@ def test_quoted_figures_are_what_the_presets_give() -> None:
         "azure-conversation": ((1167, 1009, 2858), (211, 130, 424)),
         "azure-code": ((1995, 1450, 4696), (27, 13, 55)),
         "reasoning": ((1265, 197, 2369), (1508, 818, 3373)),
+        "sharegpt-o1": ((381, 204, 871), (2164, 1933, 3859)),
         "codefuse": ((243, 149, 609), (203, 134, 453)),
     }
     for name, sides in quoted.items():
