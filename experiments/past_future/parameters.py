@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 
 from experiments.parallel import map_points
+from experiments.past_future.admissions import PublishedPastFuture
 from experiments.past_future.setup import (
     ADMIT_EVERY,
     OUR_RESERVE,
     OUR_VICTIM,
     PAPER,
-    REQUESTS,
     FullQueue,
-    PublishedPastFuture,
     run_full_queue,
 )
 from experiments.pictures import line_panel
@@ -21,10 +20,9 @@ from shoal.schedule import Admission, Aggressive, Conservative, Oracle, PastFutu
 
 NAME = "past-future-parameters"
 LENGTHS_NAME = "varying"
-PAST = "sharegpt-o1"
 LONGEST = 8192
 """Limit of output tokens; a reasoning model's longest answers are cut."""
-QUICK_REQUESTS = 40
+REQUESTS, QUICK_REQUESTS = 1_000, 80
 
 RESERVES = (0.01, OUR_RESERVE, 0.05, 0.1, 0.15, 0.2)
 WATERMARKS = (0.99, 0.97, 0.95, 0.9, 0.85, 0.8)
@@ -57,9 +55,9 @@ def run(effort: Effort) -> Result:
         assumptions=[
             "From the paper: ShareGPT-o1 followed by distributions 1 to 3. The figure is drawn, not "
             "printed; the text says that past-future is better than the others with every parameter.",
-            "3,000 requests, a quarter of each part, otherwise as in past-future-table1. ShareGPT-o1 is not "
-            "public: prompts of ShareGPT, outputs of another model that reasons, cut at 8,192 tokens.",
-            "past-future: its window begins full of ShareGPT-o1's lengths. shoal: a new service.",
+            "1,000 requests, a quarter of each part, otherwise as in past-future-table1. ShareGPT-o1: a "
+            "distribution fitted to the artefact's lengths, outputs cut at 8,192 tokens.",
+            "shoal: a new service.",
         ],
         rows=rows,
         panels=[_panels(rows)],
@@ -71,7 +69,7 @@ def _points(count: int) -> list[tuple[str, float | None, Admission]]:
     every = ADMIT_EVERY
     points: list[tuple[str, float | None, Admission]] = [("oracle", None, Oracle(admit_every=every))]
     for share in RESERVES[:count]:
-        published = PublishedPastFuture(reserved=share, past=PAST, admit_every=every)
+        published = PublishedPastFuture(reserved=share, admit_every=every)
         points.append(("past-future", share, published))
     for share in RESERVES[:count]:
         points.append(("shoal", share, PastFuture(reserved=share, admit_every=every)))

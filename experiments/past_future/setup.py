@@ -1,23 +1,14 @@
-"""Shared set-up of Past-Future's experiments: its admission policies, and a full queue on one engine."""
+"""Shared set-up of Past-Future's experiments: scheduler options, and a full queue on one engine."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from experiments.result import Value
 from shoal.core import Request, SamplingParams, SyntheticPrompt
-from shoal.forecast import FittedTimes, LatencyModel, LengthHistory
-from shoal.schedule import (
-    Admission,
-    Conservative,
-    Fcfs,
-    Oracle,
-    PastFuture,
-    Scheduler,
-    SchedulerOptions,
-)
+from shoal.forecast import FittedTimes, LatencyModel
+from shoal.schedule import Admission, Conservative, Fcfs, Oracle, Scheduler, SchedulerOptions
 from shoal.schedule.policies.memory_forecast import MemoryForecast
-from shoal.schedule.running_batch import IntArray, RequestTable
+from shoal.schedule.running_batch import RequestTable
 from shoal.simulate import EngineSpec, OpenLoop, ServiceSpec, Simulation, Watch, token_layout
 from shoal.workload import LENGTHS
 
@@ -25,14 +16,12 @@ PAPER = "Past-Future (Gong et al., 2025)"
 
 ADMIT_EVERY = 10
 """Steps between two admissions."""
-CAPACITY = 120 * 1024
+CAPACITY = 120_000
 """KV tokens of the experiments with a full queue."""
-PUBLISHED_DRAWS = 3
 REQUESTS = 3_000
 OUR_RESERVE = 0.024
 OUR_VICTIM = "large-young"
 
-_PAST_SEED = 1_000_003
 _SERVICE = "llama-2-7b"
 _NO_LIMIT = 1 << 20
 _NEVER_S = 1e9
@@ -40,48 +29,6 @@ _TIMES = FittedTimes(
     LatencyModel(constant_s=0.02, sequence_s=1e-6, token_s=1e-5, context_s=1e-8, work_s=1e-10)
 )
 """Arbitrary: the counts depend on steps, not on their duration."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AssumedLimit(Conservative):
-    """Conservative admission with an assumed output limit that may differ from the true one."""
-
-    assumed: int
-    """Output tokens reserved for each request; more once it has generated more."""
-
-    def reserved_tokens(self, table: RequestTable) -> IntArray:
-        return np.maximum(table.num_prompt_tokens + self.assumed, table.num_tokens_with_in_flight)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WarmPastFuture(PastFuture):
-    """Past-Future with a history window that is full from the start."""
-
-    past: str = ""
-    """Distribution of the lengths in the window; "" for a new service."""
-
-    def new_history(self, maximum: int) -> LengthHistory:
-        history = PastFuture.new_history(self, maximum)
-        if self.past:
-            for length in LENGTHS[self.past].sample(self.window, _PAST_SEED)[1].tolist():
-                history.record(length)
-        return history
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedPastFuture(WarmPastFuture):
-    """Past-Future as Table 1 seems to have been measured.
-
-    A new service's window is full of the longest output.
-    """
-
-    num_draws: int = PUBLISHED_DRAWS
-    """M* is the largest over this many draws."""
-    cold_start: str = "max"
-    draws: str = "max"
-
-    def samples(self, requests: int) -> int:
-        return self.num_draws
 
 
 def options_of(admission: Admission, victim: str = "newest") -> SchedulerOptions:
@@ -99,9 +46,14 @@ def options_of(admission: Admission, victim: str = "newest") -> SchedulerOptions
     )
 
 
-def synthetic_requests(lengths: str, count: int, seed: int, longest: int, service: str) -> list[Request]:
-    """Requests with lengths of a named distribution, all at time 0; ``longest`` limits outputs."""
+def drawn_lengths(lengths: str, count: int, seed: int = 0) -> list[tuple[int, int]]:
+    """Prompt and output tokens of requests, from a named distribution."""
     prompts, outputs = LENGTHS[lengths].sample(count, seed)
+    return list(zip(prompts.tolist(), outputs.tolist(), strict=True))
+
+
+def requests_of(lengths: Sequence[tuple[int, int]], longest: int, service: str) -> list[Request]:
+    """Requests with these prompt and output tokens, all at time 0; ``longest`` limits outputs."""
     sampling = SamplingParams(max_tokens=longest)
     return [
         Request(
@@ -112,13 +64,13 @@ def synthetic_requests(lengths: str, count: int, seed: int, longest: int, servic
             seed=number,
             true_output_tokens=output,
         )
-        for number, (prompt, output) in enumerate(zip(prompts.tolist(), outputs.tolist(), strict=True))
+        for number, (prompt, output) in enumerate(lengths)
     ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullQueue:
-    """One run in which all requests are queued from the start."""
+    """One run in which all requests are queued from the start; it ends with the last admission."""
 
     lengths: str
     """Name of a distribution."""
@@ -133,7 +85,7 @@ class FullQueue:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The columns of Table 1: shares of the capacity, and counts per request."""
+    """The columns of Table 1: shares of the capacity, and counts per request that has ended."""
 
     steps: int
     """Decode steps."""
@@ -197,16 +149,19 @@ def run_full_queue(run: FullQueue) -> Counts:
         scheduler=options_of(run.admission, run.victim),
         prefix_caching=False,
     )
-    requests = synthetic_requests(run.lengths, run.requests, run.seed, run.longest, _SERVICE)
+    requests = requests_of(drawn_lengths(run.lengths, run.requests, run.seed), run.longest, _SERVICE)
     # Samples over time are not used here.
     simulation = Simulation([engine], OpenLoop(requests), watch=Watch(sample_s=_NEVER_S))
-    monitor = _QueueMonitor(simulation.replicas[0].scheduler, run.admission)
-    totals = simulation.run().engines[0]
+    scheduler = simulation.replicas[0].scheduler
+    monitor = _QueueMonitor(scheduler, run.admission)
+    # Steps after the last admission are not counted.
+    record = simulation.run(stop=lambda: scheduler.unfinished > 0 and not scheduler.waiting)
+    totals, ended = record.engines[0], max(1, len(record.requests))
     return Counts(
         steps=totals.decode_steps,
         kv_in_use=totals.kv_used_mean,
         future_required=monitor.peaks / max(1, monitor.admissions) / CAPACITY,
-        preemptions=totals.preemptions / run.requests,
+        preemptions=totals.preemptions / ended,
         recomputed_tokens=totals.recomputed_tokens,
-        turned_away=monitor.turned_away / run.requests,
+        turned_away=monitor.turned_away / ended,
     )

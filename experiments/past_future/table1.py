@@ -5,16 +5,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from experiments.parallel import map_points
+from experiments.past_future.admissions import AssumedLimit, PublishedPastFuture
 from experiments.past_future.setup import (
     ADMIT_EVERY,
     OUR_RESERVE,
     OUR_VICTIM,
     PAPER,
     REQUESTS,
-    AssumedLimit,
     Counts,
     FullQueue,
-    PublishedPastFuture,
     run_full_queue,
 )
 from experiments.registry import Reproduction
@@ -23,12 +22,12 @@ from shoal.measure import Panel, Series
 from shoal.schedule import Admission, Aggressive, Oracle, PastFuture
 
 NAME = "past-future-table1"
-QUICK_REQUESTS = 40
+QUICK_REQUESTS = 80
 QUICK_DISTRIBUTIONS = (1,)
 
 Policy = Literal["oracle", "past-future", "shoal", "aggressive", "conservative"]
 
-LONGEST: Mapping[int, int] = {1: 4096, 2: 5120, 3: 4096}
+LONGEST: Mapping[int, int] = {1: 4096, 2: 5000, 3: 4096}
 """Limit of output tokens, by distribution."""
 ASSUMED = 4096
 """Output tokens that the conservative policy reserves."""
@@ -99,12 +98,11 @@ class _Line:
     """The paper's figures; None for our policy."""
 
 
-def admission_of(policy: Policy, parameter: float | None, distribution: int) -> Admission:
+def admission_of(policy: Policy, parameter: float | None) -> Admission:
     """A policy of the table. parameter: its reserve, watermark or overcommitment."""
     value = 0.0 if parameter is None else parameter
     if policy == "past-future":
-        past = f"distribution-{distribution}"
-        return PublishedPastFuture(reserved=value, past=past, admit_every=ADMIT_EVERY)
+        return PublishedPastFuture(reserved=value, admit_every=ADMIT_EVERY)
     if policy == "shoal":
         return PastFuture(reserved=value, admit_every=ADMIT_EVERY)
     if policy == "aggressive":
@@ -120,7 +118,7 @@ def queue_of(
     return FullQueue(
         lengths=f"distribution-{distribution}",
         longest=LONGEST[distribution],
-        admission=admission_of(policy, parameter, distribution),
+        admission=admission_of(policy, parameter),
         victim=OUR_VICTIM if policy == "shoal" else "newest",
         requests=requests,
         seed=seed,

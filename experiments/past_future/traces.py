@@ -1,5 +1,6 @@
-"""Output lengths of real services over time, from public traces; synthetic lengths without them."""
+"""Lengths of real services from public traces: outputs over time (else synthetic ones), ShareGPT-o1."""
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ TRACES: Mapping[str, str] = {
     "BurstGPT": "burstgpt/BurstGPT_1.csv",
 }
 """Paths of the traces in their folder."""
+
+SHAREGPT_O1 = "sharegpt_o1/ShareGPT-o1.json"
+"""From the artefact of Past-Future's authors (github.com/WuSiYu/lightllm-ae)."""
 
 SYNTHETIC: Mapping[str, str] = {
     "synthetic, steady": "azure-conversation",
@@ -81,6 +85,16 @@ def outputs_over_time(folder: Path | None, most: int = _MOST_REQUESTS) -> tuple[
             count = min(most, _SYNTHETIC_REQUESTS)
             found.append(Outputs(name, LENGTHS[lengths].sample(count, 0)[1]))
     return found, notes
+
+
+def sharegpt_o1(folder: Path | None) -> list[tuple[int, int]] | str:
+    """Prompt and output tokens of the requests of ShareGPT-o1, in order; a note if it is not there."""
+    path = None if folder is None else folder / SHAREGPT_O1
+    if path is None or not path.exists():
+        where = "no folder of traces" if folder is None else f"not in {folder}"
+        return f"Skipped, {where}: ShareGPT-o1. {FOLDER_VARIABLE} names the folder, with {SHAREGPT_O1} in it."
+    requests = json.loads(path.read_text())
+    return [(request["prompt_tokens"], request["completion_tokens"]) for request in requests]
 
 
 def _burstgpt(path: Path, most: int) -> list[Outputs]:
