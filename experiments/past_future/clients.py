@@ -106,7 +106,7 @@ class RetryingClients:
 
 def meets_sla(row: RequestRow, served: ServedModel) -> bool:
     """Whether a request was answered, with TTFT and largest inter-token latency (MTPOT) within the SLA."""
-    return row.answered and row.ttft_s < served.ttft_s and row.largest_gap_ns / 1e9 < served.gap_s
+    return row.answered and row.ttft_s < served.ttft_s and row.mtpot_s < served.gap_s
 
 
 def requests_that_fit(served: ServedModel, lengths: Sequence[tuple[int, int]]) -> float:

@@ -57,14 +57,14 @@ def test_clients_ask_again_when_they_are_answered(tmp_path):
 def test_all_files_are_written(tmp_path):
     pytest.importorskip("matplotlib")
     with fake_server(FakeApi()) as url:
-        result = run(url, *FAST, "--out", str(tmp_path), "--ttft", "10s", "--tpot", "1s")
+        result = run(url, *FAST, "--out", str(tmp_path), "--ttft", "10s", "--tpot", "1s", "--mtpot", "9s")
     assert result.exit_code == 0, result.output
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"summary.json", "requests.jsonl", "requests.csv", "report.html", "vllm.json"}
     vllm = json.loads((tmp_path / "vllm.json").read_text())
     assert (vllm["completed"], vllm["total_output_tokens"], vllm["failed"]) == (6, 18, 0)
     rows = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
-    assert [row["slo_met"] for row in rows] == [True] * 6
+    assert [(row["slo_mtpot_s"], row["slo_met"]) for row in rows] == [(9.0, True)] * 6
     report = (tmp_path / "report.html").read_text()
     assert f"<title>chat, complete at {url}, 1000 requests/s</title>" in report
     assert "Waiting for the first token" in report

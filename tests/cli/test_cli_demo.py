@@ -106,7 +106,7 @@ def test_goals_are_sent_with_the_requests():
     with fake_server(api) as url:
         burst = send(url, demo_prompts(4), {CHAT: 2.0})
     sent = {body["model"]: body.get("slo") for body in api.bodies}
-    assert sent == {CHAT: {"ttft": None, "tpot": None, "e2e": 16}, COMPLETE: None}
+    assert sent == {CHAT: {"ttft": None, "tpot": None, "mtpot": None, "e2e": 16}, COMPLETE: None}
     report = summarise(burst)
     assert report.services[CHAT].slo == SLO(e2e_s=16)
     assert report.services[CHAT].slo_attainment == 1.0

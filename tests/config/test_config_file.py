@@ -320,6 +320,7 @@ def test_flags_alone_need_no_file():
     [
         ("slo: {ttft: 0}", "line 2: services[0].slo.ttft: must be more than 0s, got 0"),
         ("slo: {tpot: 0ms}", "line 2: services[0].slo.tpot: must be more than 0s, got 0ms"),
+        ("slo: {mtpot: 0s}", "line 2: services[0].slo.mtpot: must be more than 0s, got 0s"),
         ("slo: {e2e: -1s}", "line 2: services[0].slo.e2e: expected a time such as 200ms"),
         (
             "pace: true",

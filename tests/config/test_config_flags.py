@@ -86,7 +86,7 @@ def test_services_as_flags():
     config = from_flags(
         "gemma3-270m",
         services=(
-            "chat=smollm2,dtype=float32,max_model_len=512,slo.ttft=2s,slo.tpot=200ms",
+            "chat=smollm2,dtype=float32,max_model_len=512,slo.ttft=2s,slo.tpot=200ms,slo.mtpot=1.5s",
             "smollm2,sampling.temperature=0",
         ),
     )
@@ -97,7 +97,7 @@ def test_services_as_flags():
             model="smollm2",
             dtype="float32",
             max_model_len=512,
-            slo=SLO(ttft_s=2, tpot_s=0.2),
+            slo=SLO(ttft_s=2, tpot_s=0.2, mtpot_s=1.5),
         ),
         Service(name="smollm2", model="smollm2", sampling=SamplingDefaults(temperature=0)),
     )

@@ -163,7 +163,7 @@ def test_the_file_above_has_every_key():
     """Except keys that exclude others (tested below), and the scheduler's keys, which servers have, too."""
     keys = {path for path, _ in scenario_section().walk() if not path.startswith("scheduler.")}
     excluded = {"kv_cache.tokens", "kv_cache.blocks", "workload.rate", "workload.clients"}
-    goals = {"services[].slo.tpot", "services[].slo.e2e"}
+    goals = {"services[].slo.tpot", "services[].slo.mtpot", "services[].slo.e2e"}
     words = {path: path.split(".")[-1] for path in keys - excluded - goals}
     assert [path for path, word in words.items() if f"{word}:" not in EVERYTHING] == []
 

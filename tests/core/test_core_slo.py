@@ -22,7 +22,9 @@ from shoal.core import (
 SCALE = {"e2e_scale": 5.0}
 
 
-def make_record(ttft: float = 0.5, e2e: float = 2.5, tokens: int = 5) -> RequestRecord:
+def make_record(
+    ttft: float = 0.5, e2e: float = 2.5, tokens: int = 5, largest_gap: float = 0.75
+) -> RequestRecord:
     return RequestRecord(
         request_id="r",
         service="s",
@@ -31,6 +33,7 @@ def make_record(ttft: float = 0.5, e2e: float = 2.5, tokens: int = 5) -> Request
         finish_ns=10**9 + round(e2e * 1e9),
         prompt_tokens=7,
         output_tokens=tokens,
+        largest_gap_ns=round(largest_gap * 1e9),
     )
 
 
@@ -47,6 +50,8 @@ def make_record(ttft: float = 0.5, e2e: float = 2.5, tokens: int = 5) -> Request
         ({"e2e_scale": 8}, SCALE | {"e2e_s": 7}, {"e2e_s": 16}),
         ({"e2e_scale": 1, "e2e_s": 5}, {"ttft_s": 1}, {"ttft_s": 1, "e2e_s": 2}),
         ({"tpot_s": 0.2}, SCALE, {"tpot_s": 0.2, "e2e_s": 10}),
+        ({"mtpot_s": 2}, {"mtpot_s": 1}, {"mtpot_s": 2}),
+        ({"ttft_s": 2}, {"mtpot_s": 1}, {"ttft_s": 2, "mtpot_s": 1}),
     ],
 )
 def test_goals_of_the_request_override_those_of_the_service(
@@ -75,6 +80,9 @@ def test_a_goal_given_as_a_time_needs_no_execution_time() -> None:
         ({"ttft_s": 0.4999}, False),
         ({"tpot_s": 0.5}, True),
         ({"tpot_s": 0.4999}, False),
+        ({"mtpot_s": 0.75}, True),
+        ({"mtpot_s": 0.7499}, False),
+        ({"tpot_s": 0.5, "mtpot_s": 0.5}, False),
         ({"e2e_s": 2.5}, True),
         ({"e2e_s": 2.4999}, False),
         ({"ttft_s": 1, "tpot_s": 1, "e2e_s": 5}, True),
@@ -84,13 +92,13 @@ def test_a_goal_given_as_a_time_needs_no_execution_time() -> None:
     ],
 )
 def test_every_goal_must_be_met(slo: dict[str, float], expected: bool | None) -> None:
-    """A first token after 0.5 s, then four more, each after 0.5 s."""
+    """A first token after 0.5 s, then four more, after 0.5 s in the mean and 0.75 s at most."""
     assert met(make_record(), SLO(**slo)) is expected
     assert has_goal(SLO(**slo)) is (expected is not None)
 
 
 def test_an_output_of_one_token_has_no_time_per_output_token() -> None:
-    assert met(make_record(tokens=1), SLO(tpot_s=1e-6)) is True
+    assert met(make_record(tokens=1), SLO(tpot_s=1e-6, mtpot_s=1e-6)) is True
     assert met(make_record(tokens=1), SLO(tpot_s=1e-6, ttft_s=0.1)) is False
 
 
@@ -100,7 +108,7 @@ def test_a_scale_must_be_resolved_first() -> None:
 
 
 goals = st.none() | st.floats(0.01, 10)
-slos = st.builds(SLO, ttft_s=goals, tpot_s=goals, e2e_s=goals, e2e_scale=goals)
+slos = st.builds(SLO, ttft_s=goals, tpot_s=goals, mtpot_s=goals, e2e_s=goals, e2e_scale=goals)
 
 
 @given(slos, slos, st.floats(0.1, 10), st.floats(0, 5), st.floats(0, 20), st.integers(1, 50))
@@ -109,7 +117,8 @@ def test_effective_goals_are_those_of_the_request_else_of_the_service(
 ) -> None:
     record = make_record(ttft, ttft + decoding, tokens)
     outcomes = []
-    for field, time in (("ttft_s", record.ttft_s), ("tpot_s", record.tpot_s if tokens > 1 else 0.0)):
+    later = {"tpot_s": record.tpot_s, "mtpot_s": record.mtpot_s} if tokens > 1 else {}
+    for field, time in {"ttft_s": record.ttft_s, "tpot_s": 0.0, "mtpot_s": 0.0, **later}.items():
         goal = getattr(own, field) or getattr(service, field)
         outcomes += [] if goal is None else [time <= goal]
     whose = own if own.e2e_s or own.e2e_scale else service
@@ -119,7 +128,7 @@ def test_effective_goals_are_those_of_the_request_else_of_the_service(
     assert met(record, resolve_slo(own, service, execution_s)) is expected
 
 
-@pytest.mark.parametrize("goal", ["ttft", "tpot", "e2e", "e2e_scale"])
+@pytest.mark.parametrize("goal", ["ttft", "tpot", "mtpot", "e2e", "e2e_scale"])
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf, -math.inf, 1e300])
 def test_goals_are_positive_and_finite(goal: str, value: float) -> None:
     field = goal if goal == "e2e_scale" else f"{goal}_s"
@@ -131,7 +140,7 @@ def test_goals_are_positive_and_finite(goal: str, value: float) -> None:
 
 def test_valid_goals_are_accepted() -> None:
     assert slo_problem(SLO(), None) is None
-    assert slo_problem(SLO(ttft_s=1e-9, tpot_s=0.2, e2e_s=3600), None) is None
+    assert slo_problem(SLO(ttft_s=1e-9, tpot_s=0.2, mtpot_s=1, e2e_s=3600), None) is None
     assert slo_problem(SLO(e2e_scale=5), 1.0) is None
     goal, wrong = slo_problem(SLO(e2e_scale=5), None) or ("", "")
     assert goal == "e2e_scale"

@@ -59,6 +59,21 @@ def test_record_has_the_times_of_a_finished_choice():
     assert record is not None
     assert (record.arrival_ns, record.first_token_ns, record.finish_ns) == (1_000, 2_000, 6_000)
     assert (record.prompt_tokens, record.output_tokens, record.tpot_s) == (5, 3, 2e-6)
+    assert record.mtpot_s == 4e-6
+
+
+def test_the_longest_time_between_two_tokens_stays_known_after_a_move():
+    reader = make_reader()
+    for token, now_ns in ((b"a", 2_000), (b"b", 9_000), (b"c", 10_000)):
+        reader.read(event(token), now_ns)
+    moved = reader.resumed_request("again", 11_000)
+    assert moved.resume_state is not None
+    assert moved.resume_state.largest_gap_ns == 7_000
+    resumed = ChoiceReader(moved.on_clock(11_000), 0, SamplingParams(), ByteTokenizer())
+    resumed.read(event(b"d", finish=FinishReason.LENGTH), 12_500)
+    record = resumed.record()
+    assert record is not None
+    assert record.largest_gap_ns == 7_000
 
 
 @pytest.mark.parametrize("finish", [FinishReason.CANCELLED, FinishReason.ERROR])

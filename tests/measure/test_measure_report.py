@@ -121,9 +121,10 @@ def test_lines_and_areas_differ_by_more_than_their_colours(page):
 
 
 def test_goals_are_lines_in_the_distributions():
-    slow, fast = SLO(ttft_s=2.0, e2e_s=9.0), SLO(ttft_s=1.0)
-    rows = [make_row(f"a{n}", service="a", slo=slow) for n in range(4)]
+    slow, fast = SLO(ttft_s=2.0, mtpot_s=0.5, e2e_s=9.0), SLO(ttft_s=1.0)
+    rows = [make_row(f"a{n}", service="a", slo=slow, largest_gap_ns=NS) for n in range(4)]
     alone = {panel.title: panel.limits for panel in panels(make_run(rows))}
+    assert alone["Largest gap between tokens (MTPOT)"] == [Limit("goal: 500 ms", 0.5, 0)]
     assert alone["Time to first token (TTFT)"] == [Limit("goal: 2.00 s", 2.0, 0)]
     assert alone["End-to-end latency (E2E)"] == [Limit("goal: 9.00 s", 9.0, 0)]
     rows += [make_row(f"b{n}", service="b", slo=fast) for n in range(4)]

@@ -60,6 +60,15 @@ def test_the_figures_of_a_hand_made_run():
     assert (chat.cached_tokens, chat.prompt_tokens) == (4, 20)
 
 
+def test_goodput_counts_requests_without_a_long_gap():
+    slo = SLO(ttft_s=2.0, mtpot_s=0.5)
+    gaps = (NS // 2, NS // 2 + 1, 0)
+    rows = [make_row(f"r{n}", slo=slo, largest_gap_ns=gap, arrival=n) for n, gap in enumerate(gaps)]
+    overall = summarise(make_run(rows)).overall
+    assert overall.slo_attainment == pytest.approx(2 / 3)
+    assert overall.goodput == pytest.approx(overall.throughput * 2 / 3)
+
+
 def test_tokens_on_time_are_a_share_of_those_with_deadlines():
     slo = SLO(ttft_s=1.0, tpot_s=0.1)
     rows = [

@@ -24,6 +24,7 @@ from shoal.plan.deployment import server_settings
 from shoal.plan.fleet import Fleet, cost, within
 from shoal.plan.goals import PlanningOptions
 from shoal.plan.outcomes import Outcomes
+from shoal.plan.trial import Part
 from shoal.serve.options import ServerOptions
 from shoal.simulate.parallel import Workers
 
@@ -44,6 +45,16 @@ def demand_of(folder: Path, devices: str, scenario: str) -> tuple[Demand, Scenar
     (folder / "scenario.yaml").write_text(scenario)
     loaded = load_scenario(file=folder / "scenario.yaml")
     return build_demand(loaded, load_catalogue(folder / "devices.yaml")), loaded
+
+
+def test_a_goal_for_the_largest_gap_bounds_the_time_of_every_token(tmp_path: Path) -> None:
+    def goal_s(slo: str) -> float:
+        demand, _ = demand_of(tmp_path, GPUS, CHAT.replace("{ttft: 1s, tpot: 60ms}", slo))
+        return demand.screen(demand.traffic(Part(0, 300))).loads["chat"].goal_s
+
+    both = "{ttft: 1s, tpot: 60ms, mtpot: 1s}"
+    assert goal_s("{ttft: 1s, mtpot: 60ms}") == goal_s("{ttft: 1s, tpot: 60ms}") == goal_s(both)
+    assert goal_s("{mtpot: 60ms}") > 60 * 0.06
 
 
 def test_the_cheapest_fleet_that_is_enough_is_chosen_and_more_devices_never_attain_less(

@@ -256,6 +256,23 @@ def test_when_the_next_token_is_due(slo, generated, allowed_s):
     assert EarliestDeadline().rank(request, FakeService()) == due_ns
 
 
+@pytest.mark.parametrize(
+    ("slo", "generated", "allowed_s"),
+    [
+        (SLO(mtpot_s=0.5), 3, 7.5),
+        (SLO(mtpot_s=0.5), 0, 60.0),
+        (SLO(ttft_s=2.0, mtpot_s=0.5), 0, 2.0),
+        (SLO(ttft_s=2.0, tpot_s=1.0, mtpot_s=0.5), 3, 5.0),
+        (SLO(mtpot_s=0.5, e2e_s=7.2), 3, 7.2),
+    ],
+)
+def test_a_token_is_due_before_the_gap_is_too_long(slo, generated, allowed_s):
+    """The last token came 7 s after arrival."""
+    request = make_state(slo=slo, generated=generated, arrival_s=100.0)
+    request.last_token_ns = 107 * SECOND
+    assert EarliestDeadline().rank(request, FakeService()) == (100.0 + allowed_s) * SECOND
+
+
 def test_the_earliest_deadline_first():
     """a: due at 3, 6 and 60; b: 4; a's second is ahead of its goals, though it came first."""
     late = make_state("a", arrival_s=0.0)

@@ -24,6 +24,7 @@ def can_meet_slo(request, now_ns):
     """Whether a waiting request can still meet its goals, if its next token came now and were its last."""
     begun = request.num_generated > 0
     first_ns = request.first_token_ns if begun else now_ns
+    gap_ns = max(request.largest_gap_ns, now_ns - request.last_token_ns) if begun else 0
     records = (
         RequestRecord(
             request_id="",
@@ -33,6 +34,7 @@ def can_meet_slo(request, now_ns):
             finish_ns=now_ns,
             prompt_tokens=1,
             output_tokens=tokens,
+            largest_gap_ns=gap_ns,
         )
         for tokens in range(request.num_generated + 1, request.max_new_tokens + 1)
     )
@@ -42,7 +44,7 @@ def can_meet_slo(request, now_ns):
 @settings(max_examples=examples(300), deadline=None)
 @given(
     goals=st.fixed_dictionaries(
-        dict.fromkeys(("ttft_s", "tpot_s", "e2e_s"), st.none() | st.floats(1e-9, 50))
+        dict.fromkeys(("ttft_s", "tpot_s", "mtpot_s", "e2e_s"), st.none() | st.floats(1e-9, 50))
     ),
     arrival_ns=st.integers(0, 10**12),
     longest=st.integers(2, 40),
@@ -55,7 +57,11 @@ def test_an_slo_has_expired_when_no_schedule_can_meet_it(goals, arrival_ns, long
     earliest_ns = arrival_ns
     if request.num_generated:
         request.first_token_ns = arrival_ns + data.draw(st.integers(1, 60 * SECOND))
-        earliest_ns = request.first_token_ns
+        request.largest_gap_ns = 0
+        if request.num_generated > 1:
+            request.largest_gap_ns = data.draw(st.integers(1, 60 * SECOND))
+        decoding_ns = request.largest_gap_ns * min(request.num_generated - 1, 3)
+        earliest_ns = request.last_token_ns = request.first_token_ns + decoding_ns
     since_ns = slo_expired_ns(request)
     if since_ns is None:
         assert can_meet_slo(request, earliest_ns + 10**6 * SECOND)
@@ -116,7 +122,7 @@ class AdmissionWatcher:
 def late_workloads(draw):
     """Workloads in which goals are missed, without cancellations."""
     work = draw(workloads())
-    goals = st.builds(SLO, ttft_s=GOALS, tpot_s=GOALS, e2e_s=GOALS)
+    goals = st.builds(SLO, ttft_s=GOALS, tpot_s=GOALS, mtpot_s=GOALS, e2e_s=GOALS)
     requests = [
         replace(request, slo=draw(goals), arrival_ns=arrival * STEP_NS)
         for request, arrival in zip(work["requests"], work["arrivals"], strict=True)

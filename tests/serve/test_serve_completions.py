@@ -401,8 +401,8 @@ def test_importing_the_server_loads_no_torch():
         (CHAT, chat(slo={"e2e_scale": 2, "ttft": None}), SLO(e2e_scale=2)),
         (
             COMPLETIONS,
-            completion(prompt=["a", "b"], slo={"ttft": 1, "tpot": 0.05, "e2e": 2.5}),
-            SLO(ttft_s=1, tpot_s=0.05, e2e_s=2.5),
+            completion(prompt=["a", "b"], slo={"ttft": 1, "tpot": 0.05, "mtpot": 0.5, "e2e": 2.5}),
+            SLO(ttft_s=1, tpot_s=0.05, mtpot_s=0.5, e2e_s=2.5),
         ),
     ],
 )
@@ -414,7 +414,7 @@ def test_goals_reach_the_engine(path, body, expected):
 
 def test_goals_are_in_the_document():
     schemas = make_app().openapi()["components"]["schemas"]
-    assert set(schemas["Goals"]["properties"]) == {"ttft", "tpot", "e2e", "e2e_scale"}
+    assert set(schemas["Goals"]["properties"]) == {"ttft", "tpot", "mtpot", "e2e", "e2e_scale"}
     assert schemas["Goals"]["additionalProperties"] is False
     for body in ("ChatBody", "CompletionBody"):
         assert {"$ref": "#/components/schemas/Goals"} in schemas[body]["properties"]["slo"]["anyOf"]

@@ -225,7 +225,7 @@ def test_unknown_field_gets_a_hint():
         ({"slo": {"ttft_s": 1}}, "unknown field 'slo.ttft_s'; did you mean 'ttft'?"),
         (
             {"slo": {"deadline": 1}},
-            "unknown field 'slo.deadline'; possible here: ttft, tpot, e2e, e2e_scale",
+            "unknown field 'slo.deadline'; possible here: ttft, tpot, mtpot, e2e, e2e_scale",
         ),
         ({"slo": {"ttft": 0}}, "slo.ttft: input should be greater than 0"),
         ({"slo": {"e2e_scale": 5}}, "slo.e2e_scale is a multiple of the service's execution time, which"),

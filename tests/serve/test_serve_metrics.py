@@ -358,7 +358,7 @@ def goals_counted(values):
     }
 
 
-NEVER, ALWAYS = {"e2e": 1e-9}, {"e2e": 600, "ttft": 600, "tpot": 600}
+NEVER, ALWAYS = {"e2e": 1e-9}, {"e2e": 600, "ttft": 600, "tpot": 600, "mtpot": 600}
 
 
 @pytest.mark.parametrize(
@@ -367,6 +367,7 @@ NEVER, ALWAYS = {"e2e": 1e-9}, {"e2e": 600, "ttft": 600, "tpot": 600}
         ("/v1/chat/completions", chat(), {("chat", "met"): 1, ("chat", "missed"): 0}),
         ("/v1/chat/completions", chat(slo=NEVER), {("chat", "met"): 0, ("chat", "missed"): 1}),
         ("/v1/chat/completions", chat(slo={"ttft": 1e-9}), {("chat", "met"): 0, ("chat", "missed"): 1}),
+        ("/v1/chat/completions", chat(slo={"mtpot": 1e-9}), {("chat", "met"): 0, ("chat", "missed"): 1}),
         ("/v1/chat/completions", chat(slo={"e2e_scale": 1e-9}), {("chat", "met"): 0, ("chat", "missed"): 1}),
         ("/v1/chat/completions", chat(slo={}, stream=True), {("chat", "met"): 1, ("chat", "missed"): 0}),
         ("/v1/completions", completion(), {("chat", "met"): 0, ("chat", "missed"): 0}),

@@ -20,6 +20,7 @@ GOALS = st.lists(
         SLO,
         ttft_s=st.sampled_from([None, 0.02, 0.1, 0.5]),
         tpot_s=st.sampled_from([None, None, 0.01]),
+        mtpot_s=st.sampled_from([None, None, 0.03, 0.2]),
         e2e_s=st.sampled_from([None, None, 0.2, 1.0]),
     ),
     min_size=1,

@@ -11,6 +11,8 @@ from shoal.config.scenario_flags import WORKLOAD_FLAGS
 from shoal.config.setting_tree import Table
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from shoal.core import SLO
 
 _SERVER, _GOALS, _RESULTS = "Server", "Goals", "Results"
@@ -53,6 +55,12 @@ def bench(
     tpot: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="Goal for each further token: 50ms.", rich_help_panel=_GOALS),
+    ] = None,
+    mtpot: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Goal for the longest time between two tokens: 1s.", rich_help_panel=_GOALS
+        ),
     ] = None,
     e2e: Annotated[
         str | None,
@@ -130,12 +138,12 @@ def bench(
         chat=chat,
         extra={"ignore_eos": True} if ignore_eos else {},
         workload=load_workload(file=config, flags=settings),
-        slo=_goals(ttft, tpot, e2e),
+        slo=_goals({"ttft": ttft, "tpot": tpot, "mtpot": mtpot, "e2e": e2e}),
         sweep_steps=sweep_steps if sweep else None,
     ).run(out, json_path, vllm_json)
 
 
-def _goals(ttft: str | None, tpot: str | None, e2e: str | None) -> "SLO":
+def _goals(flags: "Mapping[str, str | None]") -> "SLO":
     from shoal.config import parse_duration
     from shoal.core import SLO, ConfigError, slo_problem
 
@@ -145,7 +153,7 @@ def _goals(ttft: str | None, tpot: str | None, e2e: str | None) -> "SLO":
         except ValueError as error:
             raise ConfigError(f"--{flag}: {error}") from None
 
-    slo = SLO(ttft_s=read("ttft", ttft), tpot_s=read("tpot", tpot), e2e_s=read("e2e", e2e))
+    slo = SLO(**{f"{flag}_s": read(flag, text) for flag, text in flags.items()})
     if found := slo_problem(slo, 1.0):
         raise ConfigError(f"--{found[0]}: {found[1]}")
     return slo

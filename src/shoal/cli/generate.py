@@ -135,6 +135,7 @@ def _as_json(line: PromptLine, output: "RequestOutput") -> dict[str, Any]:
         values["record"] = record and {
             "ttft_s": record.ttft_s,
             "tpot_s": record.tpot_s,
+            "mtpot_s": record.mtpot_s,
             "e2e_s": record.e2e_s,
         }
         completions.append(values)

@@ -83,6 +83,7 @@ def goal_kinds() -> Rules:
     return {
         (SLO, "ttft_s"): Maybe(seconds(above=0)),
         (SLO, "tpot_s"): Maybe(seconds(above=0)),
+        (SLO, "mtpot_s"): Maybe(seconds(above=0)),
         (SLO, "e2e_s"): Maybe(seconds(above=0)),
         (SLO, "e2e_scale"): Maybe(number(above=0, maximum=LARGEST_SCALE)),
     }

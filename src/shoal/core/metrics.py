@@ -1,4 +1,4 @@
-"""Latency metrics: TTFT, time per output token, end-to-end and normalised latency, percentiles."""
+"""Latency metrics: TTFT, time per output token, MTPOT, end-to-end and normalised latency, percentiles."""
 
 import math
 from collections.abc import Sequence
@@ -18,6 +18,8 @@ class RequestRecord:
     """When the observer received the last token."""
     prompt_tokens: int
     output_tokens: int
+    largest_gap_ns: int = 0
+    """Largest inter-token latency (MTPOT); 0 for an output of one token, and where it is not known."""
 
     @property
     def ttft_s(self) -> float:
@@ -35,6 +37,11 @@ class RequestRecord:
         if self.output_tokens < 2:
             return 0.0
         return (self.finish_ns - self.first_token_ns) / 1e9 / (self.output_tokens - 1)
+
+    @property
+    def mtpot_s(self) -> float:
+        """Largest inter-token latency; 0 for an output of one token."""
+        return self.largest_gap_ns / 1e9
 
 
 def normalised_latency(record: RequestRecord, execution_s: float) -> float:

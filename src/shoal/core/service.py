@@ -17,6 +17,8 @@ class SLO:
     """Time to first token."""
     tpot_s: float | None = None
     """Mean time per output token after the first."""
+    mtpot_s: float | None = None
+    """Largest inter-token latency."""
     e2e_s: float | None = None
     """Arrival to last token."""
     e2e_scale: float | None = None

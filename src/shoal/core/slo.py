@@ -15,6 +15,7 @@ LARGEST_SCALE = 1e6
 _GOALS = {
     "ttft": ("ttft_s", LONGEST_GOAL_S, " seconds"),
     "tpot": ("tpot_s", LONGEST_GOAL_S, " seconds"),
+    "mtpot": ("mtpot_s", LONGEST_GOAL_S, " seconds"),
     "e2e": ("e2e_s", LONGEST_GOAL_S, " seconds"),
     "e2e_scale": ("e2e_scale", LARGEST_SCALE, ""),
 }
@@ -56,6 +57,7 @@ def resolve_slo(own: SLO, service: SLO, execution_s: float | None) -> SLO:
     return SLO(
         ttft_s=service.ttft_s if own.ttft_s is None else own.ttft_s,
         tpot_s=service.tpot_s if own.tpot_s is None else own.tpot_s,
+        mtpot_s=service.mtpot_s if own.mtpot_s is None else own.mtpot_s,
         e2e_s=e2e_s,
     )
 
@@ -67,7 +69,7 @@ def has_goal(slo: SLO) -> bool:
 def met(record: RequestRecord, slo: SLO) -> bool | None:
     """Whether a finished request met every goal of its resolved ``slo``; None if it has no goal.
 
-    ``tpot_s`` does not apply to an output of one token.
+    ``tpot_s`` and ``mtpot_s`` do not apply to an output of one token.
     """
     if not has_goal(slo):
         return None
@@ -75,7 +77,7 @@ def met(record: RequestRecord, slo: SLO) -> bool | None:
         raise ValueError("e2e_scale is not resolved; call resolve_slo first")
     times = [(record.ttft_s, slo.ttft_s), (record.e2e_s, slo.e2e_s)]
     if record.output_tokens > 1:
-        times.append((record.tpot_s, slo.tpot_s))
+        times += [(record.tpot_s, slo.tpot_s), (record.mtpot_s, slo.mtpot_s)]
     return all(goal is None or time <= goal for time, goal in times)
 
 

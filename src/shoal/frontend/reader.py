@@ -85,6 +85,8 @@ class ChoiceReader:
         """Leading prompt tokens whose log-probabilities were received."""
         self._first_token_ns = request.first_token_ns if used else None
         self._last_token_ns = request.last_token_ns if used else 0
+        resumed = request.resume_state if used else None
+        self._largest_gap_ns = 0 if resumed is None else resumed.largest_gap_ns
         self._finish_ns = 0
 
     @property
@@ -115,6 +117,8 @@ class ChoiceReader:
         if tokens:
             if self._first_token_ns is None:
                 self._first_token_ns = now_ns
+            else:
+                self._largest_gap_ns = max(self._largest_gap_ns, now_ns - self._last_token_ns)
             self._last_token_ns = now_ns
             self.output += tokens
         if event.prompt_logprobs:
@@ -167,6 +171,7 @@ class ChoiceReader:
             age_ns=now_ns - request.arrival_ns,
             first_token_age_ns=now_ns - first_token_ns,
             last_token_age_ns=now_ns - self._last_token_ns if self.started else 0,
+            largest_gap_ns=self._largest_gap_ns,
             num_cached_tokens=self.cached_tokens if self.started else 0,
             queue_ns=self.queue_ns if self.started else 0,
             num_admissions=int(self.started),
@@ -190,6 +195,7 @@ class ChoiceReader:
             finish_ns=self._finish_ns,
             prompt_tokens=len(self._request.prompt),
             output_tokens=self.output_tokens,
+            largest_gap_ns=self._largest_gap_ns,
         )
 
 

@@ -68,7 +68,7 @@ def more_latency_panels(run: RunRecord) -> list[Panel]:
     """Distributions of the longest gaps between tokens, and of normalised latency."""
     cdfs = _Distributions(run)
     return [
-        cdfs.panel("Largest gap between tokens (MTPOT)", _largest_gap_s),
+        cdfs.panel("Largest gap between tokens (MTPOT)", _largest_gap_s, lambda slo: slo.mtpot_s),
         cdfs.panel(
             "Normalised latency", lambda row: normalised_latency_of(row, run), x_label="E2E / execution time"
         ),
@@ -246,7 +246,7 @@ def _tpot_s(row: RequestRow) -> float | None:
 
 
 def _largest_gap_s(row: RequestRow) -> float | None:
-    return row.largest_gap_ns / 1e9 if row.output_tokens > 1 else None
+    return row.mtpot_s if row.output_tokens > 1 else None
 
 
 def _over_time(label: str, time_axis: TimeAxis, times: Floats, values: Floats, colour: int = 0) -> Series:

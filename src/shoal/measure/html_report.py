@@ -97,7 +97,7 @@ def _slow_row(row: RequestRow) -> list[str]:
         seconds(row.e2e_s),
         seconds(row.ttft_s),
         seconds(row.tpot_s if multi_token else None),
-        seconds(row.largest_gap_ns / 1e9 if multi_token else None),
+        seconds(row.mtpot_s if multi_token else None),
         f"{row.prompt_tokens:,}",
         f"{row.output_tokens:,}",
         f"{row.cached_tokens:,}",

@@ -25,8 +25,6 @@ class RequestRow(RequestRecord):
     preemptions: int = 0
     recomputed_tokens: int = 0
     """Tokens computed again after preemptions."""
-    largest_gap_ns: int = 0
-    """Largest inter-token latency (MTPOT)."""
     slo: SLO = NO_GOALS
     """Goals of the request; those that it lacks are its service's."""
     tokens_on_time: int | None = None

@@ -192,7 +192,7 @@ def _summarise_group(
         ttft_s=Spread.of(row.ttft_s for row in answered),
         tpot_s=Spread.of(row.tpot_s for row in multi_token),
         e2e_s=Spread.of(row.e2e_s for row in answered),
-        largest_gap_s=Spread.of(row.largest_gap_ns / 1e9 for row in multi_token),
+        largest_gap_s=Spread.of(row.mtpot_s for row in multi_token),
         inter_token_s=_inter_token_spread(latencies),
         normalised_latency=Spread.of(value for value in normalised_latencies if value is not None),
         preemptions=sum(row.preemptions for row in rows),

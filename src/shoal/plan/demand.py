@@ -287,8 +287,9 @@ def _load(service: ScenarioService, requests: Sequence[Request], window_s: float
     load = load_of(requests, window_s, alone, math.inf)
     goal = service.slo
     goals = [goal.e2e_s, None if goal.e2e_scale is None else goal.e2e_scale * alone]
-    if goal.tpot_s is not None:
-        goals.append((goal.ttft_s or alone) + goal.tpot_s * load.output_tokens)
+    per_token_s = [each for each in (goal.tpot_s, goal.mtpot_s) if each is not None]
+    if per_token_s:
+        goals.append((goal.ttft_s or alone) + min(per_token_s) * load.output_tokens)
     elif goal.ttft_s is not None:
         goals.append(goal.ttft_s + alone)
     return replace(load, goal_s=min(each for each in goals if each is not None))

@@ -179,6 +179,11 @@ class RequestState:
         return math.nan if self.slo.tpot_s is None else self.slo.tpot_s
 
     @property
+    def mtpot_s(self) -> float:
+        """Goal for the largest inter-token latency; NaN: none."""
+        return math.nan if self.slo.mtpot_s is None else self.slo.mtpot_s
+
+    @property
     def e2e_s(self) -> float:
         """End-to-end goal; NaN: none."""
         return math.nan if self.slo.e2e_s is None else self.slo.e2e_s

@@ -46,7 +46,7 @@ _PROGRESS = (
 )
 _STATES = ("num_tokens_with_in_flight", "num_blocks", "prefilling", "is_ending", "postponed")
 _COLUMNS = (*_FIXED, *_PROGRESS, *_STATES)
-_GOALS = ("ttft_s", "tpot_s", "e2e_s")
+_GOALS = ("ttft_s", "tpot_s", "mtpot_s", "e2e_s")
 _FIRST_PROGRESS, _END_PROGRESS = len(_FIXED), len(_FIXED) + len(_PROGRESS)
 _NAMES = frozenset(_COLUMNS + _GOALS)
 _read = attrgetter(*_COLUMNS)
@@ -91,6 +91,7 @@ class RequestTable:
     num_blocks: IntArray
     ttft_s: FloatArray
     tpot_s: FloatArray
+    mtpot_s: FloatArray
     e2e_s: FloatArray
 
     seq_id: IntArray

@@ -201,6 +201,7 @@ def _record(request: RequestState, now_ns: int) -> RequestRecord:
         finish_ns=now_ns,
         prompt_tokens=request.num_prompt_tokens,
         output_tokens=request.num_generated,
+        largest_gap_ns=request.largest_gap_ns,
     )
 
 

@@ -24,6 +24,9 @@ def slo_expired_ns(request: RequestState) -> int | None:
         times.append(_first_after(request.arrival_ns, slo.e2e_s))
     if slo.tpot_s is not None and begun:
         times.append(_first_after(request.first_token_ns, slo.tpot_s * (request.max_new_tokens - 1)))
+    if slo.mtpot_s is not None and begun:
+        kept = request.largest_gap_ns / 1e9 <= slo.mtpot_s
+        times.append(_first_after(request.last_token_ns, slo.mtpot_s if kept else 0.0))
     return min(times, default=None)
 
 
@@ -45,7 +48,7 @@ def may_be_refused(request: RequestState) -> bool:
 def refusal_message(request: RequestState, now_ns: int) -> str:
     """Error message for the client."""
     slo = request.slo
-    goals = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "e2e": slo.e2e_s}
+    goals = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "mtpot": slo.mtpot_s, "e2e": slo.e2e_s}
     named = ", ".join(f"{name} {goal:g} s" for name, goal in goals.items() if goal is not None)
     waited_s = (now_ns - request.arrival_ns) / 1e9
     return (

@@ -68,6 +68,7 @@ class _ChoiceProgress:
     output_tokens: int = 0
     first_token_ns: int = 0
     last_token_ns: int = 0
+    largest_gap_ns: int = 0
     queue_ns: int = 0
     finish: FinishReason | None = None
 
@@ -124,8 +125,10 @@ class Generation:
         if delta.tokens:
             now_ns = time.monotonic_ns()
             if choice.output_tokens:
+                gap_ns = now_ns - choice.last_token_ns
+                choice.largest_gap_ns = max(choice.largest_gap_ns, gap_ns)
                 # With a slow reader, a delta has several tokens: record their mean.
-                self._inter_token.observe((now_ns - choice.last_token_ns) / len(delta.tokens) / 1e9)
+                self._inter_token.observe(gap_ns / len(delta.tokens) / 1e9)
             else:
                 choice.first_token_ns, choice.queue_ns = now_ns, delta.queue_ns
             if self._deadlines is not None:
@@ -157,6 +160,7 @@ class Generation:
             finish_ns=now_ns,
             prompt_tokens=len(self.request.prompts[index // self.request.sampling.n]),
             output_tokens=choice.output_tokens,
+            largest_gap_ns=choice.largest_gap_ns,
         )
 
     def count_unfinished(self, reason: FinishReason) -> None:

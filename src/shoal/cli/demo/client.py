@@ -194,7 +194,7 @@ async def _send(url: str, requests: Sequence[DemoRequest], on_end: Watcher) -> N
 
 def _extra(slo: SLO) -> dict[str, Any]:
     """Further fields of requests with these goals."""
-    goals = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "e2e": slo.e2e_s}
+    goals = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "mtpot": slo.mtpot_s, "e2e": slo.e2e_s}
     return {"seed": 1} | ({"slo": goals} if has_goal(slo) else {})
 
 

@@ -87,5 +87,5 @@ def demo_goals(alone_s: Mapping[str, float]) -> dict[str, SLO]:
 
 def format_goals(slo: SLO) -> str:
     """Such as ``TTFT 10 s, E2E 20.5 s``."""
-    goals = (("TTFT", slo.ttft_s), ("TPOT", slo.tpot_s), ("E2E", slo.e2e_s))
+    goals = (("TTFT", slo.ttft_s), ("TPOT", slo.tpot_s), ("MTPOT", slo.mtpot_s), ("E2E", slo.e2e_s))
     return ", ".join(f"{name} {goal:.3g} s" for name, goal in goals if goal is not None)

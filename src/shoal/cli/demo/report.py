@@ -98,9 +98,7 @@ def summarise(burst: Burst) -> DemoReport:
             ttft=Latency.of(record.ttft_s for record in records),
             tpot=Latency.of(record.tpot_s for record in records if record.output_tokens > 1),
             e2e=Latency.of(record.e2e_s for record in records),
-            largest_gap=Latency.of(
-                record.largest_gap_ns / 1e9 for record in records if record.output_tokens > 1
-            ),
+            largest_gap=Latency.of(record.mtpot_s for record in records if record.output_tokens > 1),
             preemptions=burst.metrics.preemptions.get(name, 0),
             alone_s=alone_s,
             normalised_latency=_mean(normalised_latency(record, alone_s) for record in records),

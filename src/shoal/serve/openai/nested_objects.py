@@ -31,6 +31,8 @@ class Goals(StrictModel):
     """Arrival to the first token."""
     tpot: Seconds | None = None
     """Mean time per output token after the first."""
+    mtpot: Seconds | None = None
+    """Longest time between two tokens."""
     e2e: Seconds | None = None
     """Arrival to the last token."""
     e2e_scale: Annotated[float, Field(gt=0, le=LARGEST_SCALE)] | None = None
@@ -38,7 +40,13 @@ class Goals(StrictModel):
     e2e_scale overrides both of the service."""
 
     def slo(self) -> SLO:
-        return SLO(ttft_s=self.ttft, tpot_s=self.tpot, e2e_s=self.e2e, e2e_scale=self.e2e_scale)
+        return SLO(
+            ttft_s=self.ttft,
+            tpot_s=self.tpot,
+            mtpot_s=self.mtpot,
+            e2e_s=self.e2e,
+            e2e_scale=self.e2e_scale,
+        )
 
 
 class UsageOptions(StrictModel):

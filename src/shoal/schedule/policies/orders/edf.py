@@ -14,9 +14,9 @@ from shoal.schedule.running_batch import FloatArray, RequestTable
 class EarliestDeadline(ByPriority):
     """The request whose next token is due first picks its service.
 
-    The first token is due ``ttft_s`` after arrival, each further one ``tpot_s`` after the one before, and the
-    whole output ``e2e_s`` after arrival; the earliest applicable deadline counts. Tokens that are early give
-    their request slack.
+    The first token is due ``ttft_s`` after arrival, each further one ``tpot_s`` after the one before was due
+    and ``mtpot_s`` after it came, and the whole output ``e2e_s`` after arrival; the earliest applicable
+    deadline counts. Tokens that are early give their request slack, but for ``mtpot_s``.
     """
 
     default_s: float = 60.0
@@ -41,4 +41,6 @@ class EarliestDeadline(ByPriority):
         allowed = np.where(np.isnan(later) & (table.num_generated == 0), first, later)
         # The earliest applicable deadline; NaN: not applicable.
         allowed = np.fmin(allowed, table.e2e_s)
+        next_s = (table.last_token_ns - table.arrival_ns) / 1e9 + table.mtpot_s
+        allowed = np.where(table.num_generated > 0, np.fmin(allowed, next_s), allowed)
         return np.where(np.isnan(allowed), self.default_s, allowed)
