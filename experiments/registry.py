@@ -51,6 +51,7 @@ _MODULES: dict[str, str] = {
     "uellm-end-to-end": "uellm.end_to_end",
     "mell-devices": "mell.devices",
     "mell-migrations": "mell.migrations",
+    "mell-epochs": "mell.epochs",
     "mell-utilisation": "mell.utilisation",
     "mell-batching": "mell.batching",
     "mell-timeline": "mell.timeline",

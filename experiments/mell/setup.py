@@ -12,7 +12,9 @@ from experiments.result import Effort, Value
 from shoal.cluster.packing import (
     NEEDS,
     PACKERS,
+    PRINTED,
     BestFit,
+    ClassMell,
     DeviceGroup,
     LazyMell,
     LoadBalance,
@@ -92,6 +94,8 @@ class Policy:
             return _FITS[self.policy](packing, need=need)
         if self.headroom is not None:
             return LazyMell(packing, headroom=self.headroom, by_forecast=self.policy == "mell-forecast")
+        if self.policy == DEPARTING:
+            return ClassMell(packing, takes_tiny=PRINTED, departs_others=True)
         return PACKERS[self.policy](packing)
 
     @property
@@ -101,7 +105,9 @@ class Policy:
 
 _FITS: Mapping[str, Callable[..., Packer]] = {"best-fit": BestFit, "worst-fit": WorstFit}
 BASELINES = ("load-balance", "best-fit", "worst-fit")
-MELLS = ("mell", "mell-forecast", "mell-eager", "mell-literal")
+DEPARTING = "mell-departing"
+"""``mell-literal``, where all requests but the largest leave an overloaded L group."""
+MELLS = ("mell", "mell-forecast", "mell-eager", "mell-literal", DEPARTING)
 POLICIES = (
     *(Policy(name, fits) for name in ("best-fit", "worst-fit", "load-balance") for fits in NEEDS),
     Policy("load-balance", draining=True),

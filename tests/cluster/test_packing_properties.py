@@ -28,6 +28,7 @@ VARIANTS: dict[str, Callable[[Packing], Packer]] = {
     "best-fit reserving": lambda packing: BestFit(packing, need=NEEDS["reserve-mean"]),
     "worst-fit reserving": lambda packing: WorstFit(packing, need=NEEDS["reserve-mean"]),
     "load-balance draining": lambda packing: LoadBalance(packing, threshold=0.0, draining=True),
+    "mell departing": lambda packing: ClassMell(packing, departs_others=True),
     "mell tight": lambda packing: LazyMell(packing, headroom=0.0, relief=0.0, spare=0.0),
 }
 RATIO, MORE = 4 / 3, 4

@@ -194,6 +194,17 @@ class TestClasses:
         assert [each.id for each in changes.migrations] == ["s"]
 
 
+def test_as_printed_all_but_the_largest_leave_an_overloaded_large_group() -> None:
+    """s finds more room elsewhere, so that t, which would suffice, can come back."""
+    for departs_others, moved in ((False, ["t"]), (True, ["s"])):
+        packer = ClassMell(make_packing(), departs_others=departs_others)
+        arrive(packer, a=650, s=320, t=200)
+        arrive(packer, b=700)
+        changes = grow(packer, a=750)
+        assert [each.id for each in changes.migrations] == moved
+        packer.packing.check_integrity()
+
+
 def test_only_as_mended_tiny_requests_go_beside_medium_ones() -> None:
     for name, expected in (("mell-eager", groups_of("abt")), ("mell-literal", groups_of("ab", "t"))):
         packer = PACKERS[name](make_packing())

@@ -24,6 +24,7 @@ QUICK = Effort(quick=True)
 NAMES = (
     "mell-devices",
     "mell-migrations",
+    "mell-epochs",
     "mell-utilisation",
     "mell-batching",
     "mell-timeline",

@@ -24,7 +24,8 @@ _MAX_FILLS = 3
 class ClassMell(Packer):
     """Groups have the class of their largest request; holes are filled from the group activated last.
 
-    takes_tiny: group classes that are filled up with T requests. by_forecast: classes are of expected sizes.
+    takes_tiny: group classes that are filled up with T requests. departs_others: all requests but the largest
+    leave an overloaded L group (Update, 2 and 3, as printed). by_forecast: classes are of expected sizes.
     """
 
     def __init__(
@@ -33,12 +34,14 @@ class ClassMell(Packer):
         *,
         headroom: float = 0.0,
         takes_tiny: Collection[SizeClass] = MENDED,
+        departs_others: bool = False,
         by_forecast: bool = False,
         priority: Priority = EQUAL_WEIGHTS,
     ) -> None:
         super().__init__(packing, headroom=headroom)
         self.structure = Structure(by_forecast=by_forecast)
         self._takes_tiny = takes_tiny
+        self._departs_others = departs_others
         self._priority = priority
         self._classes: dict[str, SizeClass] = {}
         self._holes: dict[str, None] = {}
@@ -62,6 +65,8 @@ class ClassMell(Packer):
 
     def relieve(self, occupancy: Occupancy) -> None:
         """T requests move first, then the smallest request that suffices."""
+        if self._departs_others and self.structure.of(occupancy) is SizeClass.LARGE:
+            self._depart_others(occupancy)
         while occupancy.overloaded:
             excess = -occupancy.idle
             movable = [item for item in occupancy.items.values() if not item.stays]
@@ -75,6 +80,15 @@ class ClassMell(Packer):
                 else max(leaving, key=lambda item: item.size)
             )
             self.move_away(item)
+
+    def _depart_others(self, occupancy: Occupancy) -> None:
+        """Place all requests of a group anew, except the largest."""
+        largest_first = sorted(occupancy.items.values(), key=lambda item: (-item.size, item.id))
+        others = [item for item in largest_first[1:] if not item.stays]
+        self._holes[occupancy.group.name] = None
+        self.packing.take_out(others)
+        for item in others:
+            self._place_or_give_up(item)
 
     def departed(self, occupancy: Occupancy) -> None:
         """Note a hole, to be filled after all operations: an arrival may fill it."""
