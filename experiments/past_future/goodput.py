@@ -21,7 +21,7 @@ from shoal.measure import Panel
 from shoal.schedule import Aggressive, Conservative, PastFuture
 
 NAME = "past-future-goodput"
-REQUESTS, QUICK_REQUESTS = 500, 200
+REQUESTS, QUICK_REQUESTS = 500, 100
 O1_REQUESTS = 1_000
 """Of the artefact's 1,900, so that a run does not take too long."""
 RESERVE = 0.05
@@ -62,7 +62,7 @@ CLIENTS: Mapping[str, Sequence[int]] = {
     "13B": (10, 20, 40, 60, 100),
     "70B": (100, 300, 500),
 }
-QUICK_CLIENTS = (20, 60)
+QUICK_CLIENTS = (20, 40)
 DISTRIBUTIONS = ("distribution-1", "distribution-2", "distribution-3")
 SHAREGPT_LONGEST = 2048
 """Limit of output tokens."""
@@ -247,7 +247,10 @@ ASSUMPTIONS = (
     "The paper draws its curves without printing them, but for 2 to 3 times the goodput of other schedulers "
     "under heavy load (abstract).",
 )
-DIFFERS: tuple[str, ...] = ()
+DIFFERS: tuple[str, ...] = (
+    "Differs: over conservative the margin is large on ShareGPT-o1 alone, whose longest answer is five times "
+    "the mean; on the distributions it is below 1.1.",
+)
 
 REPRODUCTION = Reproduction(
     name=NAME,

@@ -66,21 +66,20 @@ request."""
 
 ASSUMPTIONS = (
     "From the paper: the distributions, the schedulers and their parameters, a window of 1,000 requests.",
-    "The paper prints neither the number of requests nor the capacity: 3,000 requests, all queued from the "
-    "start, and 122,880 tokens of KV (120k with k = 1024, like the 2k to 4k of its lengths), in blocks of "
-    "one token, give its steps. With 120,000 tokens all steps are 2.4% more; ratios and shares stay.",
-    "Requests are admitted every ten steps, as in LightLLM.",
+    "From the authors' artefact (github.com/WuSiYu/lightllm-ae): 3,000 requests, all queued from the start; "
+    "120,000 tokens of KV, in blocks of one token; lengths of distribution 2 from 3,000 to 5,000; admission "
+    "every ten steps; conservative reserves 4,096 output tokens everywhere. Steps after the last admission "
+    "are not counted, and counts are per request that has ended until then.",
     "Prompts are computed in the step that admits them, together with decodes. A preempted request loses its "
     "memory, goes back to the head of the queue and is recomputed; in the paper's systems it is the newest.",
-    "conservative reserves 4,096 output tokens everywhere, although outputs of distribution 2 have up to "
-    "5,120: no other limit gives the paper's steps.",
-    "past-future: its window is full of answers given before the run, and M* is the largest of 3 draws; so "
-    "all nine lines come out. The paper says that a new service assumes the maximum, and that small "
-    "batches are drawn several times. A new service and 5 draws (LightLLM's) are in past-future-variants.",
+    "past-future, as in the artefact: a history of 1,000 that starts half full of 512 tokens; M* is the "
+    "largest of 5 draws. Running requests' lengths are interpolated between what they have generated, the "
+    "history's greater lengths and the limit; waiting ones' are the history's, drawn again at every look.",
     "shoal: a new service; Kaplan and Meier's estimate until 1,000 requests have ended, the mean M* of 10 "
     "draws, 2.4% in reserve, victims large and young. Recomputed tokens are what steps hide.",
 )
 DIFFERS: tuple[str, ...] = (
+    "Differs: aggressive preempts fewer requests on distribution 2.",
     "Differs: preemptions (the paper's evictions) of overcommitted conservative rows. Our scheduler admits "
     "no request that does not fit, so these wait and are never preempted; `turned_away_per_request` counts "
     "them, and together with `preemptions_per_request` it is near the paper's figure for distributions 2 "
