@@ -56,6 +56,7 @@ _MODULES: dict[str, str] = {
     "mell-batching": "mell.batching",
     "mell-timeline": "mell.timeline",
     "mell-served": "mell.served",
+    "mell-hybrid": "mell.hybrid",
 }
 """Module of this package by name; it defines ``REPRODUCTION``."""
 

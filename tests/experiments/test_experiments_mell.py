@@ -29,6 +29,7 @@ NAMES = (
     "mell-batching",
     "mell-timeline",
     "mell-served",
+    "mell-hybrid",
 )
 
 
