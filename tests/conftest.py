@@ -1,9 +1,10 @@
 """Settings of all tests, and the public data that may be nearby."""
 
+import gc
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,21 @@ from hypothesis_profiles import register_profiles
 from image_caches import use_image_cache
 
 register_profiles()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keeps what imports and collection make out of garbage collection.
+
+    It is a million objects, none of them garbage: looking through them takes most of a second, and many tests
+    collect garbage or make enough of it.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")
