@@ -50,12 +50,17 @@ def image_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield
 
 
-def size_of(folders: dict[str, Path], *kinds: str) -> int:
-    """Bytes of the weights of these kinds."""
-    walk = Walk(folders, [f"{kind}-0" for kind in kinds], weights=WeightsOptions(memory_bytes=1 << 30))
-    sizes = {each.weights.num_bytes for each in walk.engine.stats().services.values()}
+def sizes_of(folders: dict[str, Path]) -> dict[str, int]:
+    """Bytes of the weights of each kind."""
+    walk = Walk(folders, [f"{kind}-0" for kind in folders], weights=WeightsOptions(memory_bytes=1 << 30))
+    stats = walk.engine.stats().services
     walk.engine.close()
-    return sum(sizes)
+    return {kind: stats[f"{kind}-0"].weights.num_bytes for kind in folders}
+
+
+@pytest.fixture(scope="module")
+def sizes(folders: dict[str, Path]) -> dict[str, int]:
+    return sizes_of(folders)
 
 
 def serve_all(walk: Walk, requests: int = 60) -> None:
@@ -67,8 +72,10 @@ def serve_all(walk: Walk, requests: int = 60) -> None:
 
 
 @pytest.mark.parametrize("circumstance", CIRCUMSTANCES)
-def test_outputs_are_those_of_undisturbed_runs(circumstance: str, folders: dict[str, Path]) -> None:
-    largest = max(size_of(folders, kind) for kind in KINDS)
+def test_outputs_are_those_of_undisturbed_runs(
+    circumstance: str, folders: dict[str, Path], sizes: dict[str, int]
+) -> None:
+    largest = max(sizes.values())
     weights = WeightsOptions(memory_bytes=largest, quantum_s=0.02)
     walk = Walk(folders, [f"{kind}-0" for kind in KINDS], weights=weights, **CIRCUMSTANCES[circumstance])
     serve_all(walk)
@@ -78,16 +85,16 @@ def test_outputs_are_those_of_undisturbed_runs(circumstance: str, folders: dict[
 
 
 @pytest.mark.parametrize("policy", RESIDENCY_POLICIES)
-def test_every_policy_serves_all(policy: str, folders: dict[str, Path]) -> None:
-    largest = max(size_of(folders, kind) for kind in KINDS)
+def test_every_policy_serves_all(policy: str, folders: dict[str, Path], sizes: dict[str, int]) -> None:
+    largest = max(sizes.values())
     weights = WeightsOptions(memory_bytes=2 * largest, policy=RESIDENCY_POLICIES[policy](), quantum_s=0.02)
     walk = Walk(folders, [f"{kind}-0" for kind in KINDS], weights=weights)
     serve_all(walk)
     walk.engine.close()
 
 
-def test_services_come_and_go_while_weights_do(folders: dict[str, Path]) -> None:
-    largest = max(size_of(folders, kind) for kind in KINDS)
+def test_services_come_and_go_while_weights_do(folders: dict[str, Path], sizes: dict[str, int]) -> None:
+    largest = max(sizes.values())
     names = [f"{kind}-{number}" for kind in KINDS for number in range(2)]
     weights = WeightsOptions(memory_bytes=round(1.5 * largest), quantum_s=0.02)
     walk = Walk(folders, ["llama-0", "qwen3-0"], weights=weights, preemption_mode="swap")
@@ -97,9 +104,9 @@ def test_services_come_and_go_while_weights_do(folders: dict[str, Path]) -> None
     walk.engine.close()
 
 
-def test_pinned_weights_stay(folders: dict[str, Path]) -> None:
-    largest = max(size_of(folders, kind) for kind in KINDS)
-    weights = WeightsOptions(memory_bytes=size_of(folders, "llama") + largest, quantum_s=0.02)
+def test_pinned_weights_stay(folders: dict[str, Path], sizes: dict[str, int]) -> None:
+    largest = max(sizes.values())
+    weights = WeightsOptions(memory_bytes=sizes["llama"] + largest, quantum_s=0.02)
     walk = Walk(folders, [f"{kind}-0" for kind in KINDS], weights=weights, pinned=("llama-0",))
     serve_all(walk)
     stats = walk.engine.stats().services
@@ -108,9 +115,11 @@ def test_pinned_weights_stay(folders: dict[str, Path]) -> None:
     walk.engine.close()
 
 
-def test_weights_that_are_pinned_while_others_come_and_go_stay(folders: dict[str, Path]) -> None:
-    largest = max(size_of(folders, kind) for kind in KINDS)
-    weights = WeightsOptions(memory_bytes=size_of(folders, "llama") + largest, quantum_s=0.02)
+def test_weights_that_are_pinned_while_others_come_and_go_stay(
+    folders: dict[str, Path], sizes: dict[str, int]
+) -> None:
+    largest = max(sizes.values())
+    weights = WeightsOptions(memory_bytes=sizes["llama"] + largest, quantum_s=0.02)
     walk = Walk(folders, [f"{kind}-0" for kind in KINDS], weights=weights)
     serve_all(walk)
     walk.engine.pin_service("llama-0", True).result()
@@ -167,7 +176,7 @@ def test_grammars_penalties_and_logprobs_stay_where_they_are(tmp_path: Path) -> 
         for at in range(20)
     ]
     with_all = answers(models, requests, WeightsOptions())
-    one = max(size_of(models, kind) for kind in models)
+    one = max(sizes_of(models).values())
     with_one = answers(models, requests, WeightsOptions(memory_bytes=one, quantum_s=0.01))
     assert with_one.tokens == with_all.tokens
     assert not with_one.errors
