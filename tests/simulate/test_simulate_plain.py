@@ -75,10 +75,10 @@ def simulate(
 
 
 @pytest.mark.parametrize(
-    "first", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(50, 1000, 50))]
+    "first", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(50, 400, 50))]
 )
 def test_steps_preemptions_and_finish_times_are_the_same(first: int) -> None:
-    """In 1,000 scenarios, of which the quick tests try 50."""
+    """In 400 scenarios, of which the quick tests try 50."""
     preempted = 0
     for seed in range(first, first + 50):
         engine, jobs = scenario(seed)
