@@ -30,6 +30,11 @@ def crossed(*axes: Iterable[Any], of_each: int = 1) -> list[Any]:
     return made
 
 
+def pairs(*axes: Iterable[Any]) -> list[Any]:
+    """So many combinations of the axes' values that every pair of values is among them."""
+    return [param for param in crossed(*axes, of_each=2) if pytest.mark.slow not in param.marks]
+
+
 def each_nth(values: Iterable[Any], count: int, at: int = 0) -> list[Any]:
     """All values, of which each ``count``-th is quick, beginning with number ``at``.
 

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from crossed import crossed, each_nth
+from crossed import crossed, each_nth, pairs
 
 
 def quick(params):
@@ -28,9 +28,10 @@ def test_every_pair_of_values_comes():
     axes = ["abcd", range(2), range(3)]
     chosen = quick(crossed(*axes, of_each=2))
     for one, other in [(0, 1), (0, 2), (1, 2)]:
-        pairs = {(values[one], values[other]) for values in chosen}
-        assert pairs == set(product(axes[one], axes[other]))
+        found = {(values[one], values[other]) for values in chosen}
+        assert found == set(product(axes[one], axes[other]))
     assert len(chosen) < 4 * 2 * 3
+    assert [param.values for param in pairs(*axes)] == chosen
 
 
 def test_marks_of_values_stay():

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from crossed import pairs
 from shoal.execute.attention.kv_views import TORCH_DTYPES, LayerKV
 from shoal.execute.linear.native_product import Activation
 
@@ -23,7 +24,9 @@ pytestmark = pytest.mark.skipif(
 
 SHARED_BYTES = 64 << 10
 """Of shared memory, what small GPUs have."""
-ARCHITECTURES = {80: "an A100's", 90: "an H100's"}
+ARCHITECTURES = (80, 90)
+"""An A100's and an H100's."""
+LAYOUTS = ("merged", "split")
 PROMPT_GPUS = {
     "an A100's": (80, 163 << 10),
     "an H100's": (90, 227 << 10),
@@ -258,13 +261,11 @@ def test_decodes_compile(compile_for: Callable[..., list[Any]], tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=ARCHITECTURES.get)
-@pytest.mark.parametrize("layout", ["merged", "split"])
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize(("model", "layout", "architecture"), pairs(MODELS, LAYOUTS, ARCHITECTURES))
 def test_decodes_of_any_model_compile(
-    compile_for: Callable[..., list[Any]], tmp_path: Path, model: Model, layout: str, architecture: int
+    compile_for: Callable[..., list[Any]], tmp_path: Path, model: str, layout: str, architecture: int
 ) -> None:
-    compile_decodes(compile_for, tmp_path, model, layout, architecture)
+    compile_decodes(compile_for, tmp_path, MODELS[model], layout, architecture)
 
 
 def test_prompts_compile(
@@ -300,18 +301,16 @@ def test_steps_of_other_sizes_compile_nothing(compile_for: Callable[..., list[An
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("gpu", PROMPT_GPUS.values(), ids=PROMPT_GPUS)
-@pytest.mark.parametrize("layout", ["merged", "split"])
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize(("model", "layout", "gpu"), pairs(MODELS, LAYOUTS, PROMPT_GPUS))
 def test_prompts_of_any_model_compile(
     compile_for: Callable[..., list[Any]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    model: Model,
+    model: str,
     layout: str,
-    gpu: tuple[int, int],
+    gpu: str,
 ) -> None:
-    compile_prompts(compile_for, tmp_path, monkeypatch, model, layout, gpu)
+    compile_prompts(compile_for, tmp_path, monkeypatch, MODELS[model], layout, PROMPT_GPUS[gpu])
 
 
 def test_layers_compile(compile_for: Callable[..., list[Any]], tmp_path: Path) -> None:
@@ -342,10 +341,8 @@ def test_storing_compiles_once_for_any_numbers_of_tokens_and_blocks(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=ARCHITECTURES.get)
-@pytest.mark.parametrize("layout", ["merged", "split"])
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize(("model", "layout", "architecture"), pairs(MODELS, LAYOUTS, ARCHITECTURES))
 def test_layers_of_any_model_compile(
-    compile_for: Callable[..., list[Any]], tmp_path: Path, model: Model, layout: str, architecture: int
+    compile_for: Callable[..., list[Any]], tmp_path: Path, model: str, layout: str, architecture: int
 ) -> None:
-    compile_layer(compile_for, tmp_path, model, layout, architecture)
+    compile_layer(compile_for, tmp_path, MODELS[model], layout, architecture)
