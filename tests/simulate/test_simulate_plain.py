@@ -74,9 +74,7 @@ def simulate(
     }
 
 
-@pytest.mark.parametrize(
-    "first", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(50, 400, 50))]
-)
+@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(50, 400, 50))])
 def test_steps_preemptions_and_finish_times_are_the_same(first: int) -> None:
     """In 400 scenarios, of which the quick tests try 50."""
     preempted = 0
