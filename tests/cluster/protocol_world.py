@@ -312,8 +312,15 @@ class World:
         assert len(samplers) <= 1, samplers
         assert self.ends <= 1
 
+    @property
+    def samples_once(self) -> bool:
+        """Whether each token is to be sampled once: no engine died, no client left, no KV was recomputed."""
+        recomputed = any(ended.method is MigrationMethod.TOKENS for ended in self.migrations_ended)
+        return not (self.crashes or self.cancelled or recomputed)
+
     def check_end(self) -> None:
         """When nothing happens any more."""
+        assert not self.samples_once or sorted(self.sampled) == list(range(TOKENS))
         assert self.ends == 1
         assert self.migrations_ended
         assert len({ended.migration for ended in self.migrations_ended}) == len(self.migrations_ended)

@@ -17,14 +17,14 @@ SITUATIONS = {
 }
 """Method, rounds before the request is stopped, whether the destination has no room, whether the source
 refuses."""
+MOVING = ("live", "stop", "tokens", "declined")
 
 HANDLERS = World(*SITUATIONS["live"]).manager._handlers
 
 
-def walk(world: World, faults: int) -> list[World]:
-    """Try all orders of what can happen, with at most so many faults; the worlds in which all is over."""
+def walk(world: World, faults: int) -> None:
+    """Try all orders of what can happen, with at most so many faults, and check how they end."""
     seen: set[bytes] = set()
-    over: list[World] = []
     stack = [(freeze(world), faults)]
     while stack:
         state, left = stack.pop()
@@ -39,12 +39,12 @@ def walk(world: World, faults: int) -> list[World]:
             following = now if number == 0 and harmless else thaw(state)
             following.do(choice)
             following.check()
+            if not following.samples_once:
+                following.sampled.clear()  # it says nothing any more, and would make equal worlds different
             stack.append((freeze(following), left - (choice not in harmless)))
         if not harmless:
             now.finish()
             now.check_end()
-            over.append(now)
-    return over
 
 
 def freeze(world: World) -> bytes:
@@ -65,27 +65,19 @@ def thaw(state: bytes) -> World:
     return world
 
 
-def check_samples(world: World) -> None:
-    """Where no engine died and no client left, every token was sampled once, unless the KV was recomputed."""
-    recomputed = any(ended.method is MigrationMethod.TOKENS for ended in world.migrations_ended)
-    if not world.crashes and not world.cancelled and not recomputed:
-        assert sorted(world.sampled) == list(range(TOKENS))
-
-
 def test_every_order_of_events_with_one_fault_ends_well():
     World.taken.clear()
-    for situation in ("live", "stop", "tokens", "declined"):
-        for world in walk(World(*SITUATIONS[situation]), 1):
-            check_samples(world)
+    for situation in MOVING:
+        walk(World(*SITUATIONS[situation]), 1)
     # No transition of the table was left out.
     assert {(state, after) for state, allowed in TRANSITIONS.items() for after in allowed} == World.taken
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("situation", SITUATIONS)
-def test_every_order_of_events_with_two_faults_ends_well(situation):
-    for world in walk(World(*SITUATIONS[situation]), 2):
-        check_samples(world)
+@pytest.mark.parametrize(("situation", "faults"), [("not exported", 1), *((name, 2) for name in MOVING)])
+def test_every_order_of_events_with_more_faults_ends_well(situation, faults):
+    """Where the source refuses, it does so again and again: two faults would take as long as all others."""
+    walk(World(*SITUATIONS[situation]), faults)
 
 
 def test_a_migration_takes_no_other_transition():
