@@ -78,7 +78,7 @@ def test_outputs_stay_the_same_over_many_evictions_and_fetches(folders: dict[str
     hand = MovingHand(folders, dtype=dtype, weights_bytes=AMPLE)
     addresses = {kind: _addresses(hand, kind) for kind in KINDS}
     random, resident = Random(0), list[str]()
-    for _ in range(100):
+    for _ in range(40):
         kind = random.choice(KINDS)
         if kind not in resident:
             hand.fetch(kind)

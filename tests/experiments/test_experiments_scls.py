@@ -97,6 +97,7 @@ def test_each_step_of_the_ladder_serves_more() -> None:
         assert column(result, "throughput_over_sls", "step", engine=engine)["sls"] == 1
 
 
+@pytest.mark.slow
 def test_slices_are_neither_too_short_nor_too_long() -> None:
     result = REPRODUCTIONS["scls-slice-length"].run(QUICK)
     for engine in ENGINES:

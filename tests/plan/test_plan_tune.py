@@ -49,7 +49,7 @@ def test_where_weights_come_and_go_no_admission_is_by_slices(tmp_path):
     assert len(set(found)) == 81
     assert not any(each.admission.slice_tokens for each in found)
     limited = SCENARIO.replace("workload:", "weights: {memory: 16GiB}\nworkload:")
-    tune(prepared(tmp_path, limited), replace(HERE, trials=30))
+    tune(prepared(tmp_path, limited), replace(HERE, trials=12))
 
 
 def test_the_later_part_is_held_out():
