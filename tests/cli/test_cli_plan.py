@@ -141,6 +141,12 @@ def test_a_limit_on_weights_is_planned_with_and_written(tmp_path: Path) -> None:
     assert config.services[0].pin
 
 
+def test_batches_are_not_planned_with(tmp_path: Path) -> None:
+    code, shown = plan(tmp_path, "slo.ttft=1s", "--preset", "scls")
+    assert code != 0
+    assert "batching: planning dispatches requests one by one" in shown
+
+
 @pytest.mark.parametrize("text", ["TIMESTAMP,ContextTokens,GeneratedTokens\n", ""])
 def test_a_trace_without_requests_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "devices.yaml").write_text(CATALOGUE)

@@ -145,6 +145,11 @@ def build_demand(scenario: Scenario, catalogue: Catalogue, goals: SLO = NO_GOALS
             "clients wait for answers, however few devices there are: plan for a rate or a trace"
         )
     _check_pool(scenario.kv_cache)
+    if scenario.batching is not None:
+        raise ConfigError(
+            "batching: planning dispatches requests one by one; leave it out, and choose a preset without "
+            "batches"
+        )
     services = [_with_goals(service, goals) for service in scenario.services]
     names = [service.name for service in services]
     requests = build_workload(scenario.workload, names, scenario.kv_cache.block_size).requests
