@@ -1,5 +1,6 @@
 """Batches that the manager forms: when, of which requests, for which engine, and what breaks them up."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from hypothesis_profiles import examples
 from shoal.batches import FORMERS
 from shoal.cluster.batching_options import BatchingOptions
 from shoal.cluster.manager.actions import ClusterAction, Dispatch, Withdraw
+from shoal.cluster.manager.batch_formation import FORMED_AT_ONCE
 from shoal.cluster.manager.dispatch import DISPATCHES
 from shoal.cluster.manager.engine_load import BatchTime
 from shoal.cluster.manager.events import (
@@ -97,16 +99,18 @@ def test_the_interval_grows_with_the_work_of_the_least_loaded_engine():
     assert batches(bench.wait(0.5, ("e0", 1), ("e1", 1))) != []
 
 
-def test_the_longest_batch_goes_to_the_least_loaded_engine():
-    options = replace(EVERY_SECOND, former="fixed", max_batch=1, longest_first=True)
-    bench = make_bench(options, "max-min")
-    for number, most in enumerate((100, 400, 300, 200)):
-        bench.submit(f"r{number}", most=most)
+def test_an_interval_that_grows_with_the_load_ends_with_the_load():
+    bench = make_bench(replace(EVERY_SECOND, load_factor=0.5), "max-min")
     bench.add("e0")
-    bench.add("e1")
-    bench.emit(EngineDraining("e0"))
-    # All of them went to the only engine there was; from now on there are two.
-    bench = make_bench(options, "max-min")
+    bench.submit("r0", most=8000)  # some 80 s
+    bench.wait(1, ("e0", 1))
+    bench.submit("r1")
+    assert batches(bench.wait(2, ("e0", 1))) == []
+    assert batches(bench.end("r0")) == [("e0", ["r1"])]
+
+
+def test_the_longest_batch_goes_to_the_least_loaded_engine():
+    bench = make_bench(replace(EVERY_SECOND, max_batch=1, longest_first=True), "max-min")
     bench.add("e0", "e1")
     bench.submit("first", most=1)
     for number, most in enumerate((100, 400, 300, 200)):
@@ -115,6 +119,38 @@ def test_the_longest_batch_goes_to_the_least_loaded_engine():
     # Longest processing time first: 400 + 100 and 300 + 200.
     assert [requests for _, requests in found] == [["r1"], ["r2"], ["r3"], ["r0"]]
     assert found[0][0] == found[3][0] != found[1][0] == found[2][0]
+
+
+@pytest.mark.parametrize("engines", [2, 3, 4])
+def test_batches_take_turns_whatever_their_size(engines: int):
+    bench = make_bench(replace(EVERY_SECOND, max_batch=4))
+    names = [f"e{number}" for number in range(engines)]
+    bench.add(*names)
+    bench.submit("first")
+    for number in range(4 * 2 * engines):
+        bench.submit(f"r{number}")
+    found = batches(bench.wait(1, *[(name, 1) for name in names]))
+    assert [len(requests) for _, requests in found] == [4] * 2 * engines
+    assert Counter(engine for engine, _ in found) == dict.fromkeys(names, 2)
+
+
+def test_an_engine_is_idle_for_a_service_that_has_nothing_there():
+    bench = make_bench(BatchingOptions(max_batch=1))
+    bench.add("e0", services=("a", "b"))
+    assert batches(bench.submit("a0")) == [("e0", ["a0"])]
+    assert bench.submit("a1") == []
+    assert batches(bench.submit("b0", "b")) == [("e0", ["b0"])]
+    assert batches(bench.end("b0")) == []
+
+
+def test_a_large_pool_is_divided_in_parts():
+    bench = make_bench(EVERY_SECOND, kv_tokens=1_000_000)
+    bench.add("e0")
+    bench.submit("first")
+    for number in range(FORMED_AT_ONCE + 5):
+        bench.submit(f"r{number}")
+    found = batches(bench.wait(1, ("e0", 1)))
+    assert [len(requests) for _, requests in found] == [FORMED_AT_ONCE, 5]
 
 
 def test_the_load_of_an_engine_falls_by_the_estimates_of_its_batches():
@@ -196,16 +232,24 @@ def test_a_request_goes_on_in_another_batch_behind_those_that_wait():
     bench.add("e0")
     [dispatch] = bench.submit("r0")
     assert dispatch.slice_tokens == 10
+    bench.now_ns += SECOND
     bench.submit("r1")
-    assert batches(bench.emit(SliceEnded("r0", 10))) == [("e0", ["r0"])]
-    # fixed batches are in the order of arrival; the pool of SCLS's slices is sorted by length
-    bench = make_bench(BatchingOptions(slice_tokens=10, former="scls", interval_s=1.0))
+    bench.now_ns += SECOND
+    assert batches(bench.emit(SliceEnded("r0", 10))) == [("e0", ["r1"])]
+    bench.now_ns += SECOND
+    assert batches(bench.emit(SliceEnded("r1", 10))) == [("e0", ["r0"])]
+
+
+def test_choices_that_are_apart_go_on_together():
+    bench = make_bench(BatchingOptions(slice_tokens=10))
     bench.add("e0")
-    bench.submit("r0")
-    bench.submit("r1", prompt=500)
-    bench.emit(SliceEnded("r0", 10))
-    found = batches(bench.wait(1, ("e0", 1)))
-    assert [request for _, requests in found for request in requests] == ["r0", "r1"]
+    [first] = bench.submit("r", choices=3, most=100)
+    [again] = bench.emit(SliceEnded("r", 10))
+    assert (first.slice_tokens, again.slice_tokens) == (10, 10)
+    # After a death the one that was ahead has 30 tokens, the others 20; it ends.
+    [again] = bench.emit(SliceEnded("r", 20))
+    [again] = bench.emit(SliceEnded("r", 95))
+    assert again.slice_tokens == 5
 
 
 def test_events_of_slices_that_are_over_are_ignored():
@@ -253,6 +297,9 @@ def test_a_migrating_request_keeps_its_batch_and_its_slice():
     actions = bench.emit(MigrationWanted("r0", target, MigrationMethod.TOKENS))
     assert [type(each) for each in actions] == [Withdraw, Dispatch]
     assert actions[1].engine == target
+    loads = {name: each.load.remaining_ns for name, each in bench.manager._engines.items()}
+    assert loads[target] == int(BatchTime(SPEED).serve(1, 10, 10) * 1e9)
+    assert loads[dispatch.engine] == 0
     assert (actions[1].batch, actions[1].slice_tokens) == (dispatch.batch, None)
 
 
@@ -279,7 +326,7 @@ def test_packers_place_single_requests(packer: str):
         ({"lengths": "magic"}, "batching lengths 'magic' is not known"),
         ({"interval_s": 0.0}, r"batching.interval must be above 0, or when-idle"),
         ({"interval_s": 1.0, "load_factor": 1.0}, r"load_factor must be in \[0, 1\)"),
-        ({"load_factor": 0.5}, "needs batching.interval"),
+        ({"load_factor": 0.5}, r"load_factor \(0.5\) lengthens an interval"),
         ({"slice_tokens": 0}, "slice_tokens must be at least 1"),
         ({"max_batch": 0}, "max_batch must be at least 1"),
         ({"memory_share": 0.0}, r"memory_share must be in \(0, 1\]"),

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from fake_cluster import FakeBackend
@@ -21,7 +22,7 @@ IDLE = BatchingOptions(max_batch=3)
 PREDICTED = BatchingOptions(former="slo-odbs", max_batch=4, trust_predictions=True, lengths="learned")
 
 
-def with_batches(batching: BatchingOptions, **options: object) -> dict[str, object]:
+def with_batches(batching: BatchingOptions, **options: object) -> dict[str, Any]:
     scheduler = {"admission": Batch(), "starvation_s": 1e6, "preempt_for_waiting": "never"}
     return {"cluster": replace(QUICK, batching=batching), "scheduler": scheduler} | options
 
@@ -75,6 +76,32 @@ def test_choices_and_stop_strings_go_on_over_slices():
         play(scenario, **options)
     assert results[0] == results[1]
     assert len(results[0][0]) == 4
+
+
+@pytest.mark.parametrize("kill_s", [0.2 * tenth for tenth in range(1, 13)])
+def test_choices_that_a_death_left_apart_are_all_answered(kill_s: float):
+    async def scenario(router: Router, backend: FakeBackend) -> None:
+        stream = await router.submit("a", PROMPT, greedy(n=4, max_tokens=40))
+
+        async def kill() -> None:
+            await asyncio.sleep(kill_s)
+            for process in list(backend.processes.values()):
+                if process.suspects():
+                    backend.die(process, "killed")
+
+        killing = asyncio.create_task(kill())
+        tokens: dict[int, list[int]] = {}
+        async for delta in stream:
+            tokens.setdefault(delta.choice, []).extend(delta.tokens)
+        await killing
+        assert tokens == dict.fromkeys(range(4), expected(PROMPT, 40))
+        assert router.unfinished == router.waiting == 0
+        assert sum(engine.requests for engine in router.engines) == 0
+
+    slices = BatchingOptions(slice_tokens=7)
+    options = with_batches(slices)
+    options["scheduler"] |= {"max_running": 2}
+    play(scenario, **options)
 
 
 def test_a_request_that_is_cancelled_between_its_slices_is_gone():

@@ -112,7 +112,7 @@ cluster:
         ),
         ("cluster: {batching: {interval: soon}}", "or when-idle"),
         ("cluster: {batching: {size: 4}}", "cluster.batching.size: unknown key"),
-        ("cluster: {batching: {load_factor: 0.5}}", "needs batching.interval"),
+        ("cluster: {batching: {load_factor: 0.5}}", "batching.load_factor (0.5) lengthens an interval"),
         ("cluster: {dispatch: mell, batching: {former: fixed}}", "mell packs single requests"),
         ("scheduler: {admission: batch}", "write cluster.batching, such as"),
         ("scheduler: {preset: scls}\ncluster: {batching: null}", "write cluster.batching, such as"),
@@ -125,7 +125,7 @@ def test_mistakes(text: str, message: str, tmp_path: Path):
 def test_mistakes_in_a_scenario(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"scenario.yaml.*mell packs single requests"):
         scenario(tmp_path, "dispatch: mell\nbatching: {former: fixed}\n")
-    with pytest.raises(ConfigError, match="batches that the cluster forms"):
+    with pytest.raises(ConfigError, match="the cluster forms: write batching, such as"):
         scenario(tmp_path, "scheduler: {admission: batch}\n")
     assert scenario(tmp_path, "batching: {lengths: oracle}\n").batching is not None
 

@@ -213,6 +213,16 @@ def test_a_slice_is_neither_finished_nor_cancelled_nor_learned_from():
     assert scheduler.services["a"].traits.mean_output_tokens is None
 
 
+def test_a_long_gap_counts_once_at_the_end_of_a_request():
+    scheduler = make_scheduler(max_token_gap_s=1e-6)
+    late = ResumeState(max_new_tokens=100, num_admissions=1, largest_gap_ns=10**9)
+    request = replace(make_request(8, 30, id="r"), output_tokens=(1, 2), resume_state=late)
+    assert answer(scheduler, replace(request, slice_tokens=5))[1] is FinishReason.SLICE
+    assert scheduler.stats().services["a"].long_token_gaps == 0
+    assert answer(scheduler, request)[1] is FinishReason.STOP
+    assert scheduler.stats().services["a"].long_token_gaps == 1
+
+
 def test_a_limit_within_the_slice_ends_the_request():
     requests = [
         replace(make_request(8, None, id="length", max_tokens=5), slice_tokens=5),

@@ -7,16 +7,20 @@ from itertools import pairwise
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from simulate_builders import PLAIN, make_request, make_spec, make_workload
+from simulate_builders import PLAIN, TIMES, make_request, make_spec, make_workload
 
 from hypothesis_profiles import examples
 from shoal.batches import FORMERS
 from shoal.cluster.batching_options import BatchingOptions
 from shoal.cluster.manager.dispatch import DISPATCHES
+from shoal.cluster.manager.events import MigrationMethod
 from shoal.core import ConfigError, Request, StepPlan
+from shoal.core.cluster import Link
+from shoal.forecast.step_times import ScaledTimes
 from shoal.measure import RunRecord
-from shoal.schedule import ADMISSIONS, ORDERS, Batch, describe
-from shoal.simulate import Deaths, EngineSpec, OpenLoop, Simulation, Watch
+from shoal.schedule import ADMISSIONS, ORDERS, Batch, RequestState, describe
+from shoal.simulate import Deaths, EngineSpec, MigrationSpec, OpenLoop, Simulation, Watch
+from shoal.simulate.fleet import Fleet
 
 
 def simulate(
@@ -138,6 +142,44 @@ def test_slices_interleave_long_and_short_requests() -> None:
     [row] = [row for row in sliced.requests if row.request_id == "r0"]
     assert row.output_tokens == 400
     assert row.recomputed_tokens > 0  # its prompt has no hashes, so nothing of it is cached
+
+
+def test_one_engine_forms_batches_by_its_own_speed() -> None:
+    slow = make_spec(options=PLAIN, admission=Batch(), times=ScaledTimes(TIMES, 100.0))
+    requests = [make_request(number, 10, 20, at_s=0.001 * number) for number in range(8)]
+    # With a load of many seconds the next formation is far away.
+    batching = BatchingOptions(interval_s=0.01, load_factor=0.9)
+    record, _ = simulate([slow], requests, batching)
+    first, *others = sorted(record.requests, key=lambda row: row.first_token_ns)
+    assert all(row.first_token_ns > first.finish_ns for row in others)
+
+
+@pytest.mark.parametrize("method", list(MigrationMethod))
+@pytest.mark.parametrize("at_s", [0.05, 0.25, 0.6, 0.9])
+def test_a_slice_goes_on_where_a_request_migrates(
+    method: MigrationMethod, at_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[int] = []
+    slice_ended = Fleet.slice_ended
+
+    def note(fleet: Fleet, state: RequestState) -> None:
+        ends.append(state.num_generated)
+        slice_ended(fleet, state)
+
+    monkeypatch.setattr(Fleet, "slice_ended", note)
+    spec = make_spec(options=PLAIN, admission=Batch())
+    link = Link(bytes_per_s=1e9, latency_s=1e-4)
+    simulation = Simulation(
+        [spec, spec],
+        OpenLoop([make_request(0, 10, 150)]),
+        dispatch=DISPATCHES["round-robin"],
+        batching=BatchingOptions(slice_tokens=60),
+        migrations=MigrationSpec(link=link, wanted=((at_s, "r0", None, method),)),
+    )
+    record = simulation.run()
+    assert [row.output_tokens for row in record.requests] == [150]
+    assert record.moves[method.value]["done"] == 1
+    assert ends == [60, 120]
 
 
 def test_ranks_that_step_together_take_requests_one_by_one() -> None:

@@ -45,7 +45,10 @@ class BatchingOptions:
         if not 0 <= self.load_factor < 1:
             raise ConfigError(f"batching.load_factor must be in [0, 1), got {self.load_factor:g}")
         if self.load_factor and self.interval_s is None:
-            raise ConfigError("batching.load_factor lengthens the interval, so it needs batching.interval")
+            raise ConfigError(
+                f"batching.load_factor ({self.load_factor:g}) lengthens an interval: write a time for "
+                "batching.interval, or load_factor: 0"
+            )
         for name in ("slice_tokens", "max_batch"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -126,7 +126,7 @@ class ScenarioSection(Section):
             fields["scheduler"], fields["preset"] = fields["scheduler"]
         try:
             fields = with_preset(fields, PRESETS[fields.get("preset", "shoal")])
-            check_batches(fields.get("scheduler"), fields["batching"])
+            check_batches(fields.get("scheduler"), fields["batching"], "batching")
         except ConfigError as error:
             raise problem(node.where, "batching", str(error)) from error
         _check_incidents(fields, node)

@@ -186,12 +186,17 @@ def _cluster(written: dict[str, Any], node: Node, preset: Preset) -> ClusterOpti
         raise problem(place_of(node, "cluster"), "cluster", str(error)) from error
 
 
-def check_batches(scheduler: SchedulerOptions | None, batching: BatchingOptions | None) -> None:
-    """Raise ConfigError for an engine that waits for batches which nobody forms."""
+def check_batches(
+    scheduler: SchedulerOptions | None, batching: BatchingOptions | None, key: str = "cluster.batching"
+) -> None:
+    """Raise ConfigError for an engine that waits for batches which nobody forms.
+
+    key: where it is written how they are formed.
+    """
     if scheduler is not None and scheduler.admission.by_batch and batching is None:
         raise ConfigError(
-            "the admission `batch` runs batches that the cluster forms: write cluster.batching, such as "
-            "`batching: {former: fixed, max_batch: 16}`, or choose a preset that has it: "
+            f"the admission `batch` runs batches that the cluster forms: write {key}, such as `batching: "
+            "{former: fixed, max_batch: 16}`, or another admission, or choose a preset that forms batches: "
             + ", ".join(BATCH_PRESETS)
         )
 

@@ -17,12 +17,12 @@ class DeviceUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessUsage:
-    """Use by the engine's process and its children."""
+    """Use by the engine's process, without children that run (to find them takes milliseconds)."""
 
     cpu_s: float = 0.0
     """CPU time since its start; that of ended children included."""
     rss_bytes: int = 0
-    """Memory in use; pages that its children share with it count once for each."""
+    """Memory in use."""
     device: DeviceUsage | None = None
     """None: it computes on CPUs, or the driver cannot be asked."""
 
@@ -31,12 +31,6 @@ def measure_usage(device: str) -> ProcessUsage:
     """The usage of this process; device: the engine's, such as ``cpu`` or ``cuda:0``."""
     process = psutil.Process()
     cpu_s, rss_bytes = sum(process.cpu_times()[:4]), process.memory_info().rss
-    for child in process.children(recursive=True):
-        try:
-            cpu_s += sum(child.cpu_times()[:4])
-            rss_bytes += child.memory_info().rss
-        except psutil.Error:  # it has ended
-            continue
     return ProcessUsage(cpu_s=cpu_s, rss_bytes=rss_bytes, device=_device_usage(device))
 
 

@@ -19,12 +19,6 @@ from shoal.schedule.running_batch import RequestTable, RunningBatch
 from shoal.schedule.service_state import ServiceState
 
 
-def batch_order(request: RequestState) -> tuple[bool, int]:
-    """Batches in the order in which they run; a request without a batch is one of its own."""
-    batch = request.request.batch
-    return (False, batch) if batch is not None else (True, request.number)
-
-
 def choice_with_prompt(request: RequestState, batch: RunningBatch) -> RequestState | None:
     """A running choice of the same call that has computed the prompt."""
     for choice in request.choices:
@@ -146,14 +140,15 @@ class Admitter:
         first = next(iter(waiting), None)
         if first is None or first.rejected_epoch == epoch:
             return ()
-        batches = {batch_order(request) for request in self._state.running.requests}
+        waiting_batches = self._state.waiting.batches
+        batches = {request.batch_order for request in self._state.running.requests}
         if not batches:
-            batches = {min(batch_order(request) for request in self._state.waiting)}
-        members = [request for request in waiting if batch_order(request) in batches]
-        if not members:
+            batches = {min(waiting_batches)}
+        elif batches.isdisjoint(waiting_batches):
             first.rejected_epoch = epoch
             self.rejected = (first, Rejection.BATCH)
-        return members
+            return ()
+        return [request for request in waiting if request.batch_order in batches]
 
     def _admit(self, candidates: Sequence[RequestState], budget: int, *, force: bool) -> int | Rejection:
         """Admit the first of ``candidates`` if it fits; returns its tokens in this plan, or the rejection.

@@ -140,6 +140,12 @@ class RequestState:
         return len(self.block_ids)
 
     @property
+    def batch_order(self) -> tuple[bool, int]:
+        """Batches in the order in which they run; without a batch it is one of its own."""
+        batch = self.request.batch
+        return (False, batch) if batch is not None else (True, self.number)
+
+    @property
     def arrival_ns(self) -> int:
         return self.request.arrival_ns
 

@@ -316,7 +316,8 @@ class RequestStore:
     def finish(self, request: RequestState, reason: FinishReason, now_ns: int) -> None:
         """Remove a finished request, whose last event is told by the caller, and update statistics."""
         self.remove(request)
-        self._counters[request.service].long_token_gaps += request.largest_gap_ns > self._max_token_gap_ns
+        if reason is not FinishReason.SLICE:
+            self._counters[request.service].long_token_gaps += request.largest_gap_ns > self._max_token_gap_ns
         if reason not in (FinishReason.STOP, FinishReason.LENGTH):
             self._counters[request.service].cancelled += reason is not FinishReason.SLICE
         else:

@@ -3,6 +3,7 @@
 import heapq
 import math
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from typing import overload
@@ -35,6 +36,8 @@ class WaitingQueue(Sequence[RequestState]):
         """Time of the last ``demote_slo_expired``."""
         self.entries = 0
         """How many requests have entered it."""
+        self.batches: Counter[tuple[bool, int]] = Counter()
+        """Number of requests by ``RequestState.batch_order``."""
         self.num_scored = 0
         """Number of requests that want log-probabilities of prompt tokens."""
 
@@ -42,6 +45,7 @@ class WaitingQueue(Sequence[RequestState]):
         """Insert by rank, or last if its SLO has expired."""
         self.entries += 1
         self.num_scored += request.is_scored
+        self.batches[request.batch_order] += 1
         request.queue_entry = self.entries
         self._by_due.add(self._due_ns(request), request, len(self))
         slo_expired_ns = None if self._slo_expired_ns is None else self._slo_expired_ns(request)
@@ -55,6 +59,9 @@ class WaitingQueue(Sequence[RequestState]):
         """Raises ValueError if the request is not in the queue."""
         self._remove_ranked(request)
         self.num_scored -= request.is_scored
+        self.batches[request.batch_order] -= 1
+        if not self.batches[request.batch_order]:
+            del self.batches[request.batch_order]
         request.queue_entry = 0
 
     def _remove_ranked(self, request: RequestState) -> None:

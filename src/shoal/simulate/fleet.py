@@ -132,8 +132,8 @@ class Fleet:
                 self._emit,
                 self.touched.add,
             )
-        # Speeds matter only for the choice between engines.
-        several = len(specs) > 1
+        # Speeds matter only for the choice between engines, and for batches.
+        several = len(specs) > 1 or batching is not None
         self._speeds = [
             {name: _speed(service.times) if several else _ALONE for name, service in spec.services.items()}
             for spec in specs
@@ -363,6 +363,7 @@ class Fleet:
             request = replace(request, batch=action.batch)
         if action.slice_tokens is not None:
             request = replace(request, slice_tokens=action.slice_tokens)
+        self._requests[request.id] = request
         try:
             self.replicas[number].submit(request)
         except InvalidRequest as error:

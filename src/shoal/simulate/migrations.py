@@ -155,10 +155,14 @@ class MigrationRunner:
             return
         if isinstance(message, migration_wire.Stopped):
             state.stopped = message
+            request = self._requests[state.request]
+            made = message.output_tokens - request.num_output_tokens
+            left = None if request.slice_tokens is None else max(1, request.slice_tokens - made)
             self._requests[state.request] = replace(
-                self._requests[state.request],
+                request,
                 output_tokens=message.output_tokens,
                 resume_state=message.resume_state,
+                slice_tokens=left,
             )
         self._emit(event_of(message))
 

@@ -1,6 +1,7 @@
 """Assignment of requests to engines: dispatch of new and waiting requests, withdrawal, reassignment."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol
@@ -81,6 +82,7 @@ class Assignment:
         self._open: dict[str, _OpenEngines] = {}
         self.waiting = WaitingCalls()
         """Requests without an engine, except quarantined ones."""
+        self._batches_formed: Counter[str] = Counter()
         self.batches = None if batching is None else BatchFormation(batching, self.open_engines)
 
     def settle(self, now_ns: int) -> list[Dispatch]:
@@ -138,7 +140,7 @@ class Assignment:
             number = batches.next_number()
             limit = formed.shape.iterations if batches.options.limits_iterations else None
             for call in formed.calls:
-                call.batch = number
+                call.batch, call.shape = number, formed.shape
                 unassigned = self._unassigned(call, now_ns, formed.shape)
                 dispatched.append(self._assign(call, unassigned, engine, slice_tokens=limit))
                 self.waiting.remove(call)
@@ -150,7 +152,9 @@ class Assignment:
         rows, tokens = formed.shape.rows, [call.submitted.prompt_tokens for call in formed.calls]
         whole = msgspec.structs.replace(first.submitted, prompt_tokens=sum(tokens), choices=rows)
         expected = round(sum(call.tokens for call in formed.calls) / len(formed.calls))
-        unassigned = self._unassigned(first, now_ns, formed.shape)._replace(call=whole, tokens=expected)
+        turn = self._batches_formed[first.service]
+        self._batches_formed[first.service] += 1
+        unassigned = UnassignedRequest(whole, expected, turn, now_ns, formed.shape)
         load = self._chooser.choose(unassigned, formed.engines)
         assert load is not None, "a dispatch policy always finds an engine"
         return self._engines[load.name]
@@ -235,7 +239,7 @@ class Assignment:
 
     def reserve(self, call: ManagedCall, engine: Engine, now_ns: int) -> None:
         """Count a request in the load of an engine."""
-        self._add(self._unassigned(call, now_ns), engine.load)
+        self._add(self._unassigned(call, now_ns, call.shape), engine.load)
 
     def _add(self, unassigned: UnassignedRequest, load: EngineLoad) -> None:
         self._chosen[unassigned.call.service] = unassigned.turn + 1

@@ -15,6 +15,10 @@ from shoal.cluster.manager.engine_load import BatchShape, EngineLoad
 from shoal.cluster.manager.events import Submitted
 from shoal.cluster.manager.state import ManagedCall
 
+FORMED_AT_ONCE = 256
+"""Requests that a former divides at once, those that have waited longest first: the time that SCLS's takes
+grows with their square."""
+
 
 @dataclass(slots=True)
 class _Means:
@@ -47,8 +51,8 @@ class BatchFormation:
         self._former = batch_former(options.former)
         self._open_engines = open_engines
         self._means: dict[str, _Means] = defaultdict(_Means)
-        self._due_ns: dict[str, int] = {}
-        self._formed = 0
+        self._formed_ns: dict[str, int] = {}
+        self._num_formed = 0
 
     def pooled(self, event: Submitted, number: int, expected: int, now_ns: int) -> PooledRequest:
         """What formers see of a new request. expected: its output tokens, if none are predicted."""
@@ -71,8 +75,8 @@ class BatchFormation:
 
     def next_number(self) -> int:
         """The number of the next batch."""
-        self._formed += 1
-        return self._formed
+        self._num_formed += 1
+        return self._num_formed
 
     def form(
         self, service: str, waiting: Iterable[ManagedCall], engines: Sequence[EngineLoad], now_ns: int
@@ -83,36 +87,44 @@ class BatchFormation:
         it, at least one; the caller adds a batch to one of them before it takes the next.
         """
         if self.options.interval_s is not None:
-            if now_ns < self._due_ns.get(service, 0):
-                return
-            yield from self._batches(service, waiting, engines)
-            least_ns = min(load.remaining_ns for load in engines)
-            interval_ns = max(self.options.load_factor * least_ns, self.options.interval_s * 1e9)
-            self._due_ns[service] = now_ns + round(interval_ns)
+            if self._is_due(service, engines, now_ns):
+                yield from self._batches(service, waiting, engines)
+                self._formed_ns[service] = now_ns
             return
-        idle = [load for load in engines if not load.unfinished]
+        idle = [load for load in engines if not load.requests(service)]
         if not idle:
             return
         for formed in self._batches(service, waiting, idle):
-            now_idle = [load for load in formed.engines if not load.unfinished]
+            now_idle = [load for load in formed.engines if not load.requests(service)]
             if now_idle:
                 yield Formed(calls=formed.calls, engines=now_idle, batch=formed.batch, shape=formed.shape)
+
+    def _is_due(self, service: str, engines: Sequence[EngineLoad], now_ns: int) -> bool:
+        """Whether the interval is over, which follows the present loads: estimates are often too long."""
+        assert self.options.interval_s is not None
+        least_ns = min(load.remaining_ns for load in engines)
+        interval_ns = max(self.options.load_factor * least_ns, self.options.interval_s * 1e9)
+        return service not in self._formed_ns or now_ns >= self._formed_ns[service] + interval_ns
 
     def _batches(
         self, service: str, waiting: Iterable[ManagedCall], engines: Sequence[EngineLoad]
     ) -> list[Formed]:
-        """All waiting requests in batches, as far as engines are open to them."""
+        """All waiting requests in batches, as far as engines are open to them.
+
+        Formers see them in the order in which they began to wait, so that a request comes back behind others.
+        """
         names = {load.name for load in engines}
         # Requests share a batch only if the same engines are open to them; one of several choices does not.
-        groups: dict[tuple[str, ...], list[ManagedCall]] = defaultdict(list)
-        for call in waiting:
-            opened = [load.name for load in self._open_engines(call) if load.name in names]
+        groups: dict[tuple[tuple[str, ...], object], list[ManagedCall]] = defaultdict(list)
+        by_wait = sorted(waiting, key=lambda call: (call.waiting_since_ns, call.number))
+        for place, call in enumerate(by_wait):
+            opened = tuple(load.name for load in self._open_engines(call) if load.name in names)
             if opened:
-                own = (call.id,) if call.submitted.choices > 1 else ()
-                groups[*opened, *own].append(call)
+                own = call.id if call.submitted.choices > 1 else place // FORMED_AT_ONCE
+                groups[opened, own].append(call)
         formed = []
-        for key, calls in groups.items():
-            loads = [load for load in engines if load.name in key]
+        for (opened, _), calls in groups.items():
+            loads = [load for load in engines if load.name in opened]
             context = self._context(service, loads)
             by_id = {call.id: call for call in calls}
             for batch in self._former.form([_pooled(call) for call in calls], context):

@@ -151,6 +151,10 @@ class EngineLoad:
             return 0
         return _fetch_ns(own) + sum(_fetch_ns(each) for each in self._absent if self._is_wanted(each))
 
+    def requests(self, service: str) -> int:
+        """Number of its requests of a service."""
+        return self._requests[service]
+
     def _is_wanted(self, weights: AbsentWeights) -> bool:
         """Whether it has requests for some weights."""
         return any(self._requests[service] for service in weights.services)

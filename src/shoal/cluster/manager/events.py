@@ -225,7 +225,7 @@ class SliceEnded(msgspec.Struct, frozen=True, tag=True):
 
     request: str
     output_tokens: int
-    """Of its longest choice so far."""
+    """Of its shortest unfinished choice so far: the others have less left."""
 
 
 class WeightsFailed(msgspec.Struct, frozen=True, tag=True):

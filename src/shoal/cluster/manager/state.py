@@ -7,7 +7,7 @@ from enum import Enum, auto
 
 from shoal.batches import PooledRequest
 from shoal.cluster.manager.actions import MigrationOutcome
-from shoal.cluster.manager.engine_load import EngineLoad
+from shoal.cluster.manager.engine_load import BatchShape, EngineLoad
 from shoal.cluster.manager.events import (
     EngineEnded,
     EngineHeartbeat,
@@ -73,6 +73,8 @@ class ManagedCall:
     """What batch formers see of it; None without batching."""
     batch: int | None = None
     """Number of its last batch."""
+    shape: BatchShape | None = None
+    """Size of its last batch."""
     unloadable_on: set[str] = field(default_factory=set)
     """Engines that could not load its weights."""
 

@@ -214,13 +214,13 @@ class CallTable:
         if delta.finish is not None:
             ended_by_engine = rests or event.finish is not None
             self._finish(call, reader, delta.finish, delta.error, ended_by_engine=ended_by_engine)
-        elif rests:
-            del self._readers[call.wire_id(reader.choice)]
-            call.rested.add(reader.choice)
-            self._end_slice(call)
         # Last, since the manager may decide about this call.
         if progressed and call.id in self._calls:
             self._emit(Progressed(call.id))
+        if rests and self._readers.pop(event.request_id, None) is not None:
+            call.rested.add(reader.choice)
+            call.timelines[reader.choice].begin(Phase.WAITING, call.engine, now_ns)
+            self._end_slice(call)
 
     def _end_slice(self, call: Call) -> None:
         """A call waits for its next batch once the slices of all its unfinished choices are over."""
@@ -228,8 +228,8 @@ class CallTable:
             call.rested.clear()
             call.engine = None
             call.begin_phase(Phase.WAITING, self._clock())
-            longest = max(reader.output_tokens for reader in call.unfinished.values())
-            self._emit(SliceEnded(call.id, longest))
+            shortest = min(reader.output_tokens for reader in call.unfinished.values())
+            self._emit(SliceEnded(call.id, shortest))
 
     def _give_up(self, call: Call, error: str) -> None:
         """The engine of a call cannot load its weights: another may take it."""

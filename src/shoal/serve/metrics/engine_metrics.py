@@ -269,8 +269,10 @@ def _step_counters(stats: _StatsByEngine) -> Iterator[Metric]:
 
 def _usage(stats: _StatsByEngine, live: _StatsByEngine) -> Iterator[Metric]:
     """What processes of engines use; a GPU's figures are of all its processes."""
-    cpu = _counter("engine_cpu_seconds", "CPU time of the engine's process and its children.")
-    memory = _gauge("engine_memory_bytes", "Memory in use by the engine's process and its children.")
+    cpu = _counter(
+        "engine_cpu_seconds", "CPU time of the engine's process, and of its children that have ended."
+    )
+    memory = _gauge("engine_memory_bytes", "Memory in use by the engine's process.")
     busy = _gauge("gpu_utilisation", "Share of the last moments in which a kernel ran on the engine's GPU.")
     used = _gauge("gpu_memory_bytes", "Memory in use on the engine's GPU, by all processes.")
     power = _gauge("gpu_power_watts", "Power that the engine's GPU draws.")
