@@ -53,6 +53,7 @@ def test_blocks_sequences_and_depth_are_the_run_s_own(folder: Path) -> None:
     assert found.stdout.split("depth 2")[1].count("+0.0%") == 9
 
 
+@pytest.mark.slow
 def test_ranks_that_divide_experts_are_simulated(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     write_profile(folder / "profile", "model: Qwen/Qwen3-30B-A3B\nhardware: RTXPRO6000\n")

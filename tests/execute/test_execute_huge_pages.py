@@ -130,6 +130,7 @@ def test_prefaulting_pauses_and_is_no_slower_than_others_while_it_holds_the_lock
     assert pauses == [2.0, 1.0, 0.0]
 
 
+@pytest.mark.slow
 def test_a_process_may_exit_during_prefaulting() -> None:
     code = (
         "from shoal.execute import huge_pages\n"

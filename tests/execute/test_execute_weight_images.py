@@ -365,6 +365,7 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
     assert "SHOAL_CACHE" in str(images._error_of(order, tmp_path, [line], 1))
 
 
+@pytest.mark.slow
 def test_a_child_process_makes_an_image(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
     lines: list[str] = []

@@ -145,6 +145,7 @@ def test_a_tokenizer_with_own_code_is_not_run(empty_cache: Path, tmp_path: Path)
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 def test_a_folder_without_any_tokenizer_is_explained(empty_cache: Path, tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "bare", None, config={"model_type": "llama"})
     make_weights(folder / "model.safetensors", "wte.weight")
