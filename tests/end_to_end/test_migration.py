@@ -111,7 +111,7 @@ def move_all(
 
 
 @on_cpu
-@pytest.mark.parametrize(("depth", "live"), crossed([1, 2], [True, False], of_each=2), ids=str)
+@pytest.mark.parametrize(("depth", "live"), crossed([1, 2], [True, False]), ids=str)
 def test_requests_move_while_their_weights_come_and_go(
     depth: int, live: bool, folders: dict[str, Path], two_engines: Engines, image_cache: Path
 ) -> None:
