@@ -155,7 +155,7 @@ def exported() -> dict[str, dict[str, set[str]]]:
         stats=stats,
         weights_memory_bytes=1,
     )
-    page = metrics.render([engine], {"chat": ServiceStatus(ready=1, wanted=1, waiting=0)})
+    page = metrics.render([engine], {"chat": ServiceStatus(ready=1, wanted=1, waiting=0, batches=1)})
     for line in page.decode().splitlines():
         match = re.match(r"(shoal_\w+?)(?:_bucket|_sum|_count|_created)?(?:\{(.*)\})? ", line)
         if match:

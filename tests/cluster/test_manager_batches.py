@@ -58,6 +58,8 @@ def test_an_idle_engine_gets_a_batch_at_once_and_the_next_when_it_is_idle_again(
     assert batches(bench.end("r0")) == [("e0", ["r1", "r2"])]
     assert bench.end("r1") == []
     assert batches(bench.end("r2")) == [("e0", ["r3"])]
+    status = bench.manager.services["a"]
+    assert (status.batches, status.batched_requests) == (3, 4)
 
 
 def test_each_idle_engine_gets_one_batch():

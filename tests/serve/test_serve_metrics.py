@@ -180,6 +180,11 @@ def test_requests_without_an_engine_are_shown_by_service():
     assert values["shoal_service_engines", chat_service, ("state", "loading")] == 2
     assert values["shoal_requests_without_engine", chat_service] == 4
     assert values["shoal_requests_resumed_total", chat_service] == 12
+    assert ("shoal_batches_total", chat_service) not in values
+    services = {"chat": replace(services["chat"], batches=3, batched_requests=20)}
+    values = samples(ServerMetrics([]).render((), services).decode())
+    assert values["shoal_batches_total", chat_service] == 3
+    assert values["shoal_batched_requests_total", chat_service] == 20
 
 
 def test_requests_without_an_engine_are_refused_and_started_streams_fail():

@@ -123,6 +123,10 @@ class ServiceStatus:
     """Why it could not be loaded."""
     resumed: int = 0
     """Requests that were resumed after the end of their engine."""
+    batches: int = 0
+    """Batches that were dispatched; 0 without batching."""
+    batched_requests: int = 0
+    """Requests in them; one that was in several counts in each."""
     idle_after_s: float | None = None
     """It is unloaded after this time without a request; None: never."""
     idle_since_ns: int | None = None

@@ -82,7 +82,10 @@ class Assignment:
         self._open: dict[str, _OpenEngines] = {}
         self.waiting = WaitingCalls()
         """Requests without an engine, except quarantined ones."""
-        self._batches_formed: Counter[str] = Counter()
+        self.batches_formed: Counter[str] = Counter()
+        """Dispatched batches by service."""
+        self.batched_calls: Counter[str] = Counter()
+        """Calls in them; one that was in several counts in each."""
         self.batches = None if batching is None else BatchFormation(batching, self.open_engines)
 
     def settle(self, now_ns: int) -> list[Dispatch]:
@@ -152,8 +155,9 @@ class Assignment:
         rows, tokens = formed.shape.rows, [call.submitted.prompt_tokens for call in formed.calls]
         whole = msgspec.structs.replace(first.submitted, prompt_tokens=sum(tokens), choices=rows)
         expected = round(sum(call.tokens for call in formed.calls) / len(formed.calls))
-        turn = self._batches_formed[first.service]
-        self._batches_formed[first.service] += 1
+        turn = self.batches_formed[first.service]
+        self.batches_formed[first.service] += 1
+        self.batched_calls[first.service] += len(formed.calls)
         unassigned = UnassignedRequest(whole, expected, turn, now_ns, formed.shape)
         load = self._chooser.choose(unassigned, formed.engines)
         assert load is not None, "a dispatch policy always finds an engine"

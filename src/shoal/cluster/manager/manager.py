@@ -136,6 +136,8 @@ class Manager:
             error=error,
             idle_after_s=idle_after_s,
             idle_since_ns=idle_since_ns,
+            batches=self._assignment.batches_formed[name],
+            batched_requests=self._assignment.batched_calls[name],
         )
 
     def waits_for_load(self, service: str) -> bool:

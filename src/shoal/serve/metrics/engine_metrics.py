@@ -101,13 +101,24 @@ class ServiceCollector(Collector):
         resumed = CounterMetricFamily(
             "shoal_requests_resumed", "Requests that went on after the end of an engine.", labels=["service"]
         )
+        batches = CounterMetricFamily(
+            "shoal_batches", "Batches of requests that were formed and dispatched.", labels=["service"]
+        )
+        batched = CounterMetricFamily(
+            "shoal_batched_requests",
+            "Requests in these batches, in each that they were in.",
+            labels=["service"],
+        )
         for name, service in self._services.items():
             engines.add_metric([name, "wanted"], service.wanted)
             engines.add_metric([name, "ready"], service.ready)
             engines.add_metric([name, "loading"], service.loading)
             waiting.add_metric([name], service.waiting)
             resumed.add_metric([name], service.resumed)
-        yield from (engines, waiting, resumed)
+            if service.batches:
+                batches.add_metric([name], service.batches)
+                batched.add_metric([name], service.batched_requests)
+        yield from (engines, waiting, resumed, batches, batched)
 
 
 def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
