@@ -46,9 +46,10 @@ demo: $(STAMP)
 experiments: $(STAMP)
 	$(BIN)/python -m experiments --list
 
-# A browser's driver leaves an event loop running in its process, beside which other tests cannot start theirs.
+# QUICK chooses the tests. A browser's driver leaves an event loop running in its process, beside which other tests cannot start theirs.
+QUICK := not slow
 test: $(STAMP)
-	$(PYTEST) -m "not slow" --ignore=tests/browser
+	$(PYTEST) -m "$(QUICK)" --ignore=tests/browser
 
 test-torch: $(STAMP)
 	SHOAL_NATIVE=off $(PYTEST) -m "not slow and not without_native" tests/execute
