@@ -12,7 +12,7 @@ from manager_builders import SECOND, SPEED, Bench
 from hypothesis_profiles import examples
 from shoal.batches import FORMERS
 from shoal.cluster.batching_options import BatchingOptions
-from shoal.cluster.manager.actions import ClusterAction, Dispatch, Withdraw
+from shoal.cluster.manager.actions import ClusterAction, Dispatch, Refuse, Withdraw
 from shoal.cluster.manager.batch_formation import FORMED_AT_ONCE
 from shoal.cluster.manager.dispatch import DISPATCHES
 from shoal.cluster.manager.engine_load import BatchTime
@@ -303,6 +303,18 @@ def test_a_migrating_request_keeps_its_batch_and_its_slice():
     assert loads[target] == int(BatchTime(SPEED).serve(1, 10, 10) * 1e9)
     assert loads[dispatch.engine] == 0
     assert (actions[1].batch, actions[1].slice_tokens) == (dispatch.batch, None)
+
+
+def test_a_long_wait_for_a_batch_is_no_wait_for_an_engine():
+    bench = make_bench(BatchingOptions(max_batch=1))
+    bench.add("e0")
+    bench.submit("r0")
+    bench.submit("r1")
+    bench.wait(100, ("e0", 1))
+    actions = bench.die("e0", 1) + bench.wait(59)
+    assert not [each for each in actions if isinstance(each, Refuse)]
+    refused = [each.request for each in bench.wait(2) if isinstance(each, Refuse)]
+    assert sorted(refused) == ["r0", "r1"]
 
 
 def test_a_cancelled_request_is_in_no_batch():

@@ -73,6 +73,9 @@ class Manager:
         self._incarnations: dict[str, int] = {}
         self._calls: dict[str, ManagedCall] = {}
         self._submitted = 0
+        # By service: since when no engine was ready for it, as of the last tick.
+        self._unready_ns: dict[str, int] = {}
+        self._ticked_ns = 0
         chooser: PolicyChooser | PackerChooser
         if isinstance(dispatch, PackerDispatch):
             chooser = PackerChooser(dispatch.packer(), self._engines, options.packing.epoch_s)
@@ -284,6 +287,7 @@ class Manager:
             self._refuse_overdue(service, list(self._waiting.of(service)), now_ns)
         for call in self._quarantine.pending:
             self._refuse_overdue(call.service, [call], now_ns)
+        self._ticked_ns = now_ns
         given_up = self._migrations.ticked(now_ns)
         self._actions += given_up
         if given_up or self._quarantine.pending or self._migrations.draining:
@@ -413,13 +417,20 @@ class Manager:
         self._actions.append(Refuse(call.id, kind, message))
 
     def _refuse_overdue(self, service: str, calls: Sequence[ManagedCall], now_ns: int) -> None:
-        """Refuse requests that have waited for too long, unless an engine with room for them is ready."""
+        """Refuse requests that have waited for too long, unless an engine with room for them is ready.
+
+        Requests also wait while engines are ready, for a batch or for a packer's room: that does not count.
+        """
         engines = self._engines_of(service)
         if not calls or self._residency.is_loading(service, engines):
             return
         ready = [engine for engine in engines if engine.accepts_requests and engine.serves(service)]
+        if ready:
+            self._unready_ns.pop(service, None)
+        unready_ns = 0 if ready else self._unready_ns.setdefault(service, self._ticked_ns)
         for call in calls:
-            if now_ns - call.waiting_since_ns < self._wait_ns or self._assignment.with_room(call, ready):
+            waited_ns = now_ns - max(call.waiting_since_ns, unready_ns)
+            if waited_ns < self._wait_ns or self._assignment.with_room(call, ready):
                 continue
             large = f" with KV memory for {call.submitted.longest} tokens" if ready else ""
             message = f"no engine of service {service!r}{large} was ready for {self._wait_s:g} s"
