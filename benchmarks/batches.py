@@ -14,20 +14,18 @@ import argparse
 import asyncio
 import json
 import random
-import signal
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
+
+from benchmarks.serving import serving
 
 PORT = 18_191
 SUBJECTS = "rivers bridges clocks gardens trains violins markets deserts islands kites mirrors".split()  # noqa: SIM905
@@ -63,32 +61,19 @@ def workload(options: argparse.Namespace) -> list[Chat]:
     return chats
 
 
-@contextmanager
-def server(options: argparse.Namespace, preset: str) -> Iterator[str]:
+def server(options: argparse.Namespace, preset: str) -> AbstractContextManager[str]:
     """A server with a preset; its address."""
     config: dict[str, Any] = {
         "services": [{"name": "m", "model": options.model}],
         "devices": ["cpu"] * options.engines,
         "kv_cache": {"memory": options.kv_memory},
         "scheduler": {"preset": preset},
-        "server": {"host": "127.0.0.1", "port": PORT},
     }
     if preset in ("pm", "ab", "lb", "scls"):
         config["cluster"] = {"batching": {"interval": options.interval}}
     if preset in ("so", "pm", "ab", "lb", "scls"):
         config.setdefault("cluster", {}).setdefault("batching", {})["slice"] = options.slice
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        json.dump(config, file)
-        file.flush()
-        command = [sys.executable, "-m", "shoal.cli", "serve", "--config", file.name]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        try:
-            yield f"http://127.0.0.1:{PORT}"
-        finally:
-            process.send_signal(signal.SIGTERM)
-            _, said = process.communicate(timeout=60)
-            if options.verbose:
-                print(said, file=sys.stderr)
+    return serving(config, PORT, verbose=options.verbose)
 
 
 async def wait_until_ready(client: httpx.AsyncClient, url: str) -> None:

@@ -19,17 +19,14 @@ names m00, m01, ...) are given the requests, too. Give the computer nothing else
 import argparse
 import asyncio
 import csv
-import json
 import os
 import shutil
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +34,7 @@ import httpx
 import numpy as np
 
 from benchmarks.many_models import FUNCTIONS, LENGTHS, RESIDENT, popularity
+from benchmarks.serving import serving
 from shoal.bench import Answer, Call, LoadRun, Target, run_load
 from shoal.core import Service, TokenDeadlines
 from shoal.schedule.policies.residency import RESIDENCY_POLICIES
@@ -108,8 +106,7 @@ def workload(options: argparse.Namespace, seed: int) -> list[Call]:
     return sorted(calls, key=lambda call: call.arrival_ns)
 
 
-@contextmanager
-def server(options: argparse.Namespace, policy: str) -> Iterator[str]:
+def server(options: argparse.Namespace, policy: str) -> AbstractContextManager[str]:
     """A server with a residency policy, or with all weights resident; its address."""
     services = [
         {"name": model_name(number), "model": str(options.folder / model_name(number)), "dtype": "int8"}
@@ -118,7 +115,6 @@ def server(options: argparse.Namespace, policy: str) -> Iterator[str]:
     config: dict[str, Any] = {
         "services": services,
         "kv_cache": {"memory": "1GiB"},
-        "server": {"host": "127.0.0.1", "port": PORT},
     }
     count = options.models if policy == RESIDENT else options.memory_for
     config["weights"] = {"memory": f"{count * options.model_mib}MiB"}
@@ -126,18 +122,7 @@ def server(options: argparse.Namespace, policy: str) -> Iterator[str]:
         config["weights"]["policy"] = policy
         if options.bandwidth:
             config["weights"]["bandwidth"] = options.bandwidth
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        json.dump(config, file)
-        file.flush()
-        command = [sys.executable, "-m", "shoal.cli", "serve", "--config", file.name]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        try:
-            yield f"http://127.0.0.1:{PORT}"
-        finally:
-            process.send_signal(signal.SIGTERM)
-            _, said = process.communicate(timeout=60)
-            if options.verbose:
-                print(said, file=sys.stderr)
+    return serving(config, PORT, verbose=options.verbose)
 
 
 async def wait_until_ready(client: httpx.AsyncClient) -> float:

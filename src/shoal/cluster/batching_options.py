@@ -18,7 +18,7 @@ class BatchingOptions:
     former: str = "fixed"
     """Which requests share a batch; one of ``FORMERS``."""
     interval_s: float | None = None
-    """Shortest time between two formations. None: a batch is formed whenever an engine is idle, for it."""
+    """Shortest time between two formations. None: an engine without requests of the service gets a batch."""
     load_factor: float = 0.0
     """The interval is at least this share of the least loaded engine's estimated work (SCLS's lambda): the
     more work there is, the longer requests gather."""

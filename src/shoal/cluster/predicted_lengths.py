@@ -1,6 +1,7 @@
 """Predicted output lengths of new requests, for batches (UELLM's profiler, section 4.1)."""
 
-from shoal.core import LengthPredictor, Request
+from shoal.core import SLO, LengthPredictor, Request
+from shoal.core.slo import resolve_slo
 from shoal.forecast import LengthHistory, make_predictor
 
 
@@ -13,6 +14,15 @@ class PredictedLengths:
     def __init__(self, name: str) -> None:
         self._name = name
         self._services: dict[str, tuple[LengthPredictor, LengthHistory]] = {}
+
+    def facts(
+        self, request: Request, most_tokens: int, slo: SLO, execution_s: float | None
+    ) -> tuple[int, float | None]:
+        """What batches are formed by: predicted output in tokens, and end-to-end goal in seconds.
+
+        slo, execution_s: of the request's service. Raises InvalidRequest as ``resolve_slo`` does.
+        """
+        return self.predict(request, most_tokens), resolve_slo(request.slo, slo, execution_s).e2e_s
 
     def predict(self, request: Request, most_tokens: int) -> int:
         """The predicted output length of a new request, from 1 to ``most_tokens``."""

@@ -45,7 +45,6 @@ from shoal.cluster.options import ClusterOptions
 from shoal.cluster.predicted_lengths import PredictedLengths
 from shoal.cluster.status import EngineState
 from shoal.core import ConfigError, FinishReason, InvalidRequest, Request, SyntheticPrompt
-from shoal.core.slo import resolve_slo
 from shoal.engine import wire
 from shoal.forecast import StepRows, StepTimes
 from shoal.schedule import RequestState, SchedulerStats
@@ -142,6 +141,13 @@ class Fleet:
             self._manager.handle(EngineAdded(str(number), tuple(spec.services)), 0)
             self._manager.handle(self._ready(number, 1), 0)
             self._report_weights(number)
+        self._schedule_incidents(deaths, migrations)
+        if isinstance(policy, PackerDispatch):
+            self._epoch_ns = round(migrations.packing.epoch_s * 1e9)
+            self._timers.set(self._epoch_ns, self._begin_epoch)
+
+    def _schedule_incidents(self, deaths: Deaths, migrations: MigrationSpec) -> None:
+        """Set the times of deaths, drains, and migrations that are wanted."""
         for time_s, number in deaths.times:
             self._set(time_s, partial(self._kill, self._checked(number, "die"), "killed"))
         for time_s, number in migrations.drains:
@@ -149,9 +155,6 @@ class Fleet:
         for time_s, request, target, method in migrations.wanted:
             engine = None if target is None else str(self._checked(target, "take requests"))
             self._set(time_s, partial(self._emit, MigrationWanted(request, engine, method)))
-        if isinstance(policy, PackerDispatch):
-            self._epoch_ns = round(migrations.packing.epoch_s * 1e9)
-            self._timers.set(self._epoch_ns, self._begin_epoch)
 
     @property
     def next_ns(self) -> int | None:
@@ -227,8 +230,7 @@ class Fleet:
             return 0, None
         spec = next(spec for spec in self._specs if request.service in spec.services)
         service = spec.services[request.service]
-        goal_s = resolve_slo(request.slo, service.slo, service.execution_s).e2e_s
-        return self._lengths.predict(request, most_tokens), goal_s
+        return self._lengths.facts(request, most_tokens, service.slo, service.execution_s)
 
     def _build(self, number: int) -> Replica:
         replica = self._make(number)

@@ -312,8 +312,7 @@ class Assignment:
     ) -> Dispatch:
         self._add(unassigned, engine.load)
         self.reassign(call, engine)
-        number = engine.incarnation
-        return Dispatch(call.id, engine.name, number, call.attempt, call.batch, slice_tokens)
+        return Dispatch(call.id, engine.name, engine.incarnation, call.attempt, call.batch, slice_tokens)
 
     def release(self, call: ManagedCall) -> None:
         """Take the request from its engine, if it has one."""

@@ -70,7 +70,7 @@ class EngineLoad:
         """Unfinished choices."""
         self.remaining_ns = 0
         """Sum of the requests' estimated times, each in full until the request ends. Each is the time of the
-        request alone, so concurrent work is overstated."""
+        request alone, so concurrent work is overstated, or its part of the time of its batch."""
         self.filled = 0
         """Sum of the KV that the requests are expected to hold at their end, in millionths of the KV memory.
         May

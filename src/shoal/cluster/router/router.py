@@ -31,7 +31,6 @@ from shoal.cluster.router.remote_engine import OpenChannel
 from shoal.cluster.status import ClusterInfo, EngineStatus, RequestTable, ServiceStatus
 from shoal.core import SLO, Client, EngineDied, QueueFull, Request, SamplingParams
 from shoal.core.service import NO_GOALS
-from shoal.core.slo import resolve_slo
 from shoal.engine import wire
 from shoal.engine.process.child_process import BUILDER
 from shoal.engine.stats import EngineStats
@@ -288,8 +287,7 @@ class Router:
         if self._lengths is None:
             return 0, None
         service = self._fleet.catalog.services[request.service]
-        goal_s = resolve_slo(request.slo, service.slo, service.execution_s).e2e_s
-        return self._lengths.predict(request, most_tokens), goal_s
+        return self._lengths.facts(request, most_tokens, service.slo, service.execution_s)
 
     def _finished(self, call: Call, output_tokens: int) -> None:
         if self._lengths is not None:
