@@ -105,6 +105,7 @@ def test_a_key_is_asked_for_and_then_sent(visitor: Any, server: StandIn) -> None
     page.locator("#status", has_text="ok").wait_for()
     page.locator("#tab-services").click()
     page.get_by_label("Admin key").fill(ADMIN_KEY)
+    expect(page.get_by_text("No operation is known.")).to_be_hidden()
     page.keyboard.press("Enter")
     page.get_by_text("No operation is known.").wait_for()
     sent = [(path, headers.get("Authorization")) for _, path, headers, _ in server.received]

@@ -11,7 +11,7 @@ const ENDED_SHOWN = 10;
 export function operations() {
   const outcome = el("div.outcome", { role: "status" });
   const body = el("tbody");
-  const none = el("p.dim", {}, "No operation is known.");
+  const none = el("p.dim", { hidden: true }, "No operation is known.");  // until the server said so
   const table = el(
     "table.operations",
     {},
