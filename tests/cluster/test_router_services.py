@@ -349,9 +349,9 @@ def test_engines_come_drain_and_go():
         assert after["0"] == before["0"]
         assert after["new"] > 0
         change.drain_engine("1")
-        with pytest.raises(ConfigError, match="'new' is the last one that is not drained"):
+        with pytest.raises(ConfigError, match="'new' is the last one that takes requests"):
             change.drain_engine("new")
-        with pytest.raises(ConfigError, match="'new' is the last one that is not drained"):
+        with pytest.raises(ConfigError, match="'new' is the last one that takes requests"):
             await change.remove_engine("new")
         await change.remove_engine("0")
         assert [engine.name for engine in router.engines] == ["1", "new"]

@@ -24,6 +24,8 @@ class EngineState(StrEnum):
     """It accepts requests."""
     DRAINING = "draining"
     """It gets no new requests; its own migrate to other engines, or finish."""
+    STANDBY = "standby"
+    """It is declared, but does not run, and starts when it is activated."""
 
 
 class ServiceState(StrEnum):
@@ -50,6 +52,10 @@ class EngineStatus:
     state: EngineState
     services: tuple[str, ...]
     """Including services that are still loading."""
+    unplaced: tuple[str, ...] = ()
+    """Services of these that it takes no new requests of."""
+    deactivating: bool = False
+    """Whether it drains to go to standby."""
     incarnation: int = 0
     """How often it was started."""
     restarts: int = 0
@@ -74,6 +80,16 @@ class EngineStatus:
     """Age of ``stats``."""
     weights_memory_bytes: int | None = None
     """Limit on the bytes of weights in its memory; None: all weights stay there."""
+
+    @property
+    def placed(self) -> tuple[str, ...]:
+        """Services that it takes requests of while it is ready."""
+        return tuple(name for name in self.services if name not in self.unplaced)
+
+    @property
+    def active(self) -> bool:
+        """Whether it takes requests, or will once it runs."""
+        return self.state not in (EngineState.DRAINING, EngineState.STANDBY)
 
     @property
     def runs(self) -> bool:

@@ -27,6 +27,13 @@ class KillEngine(msgspec.Struct, frozen=True, tag=True):
     why: str
 
 
+class StopEngine(msgspec.Struct, frozen=True, tag=True):
+    """End the process of an engine without requests, which goes to standby; ``EngineEnded`` follows."""
+
+    engine: str
+    incarnation: int
+
+
 class LoadService(msgspec.Struct, frozen=True, tag=True):
     """Let a running engine load a service; ``ServiceLoaded`` or ``ServiceFailed`` follows."""
 
@@ -172,5 +179,13 @@ class Refuse(msgspec.Struct, frozen=True, tag=True):
 
 MigrationAction = Reserve | Export | Commit | Abort | Release | Drop | MigrationEnded
 ClusterAction = (
-    StartEngine | KillEngine | LoadService | UnloadService | Dispatch | Withdraw | Refuse | MigrationAction
+    StartEngine
+    | KillEngine
+    | StopEngine
+    | LoadService
+    | UnloadService
+    | Dispatch
+    | Withdraw
+    | Refuse
+    | MigrationAction
 )

@@ -16,7 +16,6 @@ from shoal.cluster.manager.engine_load import BatchShape, EngineLoad, Unassigned
 from shoal.cluster.manager.quarantine import Quarantine
 from shoal.cluster.manager.state import Engine, ManagedCall, Residence
 from shoal.cluster.manager.waiting_queue import WaitingCalls
-from shoal.cluster.status import EngineState
 
 MAX_BYPASS_NS = 10_000_000_000
 """After this wait for room, later requests may not take the engines of a waiting request."""
@@ -176,7 +175,7 @@ class Assignment:
         engines = [
             engine
             for engine in self._engines.values()
-            if service in engine.residences and (engine.serves(service) or engine.will_accept_requests)
+            if engine.places(service) and (engine.serves(service) or engine.will_accept_requests)
         ]
         chosen = self._quarantine.choose(call, self.with_room(call, engines), now_ns)
         for engine in engines:
@@ -213,11 +212,12 @@ class Assignment:
         return [engine for engine, size in zip(engines, sizes, strict=True) if size == max(sizes)]
 
     def _room_expected(self, call: ManagedCall) -> bool:
-        """Whether any engine of the service that is not draining has, or may have, room for a request."""
+        """Whether any active engine of the service has, or may have, room for a request."""
         service = call.service
         return any(
-            engine.residences.get(service, Residence.FAILED) is not Residence.FAILED
-            and engine.state is not EngineState.DRAINING
+            engine.places(service)
+            and engine.residences[service] is not Residence.FAILED
+            and engine.active
             and engine.name not in call.unloadable_on
             and engine.has_room(call.submitted)
             for engine in self._engines.values()

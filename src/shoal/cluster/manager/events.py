@@ -32,10 +32,11 @@ class ServiceSpeed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EngineAdded(msgspec.Struct, frozen=True, tag=True):
-    """An engine is added; the manager starts it."""
+    """An engine is added; the manager starts it, unless it is on standby."""
 
     engine: str
     services: tuple[str, ...]
+    standby: bool = False
 
 
 class EngineFound(msgspec.Struct, frozen=True, tag=True):
@@ -113,6 +114,21 @@ class EngineUndrained(msgspec.Struct, frozen=True, tag=True):
     engine: str
 
 
+class EngineActivated(msgspec.Struct, frozen=True, tag=True):
+    """An engine on standby is started, or one that drains to go there takes requests again."""
+
+    engine: str
+
+
+class EngineDeactivated(msgspec.Struct, frozen=True, tag=True):
+    """An engine goes to standby: it is drained, and then ends.
+
+    Ignored where it is the only active one of a service that is placed on it.
+    """
+
+    engine: str
+
+
 class EngineRemoved(msgspec.Struct, frozen=True, tag=True):
     """An engine is removed; its requests go to other engines."""
 
@@ -133,6 +149,21 @@ class ServiceWanted(msgspec.Struct, frozen=True, tag=True):
 
     service: str
     loaded: bool
+
+
+class PlacementWanted(msgspec.Struct, frozen=True, tag=True):
+    """A service is placed on one engine more, or is no longer placed on one.
+
+    Ignored where no other active engine would have the service.
+    """
+
+    service: str
+    engine: str
+    placed: bool
+    """True: the engine loads the service and takes its requests. False: it takes no more of them, and those
+    that it has migrate away."""
+    unload: bool = True
+    """If no longer placed: whether the engine unloads the service once it has no requests of it."""
 
 
 class ServiceKept(msgspec.Struct, frozen=True, tag=True):
@@ -306,6 +337,7 @@ class Ticked(msgspec.Struct, frozen=True, tag=True):
 ServiceEvent = (
     ServicePlaced
     | ServiceWanted
+    | PlacementWanted
     | ServiceKept
     | ServiceRemoved
     | ServiceLoaded
@@ -331,6 +363,8 @@ ClusterEvent = (
     | EngineEnded
     | EngineDraining
     | EngineUndrained
+    | EngineActivated
+    | EngineDeactivated
     | EngineRemoved
     | ServiceEvent
     | WeightsMoved

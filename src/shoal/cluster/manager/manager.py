@@ -11,13 +11,16 @@ from shoal.cluster.manager.actions import (
     UnloadService,
     Withdraw,
 )
+from shoal.cluster.manager.activation import Activation
 from shoal.cluster.manager.assignment import Assignment, PolicyChooser
 from shoal.cluster.manager.dispatch import DispatchPolicy, PackerDispatch
 from shoal.cluster.manager.engine_load import EngineLoad
 from shoal.cluster.manager.events import (
     ClusterEvent,
     Ended,
+    EngineActivated,
     EngineAdded,
+    EngineDeactivated,
     EngineDraining,
     EngineEnded,
     EngineFound,
@@ -71,6 +74,7 @@ class Manager:
         self._engines: dict[str, Engine] = {}
         # The last incarnation of every removed engine, so that none is used twice.
         self._incarnations: dict[str, int] = {}
+        self._activation = Activation(self._engines, self._supervisor)
         self._calls: dict[str, ManagedCall] = {}
         self._submitted = 0
         # By service: since when no engine was ready for it, as of the last tick.
@@ -99,6 +103,8 @@ class Manager:
             EngineEnded: self._engine_ended,
             EngineDraining: self._engine_draining,
             EngineUndrained: self._engine_undrained,
+            EngineActivated: self._engine_activated,
+            EngineDeactivated: self._engine_deactivated,
             EngineRemoved: self._engine_removed,
             **dict.fromkeys(get_args(ServiceEvent), self._service_event),
             Submitted: self._submit,
@@ -127,12 +133,13 @@ class Manager:
     def service(self, name: str) -> ServiceStatus:
         """One service; zeros if it is unknown."""
         engines = self._engines_of(name)
-        state, error = self._residency.state(name, engines)
-        staying = [engine for engine in engines if engine.state is not EngineState.DRAINING]
+        declared = [engine for engine in self._engines.values() if name in engine.residences]
+        state, error = self._residency.state(name, declared)
+        active = [engine for engine in engines if engine.active]
         idle_after_s, idle_since_ns = self._residency.idleness(name)
         return ServiceStatus(
             ready=sum(engine.accepts_requests and engine.serves(name) for engine in engines),
-            wanted=len(staying) if self._residency.wants(name) else 0,
+            wanted=len(active) if self._residency.wants(name) else 0,
             waiting=self.waiting(name),
             loading=sum(engine.residences[name] is Residence.LOADING for engine in engines),
             state=state,
@@ -142,6 +149,23 @@ class Manager:
             batches=self._assignment.batches_formed[name],
             batched_requests=self._assignment.batched_calls[name],
         )
+
+    def loads(self, service: str, engine: str) -> bool:
+        """Whether an active engine is to load a service and has not done so."""
+        found = self._engines.get(engine)
+        if found is None or not found.active or not self._residency.wants(service):
+            return False
+        return found.residences.get(service) in (Residence.ABSENT, Residence.LOADING, Residence.UNLOADING)
+
+    def has(self, service: str, engine: str) -> bool:
+        """Whether an engine has loaded a service that is placed on it."""
+        found = self._engines.get(engine)
+        return found is not None and found.serves(service)
+
+    def needs(self, service: str, engine: str) -> bool:
+        """Whether an engine has requests of a service, or is to unload it."""
+        found = self._engines.get(engine)
+        return found is not None and (found.needs(service) or self._residency.is_leaving(service, found))
 
     def waits_for_load(self, service: str) -> bool:
         """Whether requests of a service wait until running engines have loaded it."""
@@ -170,6 +194,7 @@ class Manager:
         """Actions that follow from an event, in order. now_ns: the time of this call, never decreasing."""
         self._actions = []
         self._handlers[type(event)](event, now_ns)
+        self._actions += self._residency.unload_left(self._engines)
         if any(isinstance(action, UnloadService) for action in self._actions):
             self._settle(now_ns)
         if self._repacking is not None:
@@ -182,19 +207,26 @@ class Manager:
     # Engines
 
     def _engine_added(self, event: EngineAdded, now_ns: int) -> None:
-        if event.engine not in self._engines:
-            engine = self._add(event.engine, event.services, self._incarnations.get(event.engine, 0), now_ns)
-            self._actions.append(self._supervisor.start(engine, engine.incarnation + 1))
+        if event.engine in self._engines:
+            return
+        incarnation = self._incarnations.get(event.engine, 0)
+        if event.standby:
+            self._add(event.engine, event.services, EngineState.STANDBY, incarnation, now_ns)
+            return
+        engine = self._add(event.engine, event.services, EngineState.LOADING, incarnation, now_ns)
+        self._actions.append(self._supervisor.start(engine, incarnation + 1))
 
     def _engine_found(self, event: EngineFound, now_ns: int) -> None:
         known = self._incarnations.get(event.engine, 0) >= event.incarnation
         if event.engine not in self._engines and not known:
-            engine = self._add(event.engine, event.services, event.incarnation, now_ns)
+            engine = self._add(event.engine, event.services, EngineState.LOADING, event.incarnation, now_ns)
             self._supervisor.watch(engine)
 
-    def _add(self, name: str, services: tuple[str, ...], incarnation: int, now_ns: int) -> Engine:
+    def _add(
+        self, name: str, services: tuple[str, ...], state: EngineState, incarnation: int, now_ns: int
+    ) -> Engine:
         load = EngineLoad(name, indexes_prefixes=self._policy.reads_prefixes)
-        engine = Engine(load, EngineState.LOADING, incarnation, runs=True)
+        engine = Engine(load, state, incarnation, runs=False)
         self._engines[name] = engine
         for service in services:
             self._residency.add(service, engine, now_ns)
@@ -248,21 +280,21 @@ class Manager:
         self._settle(now_ns)
 
     def _engine_draining(self, event: EngineDraining, now_ns: int) -> None:
-        engine = self._engines.get(event.engine)
-        if engine is not None and engine.state is not EngineState.DRAINING:
-            engine.transition_to(EngineState.DRAINING)
-            self._settle(now_ns)
+        self._activation.drain(event.engine)
+        self._settle(now_ns)
 
     def _engine_undrained(self, event: EngineUndrained, now_ns: int) -> None:
-        engine = self._engines.get(event.engine)
-        if engine is None or engine.state is not EngineState.DRAINING:
-            return
-        if engine.runs:
-            engine.transition_to(EngineState.READY if engine.loaded else EngineState.LOADING)
-        else:
-            engine.transition_to(EngineState.WAITING)
-            engine.restart_ns = now_ns
+        self._activation.undrain(event.engine, now_ns)
         self._settle(now_ns)
+
+    def _engine_activated(self, event: EngineActivated, now_ns: int) -> None:
+        self._actions += self._activation.activate(event.engine, now_ns)
+        self._settle(now_ns)
+
+    def _engine_deactivated(self, event: EngineDeactivated, now_ns: int) -> None:
+        self._activation.deactivate(event.engine)
+        self._settle(now_ns)
+        self._actions += self._activation.stop_drained()
 
     def _engine_removed(self, event: EngineRemoved, now_ns: int) -> None:
         engine = self._engines.pop(event.engine, None)
@@ -281,6 +313,7 @@ class Manager:
     def _ticked(self, event: Ticked, now_ns: int) -> None:
         actions = self._supervisor.tick(self._engines.values(), now_ns)
         self._add_kills(actions, now_ns)
+        self._actions += self._activation.stop_drained()
         self._actions += self._residency.ticked(self._engines.values(), now_ns)
         self._residency.forget_removed(self._engines.values())
         for service in self._waiting.services:
@@ -461,7 +494,8 @@ class Manager:
         return engine in self._assignment.with_room(call, engines)
 
     def _engines_of(self, service: str) -> list[Engine]:
-        return [engine for engine in self._engines.values() if service in engine.residences]
+        """The engines on which a service is placed."""
+        return [engine for engine in self._engines.values() if engine.places(service)]
 
     def _settle(self, now_ns: int) -> None:
         """Dispatch and drain after a change of open engines or assignments."""

@@ -1,5 +1,6 @@
 """State machine of one migration: its states and the allowed transitions."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -67,7 +68,7 @@ class ActiveMigration:
     def set_keeper(self, engine: Engine | None) -> None:
         """Set ``keeper``."""
         if self.keeper is not None:
-            self.keeper.leases -= 1
+            self.keeper.leases -= Counter([self.call.service])
         self.keeper = engine
         if engine is not None:
-            engine.leases += 1
+            engine.leases[self.call.service] += 1

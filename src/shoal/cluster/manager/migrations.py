@@ -104,20 +104,26 @@ class Migrations:
 
     @property
     def draining(self) -> bool:
-        """Whether draining engines have requests."""
-        return any(engine.state is EngineState.DRAINING and engine.calls for engine in self._engines.values())
+        """Whether requests are to migrate away from their engines."""
+        return any(
+            any(map(engine.leaves, engine.calls.values()))
+            for engine in self._engines.values()
+            if engine.state is EngineState.DRAINING or engine.unplaced
+        )
 
     def drain(self, now_ns: int) -> list[ClusterAction]:
-        """Migrate requests away from draining engines, a few at a time."""
+        """Migrate requests away from draining engines, and from those that lose their service: a few at a
+        time."""
         actions: list[ClusterAction] = []
         for engine in self._engines.values():
-            if engine.state is not EngineState.DRAINING or now_ns < engine.next_drain_ns:
+            drains = engine.state is EngineState.DRAINING or engine.unplaced
+            if not drains or now_ns < engine.next_drain_ns:
                 continue
             leaving = sum(migration.source is engine for migration in self._active.values())
             for call in list(engine.calls.values()):
                 if leaving >= MAX_CONCURRENT_MIGRATIONS:
                     break
-                if now_ns >= call.no_migration_until_ns:
+                if now_ns >= call.no_migration_until_ns and engine.leaves(call):
                     started = self.start(call, None, MigrationMethod.LIVE, now_ns)
                     leaving += bool(started)
                     actions += started
@@ -215,7 +221,7 @@ class Migrations:
         return None if call.migration is None else self._active[call.migration]
 
     def _reserved(self, migration: ActiveMigration, now_ns: int) -> list[ClusterAction]:
-        if not _is_open(migration.target):
+        if not _is_open(migration):
             return self._abort(migration, _CLOSED, now_ns)
         migration.transition_to(MigrationState.COPYING)
         migration.since_ns = now_ns
@@ -233,7 +239,7 @@ class Migrations:
     def _stopped(self, migration: ActiveMigration, now_ns: int) -> list[ClusterAction]:
         """The source has sent everything: commit the request to the destination."""
         call, target = migration.call, migration.target
-        if not _is_open(target):
+        if not _is_open(migration):
             return self._abort(migration, _CLOSED, now_ns)
         migration.transition_to(MigrationState.COMMITTING)
         migration.since_ns = now_ns
@@ -311,5 +317,6 @@ class Migrations:
 _CLOSED = "the destination takes no requests any more"
 
 
-def _is_open(engine: Engine) -> bool:
-    return engine.accepts_requests and engine.reserved is None
+def _is_open(migration: ActiveMigration) -> bool:
+    target = migration.target
+    return target.accepts_requests and target.reserved is None and target.serves(migration.call.service)

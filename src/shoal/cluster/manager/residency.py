@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from shoal.cluster.manager.actions import LoadService, UnloadService
 from shoal.cluster.manager.events import (
+    PlacementWanted,
     ServiceEvent,
     ServiceFailed,
     ServiceKept,
@@ -48,11 +49,14 @@ class Residency:
     """Loads and unloads services on running engines.
 
     A service is unloaded from all engines together, once it has no requests. A request that comes before that
-    keeps it loaded; one that comes later loads it again.
+    keeps it loaded; one that comes later loads it again. An engine on which it is no longer placed unloads it
+    once it has none of its requests.
     """
 
     def __init__(self) -> None:
         self._services: dict[str, _Service] = {}
+        self._leaving: set[tuple[str, str]] = set()
+        """(engine, service): services to unload from engines on which they are no longer placed."""
 
     @property
     def names(self) -> Sequence[str]:
@@ -75,6 +79,8 @@ class Residency:
                 return self._keep(service, event.idle_after_s, placed, now_ns)
             case ServiceRemoved():
                 return self._remove(service, placed)
+            case PlacementWanted():
+                return self._change_placement(event, engines)
         engine = running_engine(engines, event)
         if engine is None:
             return []
@@ -102,8 +108,58 @@ class Residency:
         known.placed_idle_ns = known.idle_after_ns = _nanoseconds(idle_after_s)
         engines = list(engines)
         for engine in engines:
-            engine.residences.setdefault(service, Residence.ABSENT)
+            self._place_on(service, engine)
         return self._settle(service, engines)
+
+    def _place_on(self, service: str, engine: Engine) -> None:
+        engine.residences.setdefault(service, Residence.ABSENT)
+        engine.unplaced.discard(service)
+        self._leaving.discard((engine.name, service))
+
+    def _change_placement(
+        self, event: PlacementWanted, engines: Mapping[str, Engine]
+    ) -> list[ResidencyAction]:
+        """Place a service on an engine more, or on one less, if another active engine has it."""
+        service, engine = event.service, engines.get(event.engine)
+        known = self._services.get(service)
+        if engine is None or known is None or known.removed:
+            return []
+        if event.placed:
+            self._place_on(service, engine)
+            if engine.residences[service] is Residence.FAILED:
+                engine.residences[service] = Residence.ABSENT
+            return self._settle(service, [engine])
+        if not engine.places(service) or not served_elsewhere(service, engine, engines.values()):
+            return []
+        engine.unplaced.add(service)
+        if event.unload:
+            self._leaving.add((engine.name, service))
+        return self.unload_left(engines)
+
+    def unload_left(self, engines: Mapping[str, Engine]) -> list[ResidencyAction]:
+        """Unload services from engines on which they are no longer placed, where these need them no more."""
+        actions = list[ResidencyAction]()
+        for name, service in sorted(self._leaving):
+            engine = engines.get(name)
+            if engine is None or service not in engine.residences:
+                self._leaving.discard((name, service))
+            else:
+                actions += self._settle(service, [engine])
+        return actions
+
+    def is_leaving(self, service: str, engine: Engine) -> bool:
+        """Whether an engine is to unload a service that is no longer placed on it, and can."""
+        return (engine.name, service) in self._leaving and len(engine.residences) > 1
+
+    def _may_unload(self, service: str, engine: Engine) -> bool:
+        """Whether an engine is to lose a service and nothing else. An engine needs at least one service."""
+        return self.is_leaving(service, engine) and not engine.needs(service)
+
+    def _forget(self, service: str, engine: Engine) -> None:
+        """A service is no longer declared on an engine."""
+        del engine.residences[service]
+        engine.unplaced.discard(service)
+        self._leaving.discard((engine.name, service))
 
     def _want(self, service: str, loaded: bool, engines: Iterable[Engine]) -> list[ResidencyAction]:
         """Load a service where it is placed, or unload it."""
@@ -200,8 +256,8 @@ class Residency:
 
     def stopped(self, engine: Engine) -> None:
         for name, residence in list(engine.residences.items()):
-            if self._services[name].over:
-                del engine.residences[name]
+            if self._services[name].over or self._may_unload(name, engine):
+                self._forget(name, engine)
             elif residence is not Residence.FAILED:
                 engine.residences[name] = Residence.ABSENT
 
@@ -264,9 +320,15 @@ class Residency:
             residence = engine.residences.get(service)
             if residence is None:
                 continue
+            leaves = self._may_unload(service, engine)
             if engine.state not in (EngineState.READY, EngineState.DRAINING) or not engine.runs:
-                if known.over:
-                    del engine.residences[service]
+                if known.over or leaves:
+                    self._forget(service, engine)
+            elif leaves and residence is Residence.LOADED:
+                engine.residences[service] = Residence.UNLOADING
+                actions.append(UnloadService(engine.name, engine.incarnation, service))
+            elif leaves and residence in (Residence.ABSENT, Residence.FAILED):
+                self._forget(service, engine)
             elif known.wanted and residence is Residence.ABSENT:
                 engine.residences[service] = Residence.LOADING
                 actions.append(LoadService(engine.name, engine.incarnation, service, known.woken))
@@ -274,8 +336,19 @@ class Residency:
                 engine.residences[service] = Residence.UNLOADING
                 actions.append(UnloadService(engine.name, engine.incarnation, service))
             elif known.removed and residence in (Residence.ABSENT, Residence.FAILED):
-                del engine.residences[service]
+                self._forget(service, engine)
         return actions
+
+
+def served_elsewhere(service: str, engine: Engine, engines: Iterable[Engine]) -> bool:
+    """Whether a service is placed on another active engine, which has not failed to load it."""
+    return any(
+        other is not engine
+        and other.active
+        and other.places(service)
+        and other.residences[service] is not Residence.FAILED
+        for other in engines
+    )
 
 
 def _nanoseconds(seconds: float | None) -> int | None:

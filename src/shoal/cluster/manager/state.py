@@ -25,10 +25,13 @@ from shoal.cluster.status import EngineState, EngineStatus
 from shoal.engine.process.stall_tracker import StallTracker
 
 TRANSITIONS: Mapping[EngineState, frozenset[EngineState]] = {
-    EngineState.WAITING: frozenset({EngineState.LOADING, EngineState.DRAINING}),
+    EngineState.WAITING: frozenset({EngineState.LOADING, EngineState.DRAINING, EngineState.STANDBY}),
     EngineState.LOADING: frozenset({EngineState.READY, EngineState.WAITING, EngineState.DRAINING}),
     EngineState.READY: frozenset({EngineState.WAITING, EngineState.DRAINING}),
-    EngineState.DRAINING: frozenset({EngineState.WAITING, EngineState.LOADING, EngineState.READY}),
+    EngineState.DRAINING: frozenset(
+        {EngineState.WAITING, EngineState.LOADING, EngineState.READY, EngineState.STANDBY}
+    ),
+    EngineState.STANDBY: frozenset({EngineState.LOADING}),
 }
 """Allowed state transitions of an engine; it may be removed in any state."""
 
@@ -130,7 +133,13 @@ class Engine:
     restart_ns: int = 0
     """When it is started again, in state WAITING."""
     residences: dict[str, Residence] = field(default_factory=dict)
-    """The services placed on it, by name."""
+    """The services declared on it, by name."""
+    unplaced: set[str] = field(default_factory=set)
+    """Services of these that it takes no new requests of; those that it has migrate away."""
+    deactivating: bool = False
+    """Whether it goes to standby once it is drained."""
+    stopping: bool = False
+    """Whether its end was ordered because it goes to standby."""
     calls: dict[str, ManagedCall] = field(default_factory=dict)
     next_drain_ns: int = 0
     """While draining: no migration before this time, because a destination had no room."""
@@ -145,8 +154,8 @@ class Engine:
     """The machine that it runs on; empty: a machine of its own."""
     withdrawn: int = 0
     """Requests that a packer withdrew from it because no engine had room."""
-    leases: int = 0
-    """Migrating requests for which it keeps KV blocks: they arrive, or may return."""
+    leases: Counter[str] = field(default_factory=Counter)
+    """By service: migrating requests for which it keeps KV blocks. They arrive, or may return."""
     migrations: Counter[tuple[MigrationMethod, MigrationOutcome]] = field(default_factory=Counter)
     """Finished migrations from it."""
 
@@ -160,8 +169,25 @@ class Engine:
         return tuple(self.residences)
 
     def serves(self, service: str) -> bool:
-        """Whether a service is loaded."""
-        return self.residences.get(service) is Residence.LOADED
+        """Whether a service is loaded, and placed here."""
+        return self.residences.get(service) is Residence.LOADED and service not in self.unplaced
+
+    def places(self, service: str) -> bool:
+        """Whether a service is placed here: the engine takes its requests once it is ready and has it."""
+        return service in self.residences and service not in self.unplaced
+
+    @property
+    def active(self) -> bool:
+        """Whether it takes requests, or will once it runs."""
+        return self.state not in (EngineState.DRAINING, EngineState.STANDBY)
+
+    def leaves(self, call: ManagedCall) -> bool:
+        """Whether one of its requests is to migrate away."""
+        return self.state is EngineState.DRAINING or call.service in self.unplaced
+
+    def needs(self, service: str) -> bool:
+        """Whether it has requests of a service, or keeps KV for migrating ones."""
+        return bool(self.load.requests(service) or self.leases[service])
 
     def has_room(self, submitted: Submitted) -> bool:
         """Whether its whole KV memory holds a request at its largest length."""
@@ -186,7 +212,7 @@ class Engine:
     @property
     def will_accept_requests(self) -> bool:
         """Whether it will accept requests later, unless its start fails."""
-        return not self.accepts_requests and self.state is not EngineState.DRAINING
+        return self.active and not self.accepts_requests
 
     def transition_to(self, state: EngineState) -> None:
         """Change the state; raises RuntimeError if that is not allowed."""
@@ -200,10 +226,12 @@ class Engine:
             name=self.name,
             state=self.state,
             services=self.services,
+            unplaced=tuple(name for name in self.residences if name in self.unplaced),
+            deactivating=self.deactivating,
             incarnation=self.incarnation,
             restarts=self.restarts,
             requests=len(self.calls),
-            leases=self.leases,
+            leases=self.leases.total(),
             migrations=dict(self.migrations),
             withdrawn=self.withdrawn,
             last_error=self.last_error,

@@ -43,7 +43,7 @@ class Supervisor:
         return actions
 
     def start(self, engine: Engine, incarnation: int) -> StartEngine:
-        if engine.state is EngineState.WAITING:
+        if engine.state in (EngineState.WAITING, EngineState.STANDBY):
             engine.transition_to(EngineState.LOADING)
         engine.incarnation = incarnation
         self.watch(engine)
@@ -51,7 +51,7 @@ class Supervisor:
 
     def watch(self, engine: Engine) -> None:
         """Supervise an engine whose process has started."""
-        engine.runs, engine.loaded, engine.killed = True, False, False
+        engine.runs, engine.loaded, engine.killed, engine.stopping = True, False, False, False
         engine.doing, engine.usage_known, engine.used_cpu_s, engine.read_bytes = "", False, 0.0, 0
         self._progress(engine)
 
@@ -79,7 +79,17 @@ class Supervisor:
             engine.work.mark()
 
     def engine_ended(self, engine: Engine, reason: str, now_ns: int) -> None:
-        """An engine's process ended: schedule its restart."""
+        """An engine's process ended: schedule its restart, unless it goes to standby."""
+        if engine.deactivating or engine.stopping:
+            engine.runs = engine.killed = False
+            engine.deaths = 0
+            if engine.deactivating:
+                engine.deactivating = False
+                engine.transition_to(EngineState.STANDBY)
+            elif engine.state is not EngineState.DRAINING:
+                engine.transition_to(EngineState.WAITING)
+                engine.restart_ns = now_ns
+            return
         restart = self._options.restart
         if engine.state is EngineState.READY and now_ns - engine.ready_ns >= restart.max_s * 1e9:
             engine.deaths = 0

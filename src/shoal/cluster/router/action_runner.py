@@ -11,6 +11,7 @@ from shoal.cluster.manager.actions import (
     RefusalKind,
     Refuse,
     StartEngine,
+    StopEngine,
     UnloadService,
     Withdraw,
 )
@@ -85,6 +86,8 @@ class ActionRunner:
                 self._fleet.services.change(action)
             case KillEngine():
                 self._fleet.kill_engine(action.engine, action.incarnation, action.why)
+            case StopEngine():
+                self._fleet.stop_engine(action.engine, action.incarnation)
             case _:
                 self._migration_runner.execute(action)
 

@@ -6,12 +6,15 @@ from pathlib import Path
 
 from shoal.cluster.manager.events import (
     ClusterEvent,
+    EngineActivated,
     EngineAdded,
+    EngineDeactivated,
     EngineDraining,
     EngineRemoved,
     EngineUndrained,
     MigrationMethod,
     MigrationWanted,
+    PlacementWanted,
     ServiceKept,
     ServicePlaced,
     ServiceRemoved,
@@ -64,8 +67,9 @@ class Administration:
             raise ConfigError(f"there is a service {name!r} already; choose another name, or remove it first")
         known = [engine.name for engine in self._manager.engines]
         chosen = known if engines is None else list(engines)
-        for engine in chosen:
-            self._require_engine(engine)
+        statuses = [self._require_engine(engine) for engine in chosen]
+        if not any(engine.active for engine in statuses):
+            raise ConfigError(f"engine {', '.join(chosen)} does not run; activate one, or choose another")
         self._catalog.add(service, folder)
         self._decoders[name] = tokenizer
         self._emit(ServicePlaced(name, tuple(chosen), service.idle_after_s))
@@ -150,24 +154,24 @@ class Administration:
         self._emit(MigrationWanted(request, engine, method))
 
     def check_leaving(self, name: str) -> None:
-        """Check that an engine may be drained or removed.
+        """Check that an engine may be drained, removed, or go to standby.
 
-        Raises ConfigError if it is unknown, the last one, or the only one of a service, not counting draining
-        engines.
+        Raises ConfigError if it is unknown, the last one, or the only one of a service, not counting engines
+        that drain or are on standby.
         """
         leaving = self._require_engine(name)
-        others = [
-            engine
-            for engine in self._manager.engines
-            if engine.name != name and engine.state is not EngineState.DRAINING
-        ]
+        others = [engine for engine in self._manager.engines if engine.name != name and engine.active]
+        if leaving.state is EngineState.STANDBY:
+            return
         if not others:
-            raise ConfigError(f"engine {name!r} is the last one that is not drained; add another before")
-        elsewhere = {service for engine in others for service in engine.services}
-        if only := [service for service in leaving.services if service not in elsewhere]:
             raise ConfigError(
-                f"engine {name!r} is the only one of {', '.join(only)}; add an engine of the same services "
-                "before, or remove these"
+                f"engine {name!r} is the last one that takes requests; add or activate another before"
+            )
+        elsewhere = {service for engine in others for service in engine.placed}
+        if only := [service for service in leaving.placed if service not in elsewhere]:
+            raise ConfigError(
+                f"engine {name!r} is the only one of {', '.join(only)}; add or activate an engine of the "
+                "same services before, or remove these"
             )
 
     def drain_engine(self, name: str) -> None:
@@ -182,6 +186,71 @@ class Administration:
         """Let a drained engine accept requests again; raises ConfigError if it is unknown."""
         self._require_engine(name)
         self._emit(EngineUndrained(name))
+
+    async def activate_engine(self, name: str) -> None:
+        """Start an engine on standby, or keep one that drains to go there.
+
+        Raises ConfigError if it is unknown or neither of these, EngineDied if it does not start.
+        """
+        engine = self._require_engine(name)
+        if engine.state is not EngineState.STANDBY and not engine.deactivating:
+            raise ConfigError(f"engine {name!r} is not on standby, but {engine.state}")
+        self._emit(EngineActivated(name))
+        while (present := self._engine(name)) is not None and present.state is EngineState.LOADING:
+            await asyncio.sleep(_POLL_S)
+        if present is not None and present.state is EngineState.WAITING:
+            self._emit(EngineDeactivated(name))
+            raise EngineDied(f"engine {name!r} does not start: {present.last_error}")
+
+    async def deactivate_engine(self, name: str) -> None:
+        """Migrate the requests of an engine to others, and end it until it is activated.
+
+        Raises ConfigError as ``check_leaving``, or if it is activated or drained meanwhile.
+        """
+        self.check_leaving(name)
+        self._emit(EngineDeactivated(name))
+        while (engine := self._engine(name)) is not None and engine.deactivating:
+            await asyncio.sleep(_POLL_S)
+        if engine is not None and engine.state is not EngineState.STANDBY:
+            raise ConfigError(
+                f"engine {name!r} is not on standby, but {engine.state}: it was changed meanwhile"
+            )
+
+    async def place_service(self, service: str, engine: str) -> None:
+        """Let an engine load a service and take its requests.
+
+        Raises ConfigError if either is unknown, or the engine cannot load it.
+        """
+        self._require_service(service)
+        self._require_engine(engine)
+        self._emit(PlacementWanted(service, engine, True))
+        loads = self._manager.loads
+        while loads(service, engine):
+            await asyncio.sleep(_POLL_S)
+        if self._manager.service(service).error is not None and not self._manager.has(service, engine):
+            raise ConfigError(
+                f"engine {engine!r} cannot load {service!r}: {self._manager.service(service).error}"
+            )
+
+    async def unplace_service(self, service: str, engine: str) -> None:
+        """Send an engine no more requests of a service, migrate those that it has, and unload the service.
+
+        Where engines have a limit on their weights, the service stays declared, and its weights leave when
+        others need the memory. Raises ConfigError if either is unknown, or no other engine has the service.
+        """
+        self._require_service(service)
+        status = self._require_engine(engine)
+        if service not in status.placed:
+            return
+        others = [each for each in self._manager.engines if each.name != engine and each.active]
+        if not any(service in each.placed for each in others):
+            raise ConfigError(
+                f"engine {engine!r} is the only one of {service}; place it on another before, or remove it"
+            )
+        unload = self._fleet.engines[engine].plan.options.weights.memory_bytes is None
+        self._emit(PlacementWanted(service, engine, False, unload))
+        while self._manager.needs(service, engine):
+            await asyncio.sleep(_POLL_S)
 
     async def remove_engine(self, name: str) -> None:
         """End an engine; its requests resume on other engines. Raises ConfigError as ``check_leaving``."""

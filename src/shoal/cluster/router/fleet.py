@@ -75,6 +75,8 @@ class Fleet:
         self._progress: Callable[[str], None] | None = None
         self._closing = False
         self._leaving: set[str] = set()
+        self._stopped: dict[str, int] = {}
+        """Incarnations of engines that were ended because they go to standby, by name."""
         self._killed: dict[str, tuple[int, str]] = {}
         """Incarnation of an engine that was killed last, and why."""
         self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -146,6 +148,11 @@ class Fleet:
         level = logging.INFO if name in self._leaving else logging.WARNING
         _log.log(level, "engine %s is killed: %s", name, why)
         self._killed[name] = (incarnation, why)
+        self._backend.kill_engine(name, incarnation)
+
+    def stop_engine(self, name: str, incarnation: int) -> None:
+        """End the process of an engine without requests, which goes to standby."""
+        self._stopped[name] = incarnation
         self._backend.kill_engine(name, incarnation)
 
     def kill_inconsistent(self, engine: str, why: str) -> None:
@@ -258,7 +265,9 @@ class Fleet:
             loaded = engine.connected
             engine.disconnect(reason)
             engine.runs = False
-            if self._start_completed and event.engine not in self._leaving:
+            if self._stopped.pop(event.engine, None) == event.incarnation:
+                _log.info("engine %s has ended and is on standby", event.engine)
+            elif self._start_completed and event.engine not in self._leaving:
                 if loaded:
                     self._on_end(event.engine, reason)
                 else:
