@@ -82,6 +82,7 @@ class FakeBackend:
         self.fail_loading = 0
         self.starts = 0
         self.killed: list[str] = []
+        self.stopped: list[str] = []
 
     async def attach(
         self, on_event: Callable[[BackendEvent], None], settings: Mapping[str, str]
@@ -124,6 +125,12 @@ class FakeBackend:
         if process is not None and process.incarnation == incarnation:
             self.killed.append(engine)
             self.die(process, "killed by signal 9 (SIGKILL)")
+
+    def stop_engine(self, engine: str, incarnation: int) -> None:
+        process = self.processes[engine]
+        assert not process.core._scheduler.request_ids, "an engine with requests is stopped"
+        self.stopped.append(engine)
+        self.die(process, "killed by signal 9 (SIGKILL)")
 
     async def close(self) -> None:
         for process in self.processes.values():

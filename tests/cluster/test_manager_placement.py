@@ -107,7 +107,9 @@ def test_the_last_engine_of_a_service_keeps_it(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("gone", [EngineDraining("y"), EngineDeactivated("y")])
-def test_engines_that_do_not_stay_do_not_count(bench: Bench, gone: EngineDraining | EngineDeactivated) -> None:
+def test_engines_that_do_not_stay_do_not_count(
+    bench: Bench, gone: EngineDraining | EngineDeactivated
+) -> None:
     bench.emit(gone)
     bench.emit(PlacementWanted("a", "x", False))
     assert placed(bench)["x"] == ("a", "b")

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from shoal.cluster.batching_options import BatchingOptions
+from shoal.cluster.fleet_options import FleetOptions
 from shoal.cluster.packing import PACKERS
 from shoal.cluster.packing.migration_budgets import MigrationBudgets
 from shoal.core import ConfigError
@@ -78,6 +79,8 @@ class ClusterOptions:
     """If the dispatch policy is a packer."""
     batching: BatchingOptions | None = None
     """How batches of waiting requests are formed; None: each request is dispatched by itself."""
+    fleet: FleetOptions | None = None
+    """How many engines run; None: all, unless an operator changes that."""
     heartbeat_s: float = 1.0
     """Interval of heartbeats."""
     hung_after_s: float = 10.0

@@ -40,5 +40,8 @@ class EngineBackend(Protocol):
     def kill_engine(self, engine: str, incarnation: int) -> None:
         """Kill a process; ``EngineExited`` follows. Unknown ones are ignored."""
 
+    def stop_engine(self, engine: str, incarnation: int) -> None:
+        """End a process that has no requests, and free all that was held for it; ``EngineExited`` follows."""
+
     async def close(self) -> None:
         """End all engines and their owners."""

@@ -122,6 +122,10 @@ class LocalBackend:
             self._pending.remove(message)
             self._exited(EngineExited(engine, incarnation, "it was killed before it was started"))
 
+    def stop_engine(self, engine: str, incarnation: int) -> None:
+        """See EngineBackend."""
+        self.kill_engine(engine, incarnation)
+
     async def close(self) -> None:
         """See EngineBackend; no further events. Closing twice does nothing."""
         self._closing = True

@@ -34,6 +34,16 @@ class StopEngine(msgspec.Struct, frozen=True, tag=True):
     incarnation: int
 
 
+class FleetChanged(msgspec.Struct, frozen=True, tag=True):
+    """An engine is activated, or goes to standby, since more or fewer engines are needed; for the log."""
+
+    engine: str
+    activated: bool
+    wanted: int
+    """Number of engines that are to run."""
+    why: str
+
+
 class LoadService(msgspec.Struct, frozen=True, tag=True):
     """Let a running engine load a service; ``ServiceLoaded`` or ``ServiceFailed`` follows."""
 
@@ -182,6 +192,7 @@ ClusterAction = (
     StartEngine
     | KillEngine
     | StopEngine
+    | FleetChanged
     | LoadService
     | UnloadService
     | Dispatch

@@ -272,6 +272,8 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     request: str
     output_tokens: int | None = None
     """Output length (the mean of its choices) if it finished normally."""
+    met: bool | None = None
+    """Whether all of its choices met their goals; None: it has no goals, or was cancelled."""
 
 
 class MigrationWanted(msgspec.Struct, frozen=True, tag="MoveWanted"):

@@ -43,6 +43,7 @@ from shoal.cluster.manager.events import (
     WeightsMoved,
 )
 from shoal.cluster.manager.expected_lengths import ExpectedLengths
+from shoal.cluster.manager.fleet_size import FleetSizer
 from shoal.cluster.manager.migrations import Migrations
 from shoal.cluster.manager.packer_chooser import PackerChooser
 from shoal.cluster.manager.quarantine import Quarantine
@@ -92,6 +93,9 @@ class Manager:
         if isinstance(chooser, PackerChooser):
             parts = (self._assignment, self._migrations, self._engines, self._calls)
             self._repacking = Repacking(chooser, *parts, options.packing)
+        self._sizer: FleetSizer | None = None
+        if options.fleet is not None:
+            self._sizer = FleetSizer(options.fleet, self._engines, self._activation, self._waiting.all)
         self._actions: list[ClusterAction] = []
         self._handlers: dict[type, Callable[[Any, int], None]] = {
             EngineAdded: self._engine_added,
@@ -129,6 +133,18 @@ class Manager:
         """All services that are placed, or that requests wait for."""
         names = dict.fromkeys([*self._residency.names, *self._waiting.services])
         return {name: self.service(name) for name in names}
+
+    @property
+    def wanted_engines(self) -> int:
+        """Number of engines that are to run."""
+        if self._sizer is not None:
+            return self._sizer.wanted
+        return sum(engine.active for engine in self._engines.values())
+
+    @property
+    def shrinks(self) -> bool:
+        """Whether engines may go to standby in time, even without further events."""
+        return self._sizer is not None and not self._sizer.settled
 
     def service(self, name: str) -> ServiceStatus:
         """One service; zeros if it is unknown."""
@@ -313,6 +329,9 @@ class Manager:
     def _ticked(self, event: Ticked, now_ns: int) -> None:
         actions = self._supervisor.tick(self._engines.values(), now_ns)
         self._add_kills(actions, now_ns)
+        if self._sizer is not None and (changes := self._sizer.tick(now_ns)):
+            self._actions += changes
+            self._settle(now_ns)
         self._actions += self._activation.stop_drained()
         self._actions += self._residency.ticked(self._engines.values(), now_ns)
         self._residency.forget_removed(self._engines.values())
@@ -420,6 +439,8 @@ class Manager:
         call = self._calls.get(event.request)
         if call is None:
             return
+        if self._sizer is not None:
+            self._sizer.ended(event.met)
         if event.output_tokens:
             self._lengths.record(call.service, event.output_tokens)
         quarantined, migrating = call.quarantined_ns is not None, call.migration is not None

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 from shoal.cluster.manager.state import ManagedCall
 
@@ -28,6 +28,10 @@ class WaitingCalls:
         """Requests of a service from a number on; the queue must not change during the iteration."""
         calls = self._calls.get(service, [])
         return islice(calls, bisect_left(calls, number, key=_number), None)
+
+    def all(self) -> Iterator[ManagedCall]:
+        """All requests; the queue must not change during the iteration."""
+        return chain.from_iterable(self._calls.values())
 
     def add(self, call: ManagedCall) -> None:
         """Add a request; one that lost its engine keeps its place."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from shoal.cluster.manager.actions import (
     ClusterAction,
     Dispatch,
+    FleetChanged,
     KillEngine,
     LoadService,
     RefusalKind,
@@ -86,6 +87,8 @@ class ActionRunner:
                 self._fleet.services.change(action)
             case KillEngine():
                 self._fleet.kill_engine(action.engine, action.incarnation, action.why)
+            case FleetChanged():
+                self._fleet.report_change(action)
             case StopEngine():
                 self._fleet.stop_engine(action.engine, action.incarnation)
             case _:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from shoal.cluster.backends.interface import BackendEvent, EngineBackend, EngineWaiting
+from shoal.cluster.manager.actions import FleetChanged
 from shoal.cluster.manager.events import (
     ClusterEvent,
     EngineAdded,
@@ -150,10 +151,15 @@ class Fleet:
         self._killed[name] = (incarnation, why)
         self._backend.kill_engine(name, incarnation)
 
+    def report_change(self, change: FleetChanged) -> None:
+        """Log why an engine is activated, or goes to standby."""
+        what = "is activated" if change.activated else "goes to standby"
+        _log.info("engine %s %s: %s (%d are to run)", change.engine, what, change.why, change.wanted)
+
     def stop_engine(self, name: str, incarnation: int) -> None:
         """End the process of an engine without requests, which goes to standby."""
         self._stopped[name] = incarnation
-        self._backend.kill_engine(name, incarnation)
+        self._backend.stop_engine(name, incarnation)
 
     def kill_inconsistent(self, engine: str, why: str) -> None:
         """Kill an engine that sent an inconsistent message."""

@@ -106,6 +106,14 @@ class RayBackend:
         elif engine in self._nodes:
             self._nodes[engine].send(wire.KillEngine(engine, incarnation))
 
+    def stop_engine(self, engine: str, incarnation: int) -> None:
+        """See EngineBackend: the actor ends as well, so that Ray may give up its machine."""
+        node = self._nodes.get(engine)
+        if node is None or self._engines.get(engine) != incarnation:
+            self.kill_engine(engine, incarnation)
+        else:
+            node.send(wire.Shutdown())
+
     async def close(self) -> None:
         """See EngineBackend; closing twice does nothing."""
         self._closing = True
