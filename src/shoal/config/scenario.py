@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from shoal.cluster.batching_options import BatchingOptions
+from shoal.cluster.fleet_options import FleetOptions
 from shoal.cluster.options import PackingOptions, check_batching
 from shoal.core import NO_GOALS, SLO, ConfigError
 from shoal.core.cluster import Link as EngineLink
@@ -180,6 +181,8 @@ class Scenario:
     """Options of migrations, if the dispatch policy is a packer."""
     batching: BatchingOptions | None = None
     """How batches are formed; None: each request is dispatched by itself."""
+    fleet: FleetOptions | None = None
+    """How many engines run; None: all."""
     link: EngineLink | None = None
     """Link of each engine for migrations; None: KV is not migrated."""
     drains: tuple[Incident, ...] = ()

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from shoal.config.batching import batching_section
+from shoal.config.fleet import fleet_section
 from shoal.config.presets import PRESETS
 from shoal.config.scenario import FitLatency, Latency, ProfileLatency, RooflineOptions, Scenario
 from shoal.config.scenario_kinds import arrivals_kind, lengths_kind
@@ -45,6 +46,8 @@ def state_facts(
     facts["engines"] = str(scenario.engines) + (f", {scenario.dispatch}" if scenario.engines > 1 else "")
     if scenario.batching is not None:
         facts["batches"] = batching_section(offline=True).show(scenario.batching)
+    if scenario.fleet is not None:
+        facts["fleet"] = fleet_section().show(scenario.fleet)
     if incidents := _incidents(scenario):
         facts["incidents"] = incidents
     if scenario.link is not None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from shoal.cluster.manager.dispatch import DISPATCH_NAMES
 from shoal.config.batching import batching_section, with_preset
+from shoal.config.fleet import fleet_section
 from shoal.config.presets import PRESETS
 from shoal.config.scenario import (
     INCIDENTS,
@@ -198,6 +199,7 @@ def scenario_section(folder: Path = Path()) -> Section:
         (Scenario, "engines"): integer(1, LARGEST_ENGINES),
         (Scenario, "dispatch"): Choice(DISPATCH_NAMES),
         (Scenario, "batching"): batching_section(offline=True),
+        (Scenario, "fleet"): fleet_section(),
         (Scenario, "link"): Maybe(engine_link_section()),
         (Incident, "engine"): integer(0),
         (Scenario, "scheduler"): scheduler_section(offline=True),

@@ -98,6 +98,7 @@ class PreparedRun:
             migrations=None if grouped else self.migrations,
             lock_step=grouped,
             batching=self.scenario.batching,
+            fleet=None if grouped else self.scenario.fleet,
             watch=Watch(skip_ahead=skip_ahead, sample_s=self.scenario.sample_s, spans=spans),
         )
         run = simulation.run(self.scenario.title, self.facts, progress, stop)

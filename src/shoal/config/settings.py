@@ -19,6 +19,7 @@ from shoal.config.devices import (
     named_devices,
 )
 from shoal.config.flags import overlay
+from shoal.config.fleet import fleet_section
 from shoal.config.foreign_files import reject_foreign_yaml, reject_modelfile
 from shoal.config.policies import Policy
 from shoal.config.presets import PRESETS, Preset
@@ -266,6 +267,7 @@ def config_section(server: type[S], folder: Path = Path()) -> Section:
         (Config, "placement"): PlacementKind(),
         (ClusterOptions, "dispatch"): Choice(DISPATCH_NAMES),
         (ClusterOptions, "batching"): batching_section(),
+        (ClusterOptions, "fleet"): fleet_section(),
     }
     rules[Config, "cluster"] = ClusterSection(ClusterOptions, section_of(ClusterOptions, rules).keys)
     rules[Config, "services"] = Several(service_section(folder))

@@ -151,6 +151,8 @@ class EngineTotals:
     """By name of the weights; empty if all stay in the device's memory."""
     max_running: int | None = None
     """Limit on its running requests; None: not recorded."""
+    up: float | None = None
+    """Share of the run in which it ran or loaded; None: all of it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -99,6 +99,8 @@ class Summary:
     """Largest share of the pool in use in any engine; None without steps."""
     engines: tuple[EngineTotals, ...]
     """By number of the engine."""
+    engines_up: float | None
+    """Mean number of engines that ran or loaded; None: all did, all the time."""
     moves: Mapping[str, Mapping[str, int]]
     """Migrations as in ``RunRecord``."""
     withdrawn: int
@@ -160,9 +162,15 @@ def summarise(run: RunRecord) -> Summary:
         kv_used_mean=weighted / steps if steps else None,
         kv_used_peak=max(engine.kv_used_peak for engine in run.engines if engine.steps) if steps else None,
         engines=tuple(run.engines),
+        engines_up=_engines_up(run.engines),
         moves=run.moves,
         withdrawn=run.withdrawn,
     )
+
+
+def _engines_up(engines: Sequence[EngineTotals]) -> float | None:
+    shares = [engine.up for engine in engines if engine.up is not None]
+    return math.fsum(shares) if shares else None
 
 
 def _summarise_group(

@@ -159,11 +159,17 @@ def latency_grid(summary: Summary) -> Grid:
 def engines_grid(summary: Summary) -> Grid:
     """One row for each engine, short enough for 80 columns.
 
-    KV: mean share of the pool in use; peak: the largest; again: recomputed tokens.
+    KV: mean share of the pool in use; peak: the largest; again: recomputed tokens; up: share of the time that
+    it ran.
     """
     heads = ["engine", "steps", "busy", "output", "prefill", "KV", "peak", "preempts", "again"]
     rows = [_engine_row(number, engine, summary.duration_s) for number, engine in enumerate(summary.engines)]
-    return Grid(title="Engines", heads=heads, rows=rows)
+    if summary.engines_up is None:
+        return Grid(title="Engines", heads=heads, rows=rows)
+    for row, engine in zip(rows, summary.engines, strict=True):
+        row.append(share(engine.up))
+    title = f"Engines; {summary.engines_up:.2f} of {len(summary.engines)} ran on average"
+    return Grid(title=title, heads=[*heads, "up"], rows=rows)
 
 
 def weights_grid(summary: Summary) -> Grid:

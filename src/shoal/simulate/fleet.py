@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from shoal.cluster.batching_options import BatchingOptions
+from shoal.cluster.fleet_options import FleetOptions
 from shoal.cluster.manager.actions import (
     Abort,
     ClusterAction,
@@ -14,12 +15,14 @@ from shoal.cluster.manager.actions import (
     Dispatch,
     Drop,
     Export,
+    FleetChanged,
     MigrationEnded,
     MigrationOutcome,
     Refuse,
     Release,
     Reserve,
     StartEngine,
+    StopEngine,
     Withdraw,
 )
 from shoal.cluster.manager.dispatch import DispatchPolicy, PackerDispatch
@@ -43,7 +46,7 @@ from shoal.cluster.manager.events import (
 from shoal.cluster.manager.manager import Manager
 from shoal.cluster.options import ClusterOptions
 from shoal.cluster.predicted_lengths import PredictedLengths
-from shoal.cluster.status import EngineState
+from shoal.cluster.status import EngineState, EngineStatus
 from shoal.core import ConfigError, FinishReason, InvalidRequest, Request, SyntheticPrompt
 from shoal.engine import wire
 from shoal.forecast import StepRows, StepTimes
@@ -53,6 +56,7 @@ from shoal.simulate.migrations import MigrationRunner, aged
 from shoal.simulate.replica import Replica, VirtualClock
 from shoal.simulate.spec import Deaths, EngineSpec, MigrationSpec
 from shoal.simulate.timers import Timers
+from shoal.simulate.up_time import UpTime
 
 _OPTIONS = ClusterOptions(hung_after_s=math.inf, load_timeout_s=math.inf)
 """Simulated engines send no heartbeats, so silence must be ignored."""
@@ -79,6 +83,7 @@ class Fleet:
         migrations: MigrationSpec,
         note: Callable[[int, str], None],
         batching: BatchingOptions | None = None,
+        fleet: FleetOptions | None = None,
     ) -> None:
         self.replicas: list[Replica] = []
         self.lost: list[list[SchedulerStats]] = [[] for _ in specs]
@@ -91,7 +96,7 @@ class Fleet:
         self._refuse = refuse
         self._note = note
         self._load_ns = round(deaths.load_s * 1e9)
-        options = replace(_OPTIONS, packing=migrations.packing, batching=batching)
+        options = replace(_OPTIONS, packing=migrations.packing, batching=batching, fleet=fleet)
         self._tick_ns = round(options.tick_s * 1e9)
         self._manager = Manager(options, policy)
         self._lengths = None if batching is None else PredictedLengths(batching.lengths)
@@ -100,6 +105,7 @@ class Fleet:
         self._places: dict[str, int] = {}
         """Number of the engine that got each request last."""
         self._incarnations = [1] * len(specs)
+        self._up = None if fleet is None else [UpTime() for _ in specs]
         self._timers = Timers()
         self._queued_events: deque[ClusterEvent] = deque()
         """Events for the manager; the first is being handled."""
@@ -183,16 +189,19 @@ class Fleet:
         predicted, goal_s = self._batch_facts(request, most)
         length = len(prompt)
         self._emit(Submitted(request.id, request.service, length, most, 1, hashes, True, predicted, goal_s))
-        if self._manager.has_waiting:
+        if self._manager.has_waiting or self._up is not None:
             self._tick()
 
-    def ended(self, state: RequestState, reason: FinishReason) -> None:
-        """A request ended during a step of its engine; the event is sent by ``emit_ended``."""
+    def ended(self, state: RequestState, reason: FinishReason, met: bool | None) -> None:
+        """A request ended during a step of its engine; the event is sent by ``emit_ended``.
+
+        met: as in ``Ended``.
+        """
         finished = reason in (FinishReason.STOP, FinishReason.LENGTH)
         self._forget(state.request.id)
         if finished and self._lengths is not None and state.num_generated:
             self._lengths.record(state.request, state.num_generated)
-        self._ended.append(Ended(state.request.id, state.num_generated if finished else None))
+        self._ended.append(Ended(state.request.id, state.num_generated if finished else None, met))
 
     def slice_ended(self, state: RequestState) -> None:
         """The slice of a request ended during a step of its engine; sent as ``ended`` is."""
@@ -213,6 +222,10 @@ class Fleet:
         """Run what is due now: deaths, loads, arrivals of KV, ticks."""
         self.emit_ended()
         self._timers.run_due(self._clock.now_ns)
+
+    def up(self, number: int, end_ns: int) -> float | None:
+        """As in ``EngineTotals``, up to the end of the run."""
+        return None if self._up is None else self._up[number].total_ns(end_ns) / max(1, end_ns)
 
     @property
     def migrations(self) -> Mapping[tuple[MigrationMethod, MigrationOutcome], int]:
@@ -281,34 +294,39 @@ class Fleet:
 
     def _kill(self, number: int, reason: str) -> None:
         """An engine dies, without suspects."""
-        if self._manager.engines[number].state is EngineState.WAITING:
+        if self._manager.engines[number].state in (EngineState.WAITING, EngineState.STANDBY):
             return
         self._note(number, "died")
         replica = self.replicas[number]
         owned = [name for name in self._requests if self._manager.owner(name) == str(number)]
         for request in replica.abandon(owned):
             self._requests[request.id] = request
-        self.lost[number].append(replica.scheduler.stats())
+        self._end(number, reason)
+
+    def _end(self, number: int, reason: str) -> None:
+        """An engine is gone; its next start is with a new replica."""
+        self.lost[number].append(self.replicas[number].scheduler.stats())
         replica = self.replicas[number] = self._build(number)
         if self._migration_runner is not None:
             self._migration_runner.engine_started(number, replica)
+        if self._up is not None:
+            self._up[number].end(self._clock.now_ns)
         self._emit(EngineEnded(str(number), self._incarnations[number], reason))
         self._tick()
 
     def _tick(self) -> None:
         """Schedule the next tick, if it matters.
 
-        It does while engines restart, requests wait or migrate, or draining engines have requests.
+        It does while engines restart, requests wait or migrate, or draining engines have requests; and, if
+        the fleet has a size, while there are requests or engines that may go to standby.
         """
         if self._ticks:
             return
         if (
             self._migration_runner
             or self._manager.has_waiting
-            or any(
-                each.requests if each.state is EngineState.DRAINING else each.state is not EngineState.READY
-                for each in self._manager.engines
-            )
+            or (self._up is not None and (self._requests or self._manager.shrinks))
+            or any(_changes(each) for each in self._manager.engines)
         ):
             self._ticks = True
             self._timers.set(self._clock.now_ns + self._tick_ns, self._ticked)
@@ -320,6 +338,9 @@ class Fleet:
 
     def _set(self, time_s: float, do: Callable[[], None]) -> None:
         self._timers.set(round(time_s * 1e9), do)
+
+    def _set_now(self, do: Callable[[], None]) -> None:
+        self._timers.set(self._clock.now_ns, do)
 
     def _emit(self, event: ClusterEvent) -> None:
         """Send an event to the manager and execute its actions; nested events are queued."""
@@ -342,8 +363,15 @@ class Fleet:
             case StartEngine():
                 number = int(action.engine)
                 self._incarnations[number] = action.incarnation
+                if self._up is not None:
+                    self._up[number].start(self._clock.now_ns)
                 ready = self._ready(number, action.incarnation)
                 self._timers.set(self._clock.now_ns + self._load_ns, partial(self._start, number, ready))
+            case StopEngine():
+                number = int(action.engine)
+                self._set_now(partial(self._end, number, "it goes to standby"))
+            case FleetChanged():
+                self._note(int(action.engine), "activated" if action.activated else "deactivated")
             case Refuse():
                 if (request := self._forget(action.request)) is not None:
                     self._refuse(request, -1, action.message)
@@ -390,6 +418,13 @@ class Fleet:
         self.touched.add(number)
         if request is not None:
             self._requests[name] = request
+
+
+def _changes(engine: EngineStatus) -> bool:
+    """Whether time may change the state of an engine."""
+    if engine.state is EngineState.DRAINING:
+        return bool(engine.requests) or engine.deactivating
+    return engine.state not in (EngineState.READY, EngineState.STANDBY)
 
 
 def _kv_formats(spec: EngineSpec) -> dict[str, str]:

@@ -128,8 +128,13 @@ class Recorder:
         """End the record; the engine has been idle since its last step."""
         self._sample_idle(end_ns + 1)
 
-    def totals(self, stats: Sequence[SchedulerStats], max_running: int) -> EngineTotals:
-        """Sums over the run; stats: of each scheduler that the engine had, one after the other."""
+    def totals(
+        self, stats: Sequence[SchedulerStats], max_running: int, up: float | None = None
+    ) -> EngineTotals:
+        """Sums over the run; stats: of each scheduler that the engine had, one after the other.
+
+        up: as in ``EngineTotals``.
+        """
         services = [service for each in stats for service in each.services.values()]
         return EngineTotals(
             steps=self._steps,
@@ -145,6 +150,7 @@ class Recorder:
             output_tokens=sum(service.output_tokens for service in services),
             weights=_weights_totals(stats),
             max_running=max_running,
+            up=up,
         )
 
     def _span(self, span: StepSpan) -> None:

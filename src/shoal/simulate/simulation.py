@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from shoal.cluster.batching_options import BatchingOptions
+from shoal.cluster.fleet_options import FleetOptions
 from shoal.cluster.manager.dispatch import DispatchPolicy, PackerDispatch, RoundRobin
 from shoal.core import ConfigError, FinishReason, Request, StepPlan, TokenDeadlines
 from shoal.core.slo import resolve_slo
 from shoal.measure import InterTokenLatencies, RequestRow, RunRecord
+from shoal.measure.summary import met_goals
 from shoal.schedule import RequestState
 from shoal.schedule.slo_expired import refusal_message
 from shoal.simulate.fleet import Fleet
@@ -49,11 +51,12 @@ class Simulation:
         migrations: MigrationSpec | None = None,
         lock_step: bool = False,
         batching: BatchingOptions | None = None,
+        fleet: FleetOptions | None = None,
     ) -> None:
         if not engines:
             raise ConfigError("a simulation needs at least one engine")
         if lock_step:
-            _check_ranks(engines, dispatch, deaths, migrations, batching)
+            _check_ranks(engines, dispatch, deaths, migrations, batching, fleet)
         watch = Watch() if watch is None else watch
         self._clock = VirtualClock()
         self._source = source
@@ -82,6 +85,7 @@ class Simulation:
             migrations or MigrationSpec(),
             lambda number, kind: self._recorders[number].event(kind, self._clock.now_ns),
             batching,
+            fleet,
         )
 
     def _replica(self, number: int) -> Replica:
@@ -92,7 +96,7 @@ class Simulation:
             on_time = self._on_time.take(state.request.id)
             row = row_of(state, reason, now_ns, number, on_time)
             self._rows.append(row)
-            self._fleet.ended(state, reason)
+            self._fleet.ended(state, reason, met_goals(row))
             self._source.ended(row)
 
         replica = Replica(
@@ -243,15 +247,17 @@ class Simulation:
     def _record(self, title: str, facts: Mapping[str, str], *, stopped: bool = False) -> RunRecord:
         end_ns = max(recorder.end_ns for recorder in self._recorders)
         samples, spans, events, totals = [], [], [], []
-        for recorder, replica, lost in zip(
-            self._recorders, self._fleet.replicas, self._fleet.lost, strict=True
+        for number, (recorder, replica, lost) in enumerate(
+            zip(self._recorders, self._fleet.replicas, self._fleet.lost, strict=True)
         ):
             replica.close()
             recorder.close(end_ns)
             samples += recorder.samples
             spans += recorder.spans
             events += recorder.events
-            totals.append(recorder.totals([*lost, replica.scheduler.stats()], replica.scheduler.max_running))
+            scheduler = replica.scheduler
+            up = self._fleet.up(number, end_ns)
+            totals.append(recorder.totals([*lost, scheduler.stats()], scheduler.max_running, up))
         samples.sort(key=lambda sample: (sample.time_ns, sample.engine))
         spans.sort(key=lambda span: (span.start_ns, span.engine))
         events.sort(key=lambda event: (event.time_ns, event.engine))
@@ -291,6 +297,7 @@ def _check_ranks(
     deaths: Deaths | None,
     migrations: MigrationSpec | None,
     batching: BatchingOptions | None,
+    fleet: FleetOptions | None,
 ) -> None:
     """Raise ConfigError for options that a group of ranks does not support."""
     options = engines[0].scheduler
@@ -302,6 +309,7 @@ def _check_ranks(
         "to live": deaths is not None,
         "to keep its requests": migrations is not None,
         "requests that are dispatched one by one": batching is not None,
+        "to run all the time": fleet is not None,
     }
     for what, found in refused.items():
         if found:
