@@ -255,7 +255,7 @@ def test_few_outcomes_say_nothing() -> None:
         {"min": 0},
         {"max": 2, "min": 3},
         {"idle_s": -1.0},
-        {"memory": 0.0},
+        {"kv_share": 0.0},
         {"requests": 0},
         {"attainment": 1.5},
     ],

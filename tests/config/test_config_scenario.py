@@ -8,6 +8,7 @@ import pytest
 from config_builders import from_yaml, scenario
 
 from shoal.cluster.batching_options import BatchingOptions
+from shoal.cluster.fleet_options import FleetOptions
 from shoal.cluster.options import PackingOptions
 from shoal.cluster.packing import MigrationBudgets
 from shoal.config import flag_settings, load_scenario, prepare
@@ -56,6 +57,7 @@ batching:
   longest_first: true
   lengths: oracle
   memory_share: 80%
+fleet: {min: 1, max: 2, idle: 30s, kv_share: 70%, requests: 16, attainment: 95%}
 packing: {epoch: 2s, budgets: {engine: 1GiB, host: 2GiB, prefill_tokens: 500}}
 services:
   - {name: chat, model: shape, dtype: float32, context: 4096, slo: {ttft: 2s, e2e_scale: 5}, quota: 4,
@@ -131,6 +133,7 @@ def test_every_key_is_read(tmp_path):
         lengths="oracle",
         memory_share=0.8,
     )
+    assert read.fleet == FleetOptions(min=1, max=2, idle_s=30, kv_share=0.7, requests=16, attainment=0.95)
     assert read.link == Link(bytes_per_s=1e9, latency_s=0.25)
     weights = read.weights
     assert (weights.memory_bytes, weights.policy) == (20 * 2**30, FcfsResidency())

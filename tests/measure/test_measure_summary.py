@@ -170,6 +170,7 @@ def test_json_holds_every_figure():
         "kv_used_mean",
         "kv_used_peak",
         "engines",
+        "engines_up",
         "moves",
         "withdrawn",
     }

@@ -18,7 +18,7 @@ class FleetOptions:
     """Most running engines; None: all."""
     idle_s: float = 60.0
     """An engine goes to standby when fewer have sufficed for this time."""
-    memory: float = 0.8
+    kv_share: float = 0.8
     """Share of the KV memory that requests are expected to fill at their end."""
     requests: int | None = None
     """Unfinished requests of an engine; None: no bound."""
@@ -33,8 +33,8 @@ class FleetOptions:
             raise ConfigError(f"fleet.max must be at least fleet.min ({self.min}), got {self.max}")
         if not self.idle_s >= 0:
             raise ConfigError(f"fleet.idle must not be negative, got {self.idle_s:g} s")
-        if not 0 < self.memory <= 1:
-            raise ConfigError(f"fleet.memory must be in (0, 1], got {self.memory:g}")
+        if not 0 < self.kv_share <= 1:
+            raise ConfigError(f"fleet.kv_share must be in (0, 1], got {self.kv_share:g}")
         if self.requests is not None and self.requests < 1:
             raise ConfigError(f"fleet.requests must be at least 1, or null for no bound, got {self.requests}")
         if self.attainment is not None and not 0 < self.attainment <= 1:

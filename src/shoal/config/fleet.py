@@ -12,7 +12,7 @@ def fleet_section() -> Kind:
     rules: dict[tuple[type, str], Any] = {
         (FleetOptions, "min"): integer(1),
         (FleetOptions, "max"): Maybe(integer(1)),
-        (FleetOptions, "memory"): number(above=0, maximum=1),
+        (FleetOptions, "kv_share"): number(above=0, maximum=1),
         (FleetOptions, "requests"): Maybe(integer(1)),
         (FleetOptions, "attainment"): Maybe(number(above=0, maximum=1)),
     }

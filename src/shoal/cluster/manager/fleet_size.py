@@ -126,7 +126,7 @@ class FleetSizer:
             self._goals.observe(need.requests, len(running), self._start_ns, now_ns)
         ahead = self._forecast(need, now_ns)
         found = [(self._options.min, "the fewest that are to run")]
-        engines = math.ceil(ahead.memory / self._options.memory - 1e-9)
+        engines = math.ceil(ahead.memory / self._options.kv_share - 1e-9)
         found.append((engines, f"KV of requests is to fill {ahead.memory:.1f} engines"))
         for limit, what in self._request_limits():
             engines = math.ceil(ahead.requests / limit - 1e-9)

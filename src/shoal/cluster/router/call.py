@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from shoal.cluster.status import RequestStatus
-from shoal.core import Request, SamplingParams
+from shoal.core import NO_GOALS, SLO, Request, SamplingParams
 from shoal.frontend.detokenize import Decoder
 from shoal.frontend.reader import ChoiceReader
 from shoal.frontend.stream import Stream
@@ -28,8 +28,12 @@ class Call:
         eos_token_ids: Sequence[int],
         stream: Stream,
         name: str | None = None,
+        slo: SLO = NO_GOALS,
     ) -> None:
-        """requests: by choice. sampling: of the call, with its stop strings. name: the client's, for logs."""
+        """requests: by choice. sampling: of the call, with its stop strings. name: the client's, for logs.
+
+        slo: its goals, resolved.
+        """
         first = next(iter(requests.values()))
         self.id = call_id
         self.name = name
@@ -69,6 +73,9 @@ class Call:
         """Done when an engine has accepted its grammar; raises the error if none can."""
         self.finished_tokens: list[int] = []
         """Output lengths of the finished choices."""
+        self.slo = slo
+        self.met: bool | None = None
+        """Whether the finished choices met their goals; None: it has none, or no choice has finished."""
 
     def wire_id(self, choice: int) -> str:
         """Id of a choice on the engine in the present attempt."""

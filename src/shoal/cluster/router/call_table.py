@@ -11,7 +11,16 @@ from shoal.cluster.router.call import Call
 from shoal.cluster.router.fleet import Fleet
 from shoal.cluster.router.recovery_log import RecoveryLog
 from shoal.cluster.status import RequestStatus, RequestTable
-from shoal.core import FinishReason, InvalidRequest, QueueFull, ServiceUnavailable, SLOExpired, TokenEvent
+from shoal.core import (
+    FinishReason,
+    InvalidRequest,
+    QueueFull,
+    ServiceUnavailable,
+    SLOExpired,
+    TokenEvent,
+    has_goal,
+    met,
+)
 from shoal.engine import wire
 from shoal.frontend.reader import ChoiceReader
 from shoal.frontend.timeline import Phase
@@ -149,6 +158,8 @@ class CallTable:
     def end(self, call: Call, error: Exception) -> None:
         """End a call with an error."""
         self.recovery_log.failed(call.id)
+        if not isinstance(error, InvalidRequest) and has_goal(call.slo):
+            call.met = False
         self.cancel(call, _finish_of(error), str(error))
         call.accept(error)
         call.stream.end(error)
@@ -255,6 +266,7 @@ class CallTable:
             self._fleet.send(call.engine, wire.Cancel([wire_id], complete=True))
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             call.finished_tokens.append(reader.output_tokens)
+        self._judge(call, reader)
         if not call.unfinished:
             if reason in (FinishReason.ERROR, FinishReason.INVALID):
                 self.recovery_log.failed(call.id)
@@ -264,6 +276,13 @@ class CallTable:
             call.stream.end()
         else:
             self._end_slice(call)
+
+    def _judge(self, call: Call, reader: ChoiceReader) -> None:
+        """Note whether a finished choice met its goals; one without a record missed them, if it has any."""
+        record = reader.record()
+        outcome = False if record is None else met(record, call.slo)
+        if outcome is not None and has_goal(call.slo):
+            call.met = outcome and call.met is not False
 
     def _note_end(self, call: Call, choice: int, finish: FinishReason, now_ns: int, why: str) -> None:
         """Remember how an unfinished choice ends."""
@@ -281,7 +300,7 @@ class CallTable:
         mean = sum(finished) // len(finished) if finished else None
         if mean:
             self._on_finish(call, mean)
-        self._emit(Ended(call.id, mean))
+        self._emit(Ended(call.id, mean, call.met))
         if not self._calls:
             self.emptied.set()
 

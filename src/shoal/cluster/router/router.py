@@ -263,7 +263,8 @@ class Router:
         stream = Stream(call_id, len(first.prompt), lambda: self._calls.cancel(call))
         eos = self.info.services[first.service].eos_token_ids
         decoder = self._decoders[first.service]
-        call = Call(call_id, dict(enumerate(requests)), sampling, decoder, eos, stream, log_name)
+        slo = self._fleet.catalog.goals(first)
+        call = Call(call_id, dict(enumerate(requests)), sampling, decoder, eos, stream, log_name, slo)
         self._calls.add(call)
         assert sampling.max_tokens is not None
         self._emit(

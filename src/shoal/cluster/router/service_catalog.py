@@ -9,7 +9,8 @@ from shoal.cluster.manager.events import ServiceSpeed
 from shoal.cluster.options import ClusterOptions, EnginePlan
 from shoal.cluster.router.remote_engine import RemoteEngine
 from shoal.cluster.status import ClusterInfo
-from shoal.core import Service
+from shoal.core import SLO, Request, Service
+from shoal.core.slo import resolve_slo
 from shoal.engine.info import EngineInfo, ServiceInfo
 
 _UNMEASURED = ServiceSpeed(1e-3, 1e-2)
@@ -65,6 +66,11 @@ class Catalog:
     def folder(self, service: str) -> Path:
         """The folder of a service's model."""
         return self._folders[service]
+
+    def goals(self, request: Request) -> SLO:
+        """The goals of a new request, its own or those of its service."""
+        service = self.services[request.service]
+        return resolve_slo(request.slo, service.slo, service.execution_s)
 
     def config(self, plan: EnginePlan, services: Sequence[str]) -> EngineConfig:
         """The configuration of an engine's process with some services."""
