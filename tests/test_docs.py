@@ -155,7 +155,7 @@ def exported() -> dict[str, dict[str, set[str]]]:
         stats=stats,
         weights_memory_bytes=1,
     )
-    page = metrics.render([engine], {"chat": ServiceStatus(ready=1, wanted=1, waiting=0, batches=1)})
+    page = metrics.render([engine], {"chat": ServiceStatus(ready=1, wanted=1, waiting=0, batches=1)}, 1)
     for line in page.decode().splitlines():
         match = re.match(r"(shoal_\w+?)(?:_bucket|_sum|_count|_created)?(?:\{(.*)\})? ", line)
         if match:
@@ -186,7 +186,7 @@ def test_the_metrics_described_are_those_exported() -> None:
 def test_metrics_that_are_named_exist(page: Path) -> None:
     named = set(
         re.findall(
-            r"\bshoal_(?:engine|request|inter|http|build|kv|step|preempt|recomp|prompt|cached|output|arrival|exec|mean|slo|length)"
+            r"\bshoal_(?:engine|wanted|request|inter|http|build|kv|step|preempt|recomp|prompt|cached|output|arrival|exec|mean|slo|length)"
             r"\w*",
             page.read_text(),
         )

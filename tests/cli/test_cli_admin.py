@@ -153,6 +153,8 @@ CHANGES = [
     ),
     (("engines", "drain", "b"), "POST", "engines/b/drain", None),
     (("engines", "undrain", "b"), "POST", "engines/b/undrain", None),
+    (("engines", "standby", "b"), "POST", "engines/b/standby", None),
+    (("engines", "activate", "a b"), "POST", "engines/a%20b/activate", None),
     (("engines", "remove", "b"), "DELETE", "engines/b", None),
     (
         ("engines", "add", "cpu", "--name", "b", "--service", "chat", "--set", "threads=1"),

@@ -95,6 +95,15 @@ class FakeAdministration:
     def undrain_engine(self, name):
         self.change(name, state=EngineState.READY)
 
+    async def activate_engine(self, name):
+        await self._wait()
+        self.change(name, state=EngineState.READY)
+
+    async def deactivate_engine(self, name):
+        self.change(name, state=EngineState.DRAINING, deactivating=True)
+        await self._wait()
+        self.change(name, state=EngineState.STANDBY, deactivating=False)
+
     async def remove_engine(self, name):
         await self._wait()
         self.cluster.others = [engine for engine in self.cluster.others if engine.name != name]

@@ -191,6 +191,10 @@ class FakeEngine:
         )
         return [own, *self.others]
 
+    @property
+    def wanted_engines(self) -> int:
+        return sum(engine.active for engine in self.engines)
+
     def waits_for_load(self, service: str) -> bool:
         return service in self.waking
 

@@ -350,9 +350,25 @@ def test_engines_are_added_drained_and_removed(tmp_path):
         response = await client.post("/admin/engines/b/drain")
         cluster.administration.change("b", requests=0)
         await operator.done(response)
+        await operator.done(await client.post("/admin/engines/b/undrain"))
+        error_of(await client.post("/admin/engines/b/activate"), 409, "conflict")
+        await operator.done(await client.post("/admin/engines/b/standby"))
+        assert cluster.engines[-1].state is EngineState.STANDBY
+        assert (await client.get("/health")).json()["status"] == "ok"
+        scale = {"wanted_engines": 2, "running_engines": 2, "engines": 3}
+        assert (await client.get("/scale")).json() == scale
+        await operator.done(await client.post("/admin/engines/b/activate"))
+        assert cluster.engines[-1].state is EngineState.READY
+        assert "shoal_wanted_engines 3.0" in (await client.get("/metrics")).text
         await operator.done(await client.delete("/admin/engines/b"))
         assert [engine["name"] for engine in (await operator.get("engines"))["data"]] == ["0", "1"]
-        for path, call in (("b", client.delete), ("b/drain", client.post), ("b/undrain", client.post)):
+        for path, call in (
+            ("b", client.delete),
+            ("b/drain", client.post),
+            ("b/undrain", client.post),
+            ("b/activate", client.post),
+            ("b/standby", client.post),
+        ):
             error_of(await call(f"/admin/engines/{path}"), 404, "engine_not_found")
 
     with_operator(test, tmp_path)
@@ -418,6 +434,8 @@ def test_changes_are_for_operators_alone(tmp_path):
             ("POST", "engines"),
             ("POST", "engines/0/drain"),
             ("POST", "engines/0/undrain"),
+            ("POST", "engines/0/standby"),
+            ("POST", "engines/0/activate"),
             ("DELETE", "engines/0"),
         ):
             response = await operator.client.request(method, f"/admin/{path}", json={})

@@ -39,7 +39,7 @@ ENGINE = ("engine", "0")
 BUSY = FakeEngine().engines[0]
 SERVER_WIDE = ("shoal_build", "shoal_connections", "shoal_http", "shoal_inter_token", "shoal_request_",
                "shoal_requests_finished", "shoal_requests_re", "shoal_requests_without", "shoal_service",
-               "shoal_slo")  # fmt: skip
+               "shoal_slo", "shoal_wanted_engines")  # fmt: skip
 
 
 def samples(text):
@@ -140,7 +140,7 @@ def test_weights_are_those_that_are_loaded():
         )
         for name, state in states.items()
     ]
-    values = samples(ServerMetrics([]).render(engines, {}).decode())
+    values = samples(ServerMetrics([]).render(engines, {}, 0).decode())
     found = {
         dict(labels)["engine"]: v for (name, *labels), v in values.items() if name == "shoal_weight_bytes"
     }
@@ -151,7 +151,7 @@ def test_weights_that_come_and_go():
     limited = engine_with_weights("0", {"chat": Place.RESIDENT, "base": Place.ABSENT}, budget=1000)
     dead = replace(limited, name="dead", state=EngineState.WAITING)
     unlimited = engine_with_weights("all", {"chat": Place.RESIDENT}, budget=None)
-    page = samples(ServerMetrics([]).render([limited, dead, unlimited], {}).decode())
+    page = samples(ServerMetrics([]).render([limited, dead, unlimited], {}, 0).decode())
     values = {key: value for key, value in page.items() if key[0].startswith("shoal_weight")}
     chat, base = ("service", "chat"), ("service", "base")
     for engine in (ENGINE, ("engine", "dead")):
@@ -173,7 +173,7 @@ def test_weights_that_come_and_go():
 
 def test_requests_without_an_engine_are_shown_by_service():
     services = {"chat": ServiceStatus(ready=1, wanted=3, waiting=4, loading=2, resumed=12)}
-    values = samples(ServerMetrics([]).render((), services).decode())
+    values = samples(ServerMetrics([]).render((), services, 0).decode())
     chat_service = ("service", "chat")
     assert values["shoal_service_engines", chat_service, ("state", "ready")] == 1
     assert values["shoal_service_engines", chat_service, ("state", "wanted")] == 3
@@ -182,7 +182,7 @@ def test_requests_without_an_engine_are_shown_by_service():
     assert values["shoal_requests_resumed_total", chat_service] == 12
     assert ("shoal_batches_total", chat_service) not in values
     services = {"chat": replace(services["chat"], batches=3, batched_requests=20)}
-    values = samples(ServerMetrics([]).render((), services).decode())
+    values = samples(ServerMetrics([]).render((), services, 0).decode())
     assert values["shoal_batches_total", chat_service] == 3
     assert values["shoal_batched_requests_total", chat_service] == 20
 
@@ -225,7 +225,7 @@ def observed_metrics(**observed):
         pool = dict.fromkeys((field.name for field in fields(PoolStats)), 1)
         services = {"a": ServiceStats(observed=seen)}
         stats = EngineStats(services=services, pool=PoolStats(**pool), steps=StepTotals())
-        page[key] = samples(ServerMetrics([]).render([replace(BUSY, stats=stats)], {}).decode())
+        page[key] = samples(ServerMetrics([]).render([replace(BUSY, stats=stats)], {}, 0).decode())
     return {
         (name, *(value for key, value in labels if key not in ("engine", "service"))): value
         for (name, *labels), value in page["with"].items()
@@ -340,7 +340,7 @@ def test_latencies_come_from_the_record():
         output_tokens=11,
     )
     metrics.count_finished(FinishReason.STOP, record, SLO(), 0.5)
-    values = samples(metrics.render((), {}).decode())
+    values = samples(metrics.render((), {}, 0).decode())
     base = ("service", "base")
     assert values["shoal_request_ttft_seconds_sum", base] == pytest.approx(2)
     assert values["shoal_request_tpot_seconds_sum", base] == pytest.approx(0.5)
@@ -415,7 +415,7 @@ def test_tokens_have_deadlines_with_goals_for_the_first_and_the_others():
     values = scrape_after(("/v1/completions", completion(slo={"ttft": 600, "e2e": 600})))
     assert tokens_counted(values, "base") == (None, None)
     metrics = ServerMetrics([Service(name="base", model="m", slo=SLO(ttft_s=1, tpot_s=2))])
-    assert tokens_counted(samples(metrics.render((), {}).decode()), "base") == (0, 0)
+    assert tokens_counted(samples(metrics.render((), {}, 0).decode()), "base") == (0, 0)
     assert metrics.token_deadlines("base", SLO(tpot_s=3), 5) == TokenDeadlines(5, 1, 3)
 
 
@@ -431,7 +431,7 @@ def test_a_request_that_fails_has_missed_its_goals():
 def test_a_cancelled_request_counts_for_no_goal():
     metrics = ServerMetrics([Service(name="base", model="m", slo=SLO(ttft_s=1))])
     metrics.count_unfinished("base", FinishReason.CANCELLED, SLO())
-    values = samples(metrics.render((), {}).decode())
+    values = samples(metrics.render((), {}, 0).decode())
     assert values["shoal_requests_finished_total", ("reason", "cancelled"), ("service", "base")] == 1
     assert goals_counted(values) == {("base", "met"): 0, ("base", "missed"): 0}
 

@@ -32,6 +32,7 @@ STYLES = {
     "pulling": "yellow",
     "loading": "yellow",
     "draining": "yellow",
+    "standby": "dim",
 }
 """Styles of the states of engines and services."""
 

@@ -1,4 +1,4 @@
-"""``shoal engines``: list, add, drain and remove engines of a running server."""
+"""``shoal engines``: list, add, drain, stop and remove engines of a running server."""
 
 import json
 from collections.abc import Mapping
@@ -99,6 +99,33 @@ def undrain(name: Name, no_wait: NoWait = False, url: Url = DEFAULT_URL, admin_k
     from shoal.cli.admin_client import quote_name
 
     path, done = f"engines/{quote_name(name)}/undrain", f"engine {name} takes requests again"
+    run_operation(url, admin_key, "POST", path, no_wait=no_wait, done=done)
+
+
+@engines.command()
+def standby(name: Name, no_wait: NoWait = False, url: Url = DEFAULT_URL, admin_key: AdminKey = None) -> None:
+    """Move the requests of an engine to other engines, and end it until it is activated again.
+
+    The only engine of a service cannot go. Where the server sizes its fleet (`cluster.fleet`), it activates
+    the engine itself when it is needed.
+
+    **Example:** `shoal engines standby b`
+    """
+    from shoal.cli.admin_client import quote_name
+
+    path, done = f"engines/{quote_name(name)}/standby", f"engine {name} is on standby"
+    run_operation(url, admin_key, "POST", path, no_wait=no_wait, done=done)
+
+
+@engines.command()
+def activate(name: Name, no_wait: NoWait = False, url: Url = DEFAULT_URL, admin_key: AdminKey = None) -> None:
+    """Start an engine that is on standby, and wait until it is ready.
+
+    **Example:** `shoal engines activate b`
+    """
+    from shoal.cli.admin_client import quote_name
+
+    path, done = f"engines/{quote_name(name)}/activate", f"engine {name} is ready"
     run_operation(url, admin_key, "POST", path, no_wait=no_wait, done=done)
 
 

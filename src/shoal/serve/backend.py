@@ -110,6 +110,19 @@ class Administration(Protocol):
     def undrain_engine(self, name: str) -> None:
         """Send requests to a drained engine again."""
 
+    async def activate_engine(self, name: str) -> None:
+        """Start an engine on standby; returns when it is ready.
+
+        Raises ConfigError if it is not on standby, EngineDied if it does not start.
+        """
+
+    async def deactivate_engine(self, name: str) -> None:
+        """Migrate the requests of an engine to others, and end it until it is activated.
+
+        Returns when it has ended. Raises ConfigError if services would have no engine, or if it is activated
+        meanwhile.
+        """
+
     async def remove_engine(self, name: str) -> None:
         """Stop an engine; its requests continue on other engines. Raises ConfigError if it is the last."""
 
@@ -124,6 +137,10 @@ class Backend(Protocol):
     @property
     def engines(self) -> Sequence[EngineStatus]:
         """Current status of every engine."""
+
+    @property
+    def wanted_engines(self) -> int:
+        """Number of engines that are to run."""
 
     @property
     def services(self) -> Mapping[str, ServiceStatus]:

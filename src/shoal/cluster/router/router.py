@@ -161,6 +161,11 @@ class Router:
         return [self._fleet.engines[status.name].complete_status(status) for status in self._manager.engines]
 
     @property
+    def wanted_engines(self) -> int:
+        """Number of engines that are to run."""
+        return self._manager.wanted_engines
+
+    @property
     def found_engines(self) -> Mapping[str, int]:
         """Process ids by name of the engines that ran already at the start; they have cancelled their old
         requests."""

@@ -194,6 +194,31 @@ class ClusterAdmin:
 
         return self.operations.start("undrain_engine", name, work, ends="drain_engine")
 
+    def activate_engine(self, name: str) -> Operation:
+        """Start an engine on standby; raises Conflict for any other engine."""
+        engine = self._engine(name)
+        if engine.state is not EngineState.STANDBY and not engine.deactivating:
+            raise Conflict(f"engine {name!r} is not on standby, but {engine.state}")
+
+        async def work(operation: Operation) -> None:
+            _set_progress(operation, f"starting engine {name}")
+            await self._changes.activate_engine(name)
+
+        return self.operations.start("activate_engine", name, work, ends="deactivate_engine")
+
+    def deactivate_engine(self, name: str) -> Operation:
+        """Move an engine's requests to others, and end it until it is activated.
+
+        Raises Conflict if services would have no engine.
+        """
+        self._check_leaving(name)
+
+        async def work(operation: Operation) -> None:
+            _set_progress(operation, f"moving the requests of engine {name}")
+            await self._changes.deactivate_engine(name)
+
+        return self.operations.start("deactivate_engine", name, work)
+
     def remove_engine(self, name: str) -> Operation:
         """Stop an engine; its requests continue on others. Raises Conflict if a service needs the engine."""
         self._check_leaving(name)

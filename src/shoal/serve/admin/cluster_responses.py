@@ -95,7 +95,10 @@ def accepts_requests(service: ServiceStatus, engines: Sequence[EngineStatus]) ->
 def _status(engines: Sequence[EngineStatus], services: Mapping[str, ServiceStatus]) -> HealthName:
     if not any(accepts_requests(service, engines) for service in services.values()):
         return "down"
-    return "ok" if all(engine.state is EngineState.READY for engine in engines) else "degraded"
+    as_wanted = all(
+        engine.state in (EngineState.READY, EngineState.STANDBY) or engine.deactivating for engine in engines
+    )
+    return "ok" if as_wanted else "degraded"
 
 
 class Fine(Struct):

@@ -50,6 +50,8 @@ class AdminEndpoints:
             "engines": self.add_engine,
             "engines/{name}/drain": self.drain_engine,
             "engines/{name}/undrain": self.undrain_engine,
+            "engines/{name}/activate": self.activate_engine,
+            "engines/{name}/standby": self.deactivate_engine,
             "services": self.add_service,
             "services/{name:path}/load": self.load_service,
             "services/{name:path}/unload": self.unload_service,
@@ -115,6 +117,12 @@ class AdminEndpoints:
 
     async def undrain_engine(self, request: Request) -> Response:
         return _started(self._admin.undrain_engine(_name(request)))
+
+    async def activate_engine(self, request: Request) -> Response:
+        return _started(self._admin.activate_engine(_name(request)))
+
+    async def deactivate_engine(self, request: Request) -> Response:
+        return _started(self._admin.deactivate_engine(_name(request)))
 
     async def remove_engine(self, request: Request) -> Response:
         return _started(self._admin.remove_engine(_name(request)))

@@ -14,7 +14,17 @@ from shoal.serve.http.message_errors import is_messages_path
 from shoal.serve.http.request_context import context_of
 
 OPEN_PATHS = frozenset(
-    {"/", "/health", "/health/live", "/health/ready", "/version", "/metrics", "/docs", "/openapi.json"}
+    {
+        "/",
+        "/health",
+        "/health/live",
+        "/health/ready",
+        "/version",
+        "/metrics",
+        "/scale",
+        "/docs",
+        "/openapi.json",
+    }
 )
 """Paths that need no key."""
 _PAGE_PREFIX = "/page/"

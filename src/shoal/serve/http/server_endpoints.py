@@ -1,4 +1,4 @@
-"""The endpoints /v1/models, /version, /metrics and /docs."""
+"""The endpoints /v1/models, /version, /metrics, /scale and /docs."""
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -7,7 +7,7 @@ from starlette.responses import HTMLResponse, Response
 import shoal
 from shoal.serve.api import Api, add_get, json_response
 from shoal.serve.http.docs_page import docs_page
-from shoal.serve.openai.response_bodies import ModelCard, ModelList, Version
+from shoal.serve.openai.response_bodies import ModelCard, ModelList, Scale, Version
 from shoal.serve.openapi import fails, returns
 
 # The docs page needs only its inline style.
@@ -37,6 +37,7 @@ class ServerEndpoints:
             responses={200: {"description": "Prometheus text format.", "content": {"text/plain": {}}}},
             response_class=Response,
         )
+        add_get(app, "/scale", self.scale, responses=returns(Scale, "Numbers of engines."))
         add_get(app, "/docs", self.docs, include_in_schema=False)
 
     async def models(self, request: Request) -> Response:
@@ -52,7 +53,14 @@ class ServerEndpoints:
     async def metrics(self) -> Response:
         """Prometheus metrics."""
         backend = self._api.backend
-        return Response(self._api.metrics.render(backend.engines, backend.services), media_type=_METRICS_TYPE)
+        page = self._api.metrics.render(backend.engines, backend.services, backend.wanted_engines)
+        return Response(page, media_type=_METRICS_TYPE)
+
+    async def scale(self) -> Response:
+        """How many engines there are and should be, for autoscalers."""
+        backend = self._api.backend
+        running = sum(engine.runs for engine in backend.engines)
+        return json_response(Scale(backend.wanted_engines, running, len(backend.engines)))
 
     async def version(self) -> Response:
         """The version of Shoal."""

@@ -25,16 +25,18 @@ _StatsByEngine = Mapping[str, EngineStats]
 
 
 class EngineCollector(Collector):
-    """A snapshot of engines as metric families."""
+    """A snapshot of engines as metric families; wanted: number of engines that are to run."""
 
-    def __init__(self, engines: Sequence[EngineStatus]) -> None:
+    def __init__(self, engines: Sequence[EngineStatus], wanted: int) -> None:
         self._engines = engines
+        self._wanted = wanted
 
     def describe(self) -> list[Metric]:
         """Nothing: metrics are read when the page is requested."""
         return []
 
     def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily("shoal_wanted_engines", "Engines that are to run.", value=self._wanted)
         up = _gauge("engine_up", "Whether the engine runs.")
         restarts = _counter("engine_restarts", "How often the engine was started again.")
         beats = _gauge("engine_heartbeat_age_seconds", "How long ago the engine's last sign of life came.")

@@ -238,9 +238,12 @@ class ServerMetrics:
             found[labels["outcome"], labels["service"]] = (value,)
         return found
 
-    def render(self, engines: Sequence[EngineStatus], services: Mapping[str, ServiceStatus]) -> bytes:
+    def render(
+        self, engines: Sequence[EngineStatus], services: Mapping[str, ServiceStatus], wanted_engines: int
+    ) -> bytes:
+        """The page. wanted_engines: number of engines that are to run."""
         cluster = CollectorRegistry()
-        cluster.register(EngineCollector(engines))
+        cluster.register(EngineCollector(engines, wanted_engines))
         cluster.register(ServiceCollector(services))
         page = generate_latest(self.registry) + generate_latest(cluster)
         if self._vllm:

@@ -379,6 +379,17 @@ class Version(Struct):
     version: str
 
 
+class Scale(Struct):
+    """Response of /scale."""
+
+    wanted_engines: int
+    """Engines that are to run."""
+    running_engines: int
+    """Engines that have loaded and run."""
+    engines: int
+    """All engines, those on standby included."""
+
+
 class Index(Struct):
     """Response of /."""
 

@@ -106,6 +106,7 @@ def _engine_changes(old: EngineStatus, new: EngineStatus) -> Iterator[Change]:
             EngineState.LOADING: "loads its models",
             EngineState.READY: "is ready",
             EngineState.DRAINING: "drains: it gets no new requests",
+            EngineState.STANDBY: "is on standby",
         }.get(new.state)
         if text is not None:
             yield Change("info", f"engine {name} {text}")

@@ -46,7 +46,7 @@ function findProblems(snapshot) {
     problems.push({ what: "This server", why: "ends: requests under way go on, new ones are refused.", level: "warning" });
   }
   for (const engine of snapshot.engines) {
-    if (engine.state === "ready") continue;
+    if (engine.state === "ready" || engine.state === "standby") continue;
     const last = engine.last_error ? ` The last time it ended: ${engine.last_error}.` : "";
     const words = { waiting: "ended and waits for its restart.", loading: "is loading.", draining: "takes no new requests." };
     problems.push({ what: `Engine ${engine.name}`, why: (words[engine.state] ?? engine.state) + last, level: engine.state === "waiting" ? "bad" : "warning" });

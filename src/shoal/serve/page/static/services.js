@@ -117,6 +117,8 @@ function engineRow(name, changes) {
   const cells = { device: cell("text"), state: el("span.state"), requests: cell("requests-now"), weights: cell("size") };
   const drain = action("Drain", `engine ${name}`, () => changes.change("POST", `${path}/drain`));
   const undrain = action("Undrain", `engine ${name}`, () => changes.change("POST", `${path}/undrain`));
+  const standby = action("Standby", `engine ${name}`, () => changes.change("POST", `${path}/standby`));
+  const activate = action("Activate", `engine ${name}`, () => changes.change("POST", `${path}/activate`));
   const remove = action("Remove", `engine ${name}`, async () => {
     if (await confirmed(`Remove engine ${name}? Its requests go on at other engines.`, "Remove")) await changes.change("DELETE", path);
   });
@@ -126,7 +128,7 @@ function engineRow(name, changes) {
     cell("now", cells.state),
     cells.requests,
     cells.weights,
-    cell("actions", drain, undrain, remove),
+    cell("actions", drain, undrain, standby, activate, remove),
   );
   return {
     node,
@@ -138,6 +140,9 @@ function engineRow(name, changes) {
       setText(cells.weights, bytes(engine.weight_bytes));
       setAttribute(drain, "disabled", engine.state === "draining");
       setAttribute(undrain, "disabled", engine.state !== "draining");
+      setHidden(standby, engine.state === "standby");
+      setAttribute(standby, "disabled", engine.state === "draining");
+      setHidden(activate, engine.state !== "standby");
     },
   };
 }
