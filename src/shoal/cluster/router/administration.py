@@ -212,9 +212,7 @@ class Administration:
         while (engine := self._engine(name)) is not None and engine.deactivating:
             await asyncio.sleep(_POLL_S)
         if engine is not None and engine.state is not EngineState.STANDBY:
-            raise ConfigError(
-                f"engine {name!r} is not on standby, but {engine.state}: it was changed meanwhile"
-            )
+            raise ConfigError(f"engine {name!r} is {engine.state} again: it was changed meanwhile")
 
     async def place_service(self, service: str, engine: str) -> None:
         """Let an engine load a service and take its requests.
