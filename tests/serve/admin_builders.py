@@ -133,7 +133,7 @@ class ChangingCluster(FakeEngine):
 class Operator:
     """Talks to a server in front of a fake cluster; pulls wait for ``pulling``."""
 
-    def __init__(self, cluster, folder, workers=None, **options):
+    def __init__(self, cluster, folder, workers=None, kept=None, **options):
         self.cluster = cluster
         self.pulled = []
         self.tokenizers = []
@@ -157,7 +157,9 @@ class Operator:
             ServerOptions(**options),
             workers=workers or InlineWorkers(),
             pull=pull,
+            kept=kept,
         )
+        self.admin = app.state.admin
         self.client = make_client(app)
         self.client.headers["Host"] = "localhost"
 

@@ -13,6 +13,7 @@ from shoal.engine.options import EngineOptions
 from shoal.serve.admin.cluster_admin import ClusterAdmin
 from shoal.serve.admin.endpoints import AdminEndpoints
 from shoal.serve.admin.guard import AdminMiddleware, OperatorRights
+from shoal.serve.admin.kept_changes import KeptChanges
 from shoal.serve.anthropic.endpoints import MessagesEndpoints
 from shoal.serve.api import Api
 from shoal.serve.backend import Backend, TextCodec
@@ -56,14 +57,16 @@ def create_app(
     engine_options: EngineOptions | None = None,
     pull: PullService | None = None,
     tracing: Tracing | None = None,
+    kept: KeptChanges | None = None,
 ) -> FastAPI:
     """The application in front of ``backend``.
 
     tokenizers: by service name. lifecycle: by default the server never drains. workers: run slow work outside
     the event loop; by default in worker processes. hosts: names that the Host header may have; None: any.
     engine_options: defaults of engines that operators add. pull: downloads the models of services that
-    operators add; by default as at the start. tracing: makes spans of
-    calls; by default none. Raises ConfigError if an API key names an unknown service.
+    operators add; by default as at the start. tracing: makes spans of calls; by default none. kept: gets
+    operators' changes; by default they end with the server. Raises ConfigError if an API key names an unknown
+    service.
     """
     lifecycle, options = lifecycle or Lifecycle(), options or ServerOptions()
     api = Api(backend, tokenizers, services, options, lifecycle, workers or WorkerProcesses(preload=__name__))
@@ -100,7 +103,9 @@ def create_app(
     on_end = partial(_finish_request, api.metrics, options, app, tracing)
     app.add_middleware(RequestContextMiddleware, on_begin=tracing.begin, on_end=on_end)
     generation, embedding = GenerationEndpoints(api), EmbeddingEndpoints(api)
-    admin = ClusterAdmin(api, engine_options, pull or partial(pull_service, Tokenizers()))
+    admin = app.state.admin = ClusterAdmin(
+        api, engine_options, pull or partial(pull_service, Tokenizers()), kept or KeptChanges.of(None)
+    )
     for endpoints in (
         generation,
         ResponsesEndpoints(api),

@@ -18,6 +18,7 @@ from shoal.core import ConfigError, InvalidRequest, Service
 from shoal.engine.process.child_process import check_open_files
 from shoal.models import Progress, check_service
 from shoal.models.progress import in_words
+from shoal.serve.admin.kept_changes import KeptChanges
 from shoal.serve.backend import TextCodec
 from shoal.serve.cpu_workers import WorkerProcesses, Workers
 from shoal.serve.http.address import check_address
@@ -62,12 +63,14 @@ def run_server(
         _check_kv_memory(plans)
     for service in services.values():
         check_service(service)
+    # A name that comes from the port alone would bring the changes to another configuration.
+    kept = KeptChanges.of(None if cluster is None else cluster.name)
     cluster = _name_cluster(cluster or ClusterOptions(), options)
     manager = ServiceManager(extension_s=cluster.load_timeout_s + _START_MARGIN_S)
     progress = _with_status(on_download, manager)
     fetched = [fetch_service(service, progress) for service in services.values()]
     plans = [with_resolved_services(plan, [each.service for each in fetched]) for plan in plans]
-    server = _Server(plans, fetched, options, cluster, tracing, manager)
+    server = _Server(plans, fetched, options, cluster, tracing, manager, kept)
     try:
         # Not uvloop: with it, Ctrl-C in a terminal reaches child processes.
         asyncio.run(server.run(on_load, on_ready))
@@ -120,7 +123,9 @@ class _Server:
         cluster: ClusterOptions,
         tracing: Tracing,
         manager: ServiceManager,
+        kept: KeptChanges,
     ) -> None:
+        self._kept = kept
         self._plans = plans
         self._services = [each.service for each in fetched]
         self._folders = {each.service.name: each.folder for each in fetched}
@@ -176,6 +181,7 @@ class _Server:
                     self._plans[0].options,
                     partial(pull_service, tokenizers),
                     self._tracing,
+                    self._kept,
                 )
             finally:
                 await router.close()

@@ -13,6 +13,8 @@ from starlette.types import ASGIApp
 
 from shoal.core import Service
 from shoal.engine.options import EngineOptions
+from shoal.serve.admin.kept_changes import KeptChanges
+from shoal.serve.admin.restore import restore_changes
 from shoal.serve.app import create_app
 from shoal.serve.backend import Backend, TextCodec
 from shoal.serve.cpu_workers import Workers
@@ -53,13 +55,15 @@ async def serve_until_stopped(
     engine_options: EngineOptions | None = None,
     pull: PullService | None = None,
     tracing: Tracing | None = None,
+    kept: KeptChanges | None = None,
 ) -> None:
     """Serve HTTP until ``stop`` is requested, then drain.
 
     While draining, new requests get a 503. Running requests continue for ``options.drain_s``, or until a
     second stop request, and then end with an error. on_ready: called with the base URL once the server
-    accepts requests. workers, engine_options, pull, tracing: see ``create_app``. Raises ConfigError if the
-    address is in use, or if the process can open no connections.
+    accepts requests; kept changes of operators are made again after that. workers, engine_options, pull,
+    tracing, kept: see ``create_app``. Raises ConfigError if the address is in use, or if the process can open
+    no connections.
     """
     limit = connection_limit(options.max_connections)
     listen_socket = listen(options)
@@ -67,7 +71,7 @@ async def serve_until_stopped(
     lifecycle = Lifecycle()
     hosts = allowed_hosts(options.allowed_hosts, options.host, host)
     app = create_app(
-        backend, tokenizers, services, options, lifecycle, workers, hosts, engine_options, pull, tracing
+        backend, tokenizers, services, options, lifecycle, workers, hosts, engine_options, pull, tracing, kept
     )
     server = _Server(_uvicorn_config(app, options))
     log_warnings(options, host)
@@ -78,6 +82,7 @@ async def serve_until_stopped(
     app.state.feed.start()
     count_refused = app.state.metrics.count_refused_connection
     listener = _create_listener(listen_socket, server, limit, options, count_refused)
+    restoring = asyncio.create_task(restore_changes(app.state.admin))
     try:
         if on_ready is not None:
             on_ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
@@ -92,6 +97,7 @@ async def serve_until_stopped(
             )
         await _wait_first(serving, lifecycle.wait_idle(), stop.abort.wait(), timeout_s=options.drain_s)
     finally:
+        restoring.cancel()
         lifecycle.expire()
         await listener.stop_accepting()
         server.should_exit = True

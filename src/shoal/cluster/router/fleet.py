@@ -99,6 +99,9 @@ class Fleet:
             config = self.catalog.config(engine.plan, _service_names(engine.plan))
             settings |= config.settings(f"engine {name}")
         found = {engine.engine: engine for engine in await self._backend.attach(self._on_event, settings)}
+        for name in found.keys() - self._engines.keys():
+            # An earlier server was asked to add it.
+            self._backend.kill_engine(name, found[name].incarnation)
         for name, engine in self._engines.items():
             services = _service_names(engine.plan)
             if name not in found:

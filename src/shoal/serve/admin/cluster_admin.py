@@ -13,6 +13,7 @@ from shoal.core import ConfigError, InvalidRequest, ModelUnavailable, Service
 from shoal.engine.options import EngineOptions
 from shoal.models import check_service
 from shoal.serve.admin.cluster_responses import EngineCard, Operation, ServiceCard, weight_places
+from shoal.serve.admin.kept_changes import KeptChanges
 from shoal.serve.admin.operations import Operations
 from shoal.serve.api import Api
 from shoal.serve.errors import ENGINE_NOT_FOUND, MODEL_NOT_FOUND, Conflict
@@ -26,12 +27,15 @@ class ClusterAdmin:
     """Starts operations on services and engines, and describes both.
 
     template: options of added engines, where their devices say nothing else; None: the defaults.
-    pull: downloads models.
+    pull: downloads models. kept: gets all changes that are made, for the next server.
     Unknown names raise InvalidRequest (404); changes that are impossible at present raise Conflict.
     """
 
-    def __init__(self, api: Api, template: EngineOptions | None, pull: PullService) -> None:
+    def __init__(
+        self, api: Api, template: EngineOptions | None, pull: PullService, kept: KeptChanges
+    ) -> None:
         self.operations = Operations()
+        self.kept = kept
         self._api = api
         self._backend = api.backend
         self._changes = api.backend.administration
@@ -91,6 +95,7 @@ class ClusterAdmin:
                     model.tokenizer.close()
                     raise
                 self._api.add_service(model.service, model.tokenizer)
+                self.kept.service_added(service, engines)
             finally:
                 del self._adding[name]
 
@@ -109,6 +114,7 @@ class ClusterAdmin:
 
         async def work(operation: Operation) -> None:
             _set_progress(operation, f"waiting for the requests of {name}")
+            self.kept.service_removed(name)
             try:
                 await self._changes.remove_service(name)
             finally:
@@ -144,6 +150,7 @@ class ClusterAdmin:
 
         async def work(operation: Operation) -> None:
             await self._changes.pin_service(name, pinned)
+            self.kept.service_pinned(name, pinned)
 
         return self.operations.start("pin_service" if pinned else "unpin_service", name, work)
 
@@ -162,6 +169,7 @@ class ClusterAdmin:
         async def work(operation: Operation) -> None:
             _set_progress(operation, f"starting engine {name}")
             await self._changes.add_engine(plan)
+            self.kept.engine_added(replace(device, name=name), services)
 
         return self.operations.start("add_engine", name, work)
 
@@ -174,6 +182,7 @@ class ClusterAdmin:
 
         async def work(operation: Operation) -> None:
             self._changes.drain_engine(name)
+            self.kept.engine_left(name, "drained")
             while (engine := self._find_engine(name)) is not None and (engine.requests or engine.leases):
                 if engine.state is not EngineState.DRAINING:
                     raise ConfigError(f"engine {name!r} takes requests again, because it was undrained")
@@ -191,6 +200,7 @@ class ClusterAdmin:
 
         async def work(operation: Operation) -> None:
             self._changes.undrain_engine(name)
+            self.kept.engine_left(name, None)
 
         return self.operations.start("undrain_engine", name, work, ends="drain_engine")
 
@@ -203,6 +213,7 @@ class ClusterAdmin:
         async def work(operation: Operation) -> None:
             _set_progress(operation, f"starting engine {name}")
             await self._changes.activate_engine(name)
+            self.kept.engine_left(name, None)
 
         return self.operations.start("activate_engine", name, work, ends="deactivate_engine")
 
@@ -216,6 +227,7 @@ class ClusterAdmin:
         async def work(operation: Operation) -> None:
             _set_progress(operation, f"moving the requests of engine {name}")
             await self._changes.deactivate_engine(name)
+            self.kept.engine_left(name, "standby")
 
         return self.operations.start("deactivate_engine", name, work)
 
@@ -226,6 +238,7 @@ class ClusterAdmin:
         async def work(operation: Operation) -> None:
             _set_progress(operation, f"ending engine {name}")
             await self._changes.remove_engine(name)
+            self.kept.engine_removed(name)
 
         return self.operations.start("remove_engine", name, work)
 
