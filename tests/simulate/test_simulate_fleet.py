@@ -61,7 +61,7 @@ def test_engines_come_back_for_more_load_and_load_first() -> None:
     [back_ns] = [event.time_ns for event in record.events if event.kind == "activated"]
     served = [row for row in record.requests if row.engine == 1]
     assert served
-    assert min(row.first_token_ns for row in served) > back_ns + 1e9
+    assert min(row.finish_ns for row in served) > back_ns + 1e9
 
 
 def test_without_a_size_all_engines_run() -> None:

@@ -325,6 +325,7 @@ class Fleet:
         if (
             self._migration_runner
             or self._manager.has_waiting
+            or self._manager.rebalances
             or (self._up is not None and (self._requests or self._manager.shrinks))
             or any(_changes(each) for each in self._manager.engines)
         ):

@@ -47,6 +47,7 @@ from shoal.cluster.manager.fleet_size import FleetSizer
 from shoal.cluster.manager.migrations import Migrations
 from shoal.cluster.manager.packer_chooser import PackerChooser
 from shoal.cluster.manager.quarantine import Quarantine
+from shoal.cluster.manager.rebalancing import Rebalancing
 from shoal.cluster.manager.repacking import Repacking
 from shoal.cluster.manager.residency import Residency
 from shoal.cluster.manager.state import Engine, ManagedCall, Residence, running_engine
@@ -89,6 +90,9 @@ class Manager:
         self._assignment = Assignment(chooser, self._engines, self._quarantine, options.batching)
         self._waiting = self._assignment.waiting
         self._migrations = Migrations(self._assignment, self._engines)
+        self._rebalancing: Rebalancing | None = None
+        if isinstance(chooser, PolicyChooser) and options.batching is None:
+            self._rebalancing = Rebalancing(self._engines, self._migrations)
         self._repacking: Repacking | None = None
         if isinstance(chooser, PackerChooser):
             parts = (self._assignment, self._migrations, self._engines, self._calls)
@@ -140,6 +144,11 @@ class Manager:
         if self._sizer is not None:
             return self._sizer.wanted
         return sum(engine.active for engine in self._engines.values())
+
+    @property
+    def rebalances(self) -> bool:
+        """Whether requests move to engines that are new."""
+        return self._rebalancing is not None and self._rebalancing.active
 
     @property
     def shrinks(self) -> bool:
@@ -261,6 +270,7 @@ class Manager:
         engine.block_size, engine.host = event.block_size, event.host
         engine.load.begin(event.speeds)
         self._actions += self._residency.ready(engine, event.speeds, now_ns)
+        self._opened(engine, now_ns)
         self._settle(now_ns)
 
     def _engine_heartbeat(self, event: EngineHeartbeat, now_ns: int) -> None:
@@ -301,16 +311,23 @@ class Manager:
 
     def _engine_undrained(self, event: EngineUndrained, now_ns: int) -> None:
         self._activation.undrain(event.engine, now_ns)
+        self._opened(self._engines.get(event.engine), now_ns)
         self._settle(now_ns)
 
     def _engine_activated(self, event: EngineActivated, now_ns: int) -> None:
         self._actions += self._activation.activate(event.engine, now_ns)
+        self._opened(self._engines.get(event.engine), now_ns)
         self._settle(now_ns)
 
     def _engine_deactivated(self, event: EngineDeactivated, now_ns: int) -> None:
         self._activation.deactivate(event.engine)
         self._settle(now_ns)
         self._actions += self._activation.stop_drained()
+
+    def _opened(self, engine: Engine | None, now_ns: int) -> None:
+        """Fill an engine that takes requests again."""
+        if self._rebalancing is not None and engine is not None and engine.accepts_requests:
+            self._rebalancing.engine_opened(engine, now_ns)
 
     def _engine_removed(self, event: EngineRemoved, now_ns: int) -> None:
         engine = self._engines.pop(event.engine, None)
@@ -340,6 +357,8 @@ class Manager:
         for call in self._quarantine.pending:
             self._refuse_overdue(call.service, [call], now_ns)
         self._ticked_ns = now_ns
+        if self._rebalancing is not None:
+            self._actions += self._rebalancing.tick(now_ns)
         given_up = self._migrations.ticked(now_ns)
         self._actions += given_up
         if given_up or self._quarantine.pending or self._migrations.draining:

@@ -102,6 +102,14 @@ class Migrations:
         kv_format = None if source is None else source.kv_formats.get(service)
         return call.kv_transferable and bool(kv_format) and target.kv_formats.get(service) == kv_format
 
+    def leaving(self, engine: Engine) -> list[ManagedCall]:
+        """Requests of an engine that migrate away, and that it still has."""
+        return [
+            migration.call
+            for migration in self._active.values()
+            if migration.source is engine and migration.call.engine is engine
+        ]
+
     @property
     def draining(self) -> bool:
         """Whether requests are to migrate away from their engines."""
