@@ -19,6 +19,7 @@ from shoal.cli.plan_report import remarks
 from shoal.config.scenario_file import load_scenario
 from shoal.config.settings import load_config
 from shoal.core import ConfigError
+from shoal.plan.capacity import Plan
 from shoal.plan.capacity import plan as search
 from shoal.plan.catalog import load_catalogue
 from shoal.plan.confidence import Interval
@@ -187,12 +188,29 @@ def test_an_unconfirmed_plan_has_a_remark(tmp_path: Path) -> None:
     )
     found = search(demand, PlanningOptions(attainment=0.9, trials=1, processes=1))
     assert found.chosen is not None
+    assert found.confirmed
     assert "Not confirmed" not in " ".join(remarks(demand, found))
     missed = replace(found.chosen, attainment=Interval(0.8, 0.7, 0.9))
     kept = replace(found.chosen, attainment=Interval(0.95, 0.9, 1.0))
     said = remarks(demand, replace(found, chosen=missed, one_less=[kept]))
     assert said[0].startswith("Not confirmed: 80.0% of the later requests met their goals (70.0% to 90.0%)")
     assert "kept the goals of later requests too (95.0%)" in said[1]
+
+
+def test_an_unconfirmed_plan_has_an_exit_status_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unconfirmed(*arguments: object) -> Plan:
+        found = search(*arguments)  # type: ignore[arg-type]
+        assert found.chosen is not None
+        return replace(found, chosen=replace(found.chosen, attainment=Interval(0.8, 0.7, 0.9)))
+
+    monkeypatch.setattr("shoal.plan.capacity.plan", unconfirmed)
+    out = tmp_path / "shoal.yaml"
+    code, shown = plan(tmp_path, "slo.ttft=1s", "--out", str(out))
+    assert code == 3
+    assert "Not confirmed: 80.0%" in shown
+    assert out.read_text().startswith("# Not confirmed")
 
 
 def _scenario(folder: Path) -> Path:

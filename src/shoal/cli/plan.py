@@ -22,6 +22,9 @@ from shoal.cli.planning_flags import (
 from shoal.config.setting_tree import Table
 from shoal.core import ShoalError
 
+NOT_CONFIRMED = 3
+"""Exit status of a plan that later requests do not confirm."""
+
 
 @with_flags(PLAN_FLAGS, defaults=scenario_defaults)
 def plan(
@@ -73,7 +76,8 @@ def plan(
     `devices: [{name: a100-80, price: 1.8, most: 8}, {name: l40s, price: 0.9}]`
 
     Known kinds bring their data sheets; others need `memory` and `latency`. The plan is simulated on a later
-    part of the workload, and compared with the same plan with one device less.
+    part of the workload, and compared with the same plan with one device less. The exit status is 3 where the
+    later part does not confirm the plan, and 1 where nothing in the catalogue is enough.
 
     **Examples:**
 
@@ -144,3 +148,5 @@ def plan(
     print_written(console, written)
     if found.chosen is None:
         raise ShoalError(no_plan_message(demand, found))
+    if not found.confirmed:
+        raise typer.Exit(NOT_CONFIRMED)

@@ -104,7 +104,7 @@ def remarks(demand: Demand, found: Plan) -> list[str]:
         return []
     wanted, objections = found.options.attainment, []
     attained = found.chosen.attainment
-    if attained.mean < wanted:
+    if not found.confirmed:
         low, high = share(attained.low), share(attained.high)
         objections.append(
             f"Not confirmed: {share(attained.mean)} of the later requests met their goals ({low} to {high}), "

@@ -75,6 +75,11 @@ class Plan:
     """Whether planning was interrupted before it chose."""
 
     @property
+    def confirmed(self) -> bool:
+        """Whether the chosen plan attained enough on the later requests, too."""
+        return self.chosen is not None and self.chosen.attainment.mean >= self.options.attainment
+
+    @property
     def frontier(self) -> list[FleetPlan]:
         """The Pareto frontier of cost and attainment, by cost."""
         points = {fleet: (each.cost, each.attainment) for fleet, each in self.fleets.items()}
