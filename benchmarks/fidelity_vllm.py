@@ -18,19 +18,12 @@ from typing import Any
 from rich.console import Console
 
 from shoal.config import PRESETS, prepare
-from shoal.config.scenario import (
-    Latency,
-    ProfileLatency,
-    RooflineLatency,
-    RooflineOptions,
-    Scenario,
-    ScenarioPool,
-    ScenarioService,
-)
+from shoal.config.scenario import Scenario, ScenarioPool, ScenarioService
 from shoal.config.scenario_measured import compare_run, fit_scenario, with_overhead
 from shoal.core import ConfigError
 from shoal.core.units import LONGEST_S
 from shoal.forecast import measured_device, measured_model, read_meta
+from shoal.forecast.latency_sources import Latency, ProfileLatency, RooflineLatency, RooflineOptions
 from shoal.schedule import Aggressive
 from shoal.workload import WorkloadOptions
 

@@ -12,7 +12,7 @@ from shoal.cluster.fleet_options import FleetOptions
 from shoal.cluster.options import PackingOptions
 from shoal.cluster.packing import MigrationBudgets
 from shoal.config import flag_settings, load_scenario, prepare
-from shoal.config.scenario import FitLatency, Incident, RooflineLatency
+from shoal.config.scenario import Incident
 from shoal.config.scenario_file import scenario_section
 from shoal.config.scenario_flags import SCENARIO_FLAGS
 from shoal.config.scenario_pool import capacity
@@ -22,6 +22,7 @@ from shoal.core.cluster import Link
 from shoal.core.units import LONGEST_S
 from shoal.forecast import FittedTimes, LatencyModel, LatencyProfile, StepRows, save_profile
 from shoal.forecast.device_specs import device_spec
+from shoal.forecast.latency_sources import FitLatency, RooflineLatency
 from shoal.forecast.model_spec import ModelSpec, model_spec
 from shoal.forecast.roofline import RooflineTimes, kv_tokens
 from shoal.schedule import Fcfs, Oracle

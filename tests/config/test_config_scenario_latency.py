@@ -7,11 +7,11 @@ from config_builders import scenario
 
 from layer_tables import write_profile
 from shoal.config import prepare
-from shoal.config.scenario import ProfileLatency, RooflineLatency, RooflineOptions
 from shoal.config.scenario_pool import capacity
 from shoal.core import ConfigError
 from shoal.forecast import HostOverhead, StepRows
 from shoal.forecast.device_specs import device_spec
+from shoal.forecast.latency_sources import ProfileLatency, RooflineLatency, RooflineOptions
 from shoal.forecast.model_spec import model_spec
 from shoal.forecast.roofline import kv_tokens
 from shoal.forecast.roofline_ops import Link

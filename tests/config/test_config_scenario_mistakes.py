@@ -102,7 +102,10 @@ def test_mistakes_in_the_workload(tmp_path, workload, expected):
         ("{roofline: {device: h100, model: list.json}}", "expected an object with keys such as"),
         ("{roofline: {device: h100, model: latency.json}}", "latency.json describes no model: the conf"),
         ("{roofline: {device: h100}}", "nothing says which model service default runs"),
-        ("{roofline: {device: h100, model: llama-3.1-8b, tp: 5}}", "roofline.tp (flag --tp): llama-3.1"),
+        (
+            "{roofline: {device: h100, model: llama-3.1-8b, tp: 5}}",
+            "roofline.tp (`shoal simulate --tp`): llama-3.1",
+        ),
         ("{roofline: {device: rtx-4090, model: llama-2-13b}}", "raise tp, or take a larger device"),
         ("{fit: latency.json, tp: 2}", "no latency profile of only with tensor parallel 2"),
         ("{fit: latency.json}", "kv_cache: nothing says how much memory KV of service default takes"),

@@ -1,7 +1,6 @@
 """``Scenario``: the settings of a simulation: services, step times, engines, KV pool, workload, incidents."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from shoal.cluster.batching_options import BatchingOptions
@@ -9,78 +8,12 @@ from shoal.cluster.fleet_options import FleetOptions
 from shoal.cluster.options import PackingOptions, check_batching
 from shoal.core import NO_GOALS, SLO, ConfigError
 from shoal.core.cluster import Link as EngineLink
-from shoal.forecast.device_specs import DeviceSpec
+from shoal.forecast.latency_sources import Latency
 from shoal.forecast.model_spec import ModelSpec
-from shoal.forecast.overhead import NO_OVERHEAD, HostOverhead
-from shoal.forecast.roofline_ops import Link
 from shoal.schedule import SchedulerOptions
 from shoal.schedule.weights_options import WeightsOptions, check_admission
 from shoal.simulate.spec import HOST_BYTES_PER_S
 from shoal.workload import WorkloadOptions
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitLatency:
-    """Step times fitted by ``shoal profile``."""
-
-    fit: Path
-    """The file of ``shoal profile``."""
-    service: str | None = None
-    """Service in the file; None: that of the same name, or the only one."""
-    tp: int = 1
-    """Tensor-parallel devices."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileLatency:
-    """Step times from tables of measured layer times."""
-
-    profile: Path
-    """Folder of the tables."""
-    tp: int = 1
-    """Tensor-parallel devices."""
-    model: ModelSpec | None = None
-    """Model whose layers are counted; None: the service's, or that of the folder's metadata."""
-    device: DeviceSpec | None = None
-    """None: that of the folder's metadata."""
-    link: Link | None = None
-    """Link between the devices; None: as measured, or that of the device."""
-    overhead: HostOverhead = NO_OVERHEAD
-    """Overhead of the host."""
-    data_parallel: int = 1
-    """Ranks with expert parallelism, each with its own device and KV pool, that step together."""
-    expert_imbalance: float = 1.0
-    """With ranks: tokens of the busiest rank's experts, relative to an even share."""
-
-    def __post_init__(self) -> None:
-        if self.data_parallel > 1 and self.tp > 1:
-            raise ConfigError("ranks of several devices (data_parallel and tp above 1) cannot be simulated")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RooflineOptions:
-    """A model, and devices of one kind."""
-
-    device: DeviceSpec
-    """Data sheet of a device."""
-    model: ModelSpec | None = None
-    """None: the service's."""
-    tp: int = 1
-    """Tensor-parallel devices."""
-    link: Link | None = None
-    """Link between the devices; None: that of the data sheet."""
-    overhead: HostOverhead = NO_OVERHEAD
-    """Overhead of the host."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RooflineLatency:
-    """Step times computed from data sheets."""
-
-    roofline: RooflineOptions
-
-
-Latency = FitLatency | ProfileLatency | RooflineLatency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

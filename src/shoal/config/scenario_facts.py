@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from shoal.config.batching import batching_section
 from shoal.config.fleet import fleet_section
 from shoal.config.presets import PRESETS
-from shoal.config.scenario import FitLatency, Latency, ProfileLatency, RooflineOptions, Scenario
+from shoal.config.scenario import Scenario
 from shoal.config.scenario_kinds import arrivals_kind, lengths_kind
 from shoal.config.scenario_latency import link_section, overhead_section
 from shoal.config.scenario_migrations import engine_link_section
@@ -15,6 +15,7 @@ from shoal.config.settings import weights_section
 from shoal.core import Request
 from shoal.core.units import format_byte_rate, format_duration
 from shoal.forecast import NO_OVERHEAD
+from shoal.forecast.latency_sources import FitLatency, Latency, ProfileLatency, RooflineOptions
 from shoal.simulate import EngineSpec
 from shoal.workload import Workload, WorkloadOptions
 

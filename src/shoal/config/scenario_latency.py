@@ -5,19 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.config.scenario import (
-    LARGEST_ENGINES,
-    FitLatency,
-    ProfileLatency,
-    RooflineLatency,
-    RooflineOptions,
-)
+from shoal.config.scenario import LARGEST_ENGINES
 from shoal.config.scenario_kinds import FilePath, ModelShape
 from shoal.config.sections import Section, section_of, unknown_key
 from shoal.config.setting_tree import Node, Scalar, problem
 from shoal.config.value_kinds import Maybe, Text, as_table, byte_rate, integer, number, seconds
 from shoal.core import ConfigError
 from shoal.forecast.device_specs import DeviceSpec, device_spec
+from shoal.forecast.latency_sources import FitLatency, ProfileLatency, RooflineLatency, RooflineOptions
 from shoal.forecast.overhead import HostOverhead
 from shoal.forecast.roofline_ops import Link
 

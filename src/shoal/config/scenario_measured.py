@@ -5,12 +5,13 @@ from functools import partial
 from pathlib import Path
 
 from shoal.config.flags import overlay
-from shoal.config.scenario import FitLatency, Latency, RooflineLatency, Scenario
+from shoal.config.scenario import Scenario
 from shoal.config.scenario_file import load_scenario
 from shoal.config.scenario_run import PreparedRun, prepare
 from shoal.config.setting_tree import Scalar, Table
 from shoal.core import ConfigError
 from shoal.forecast import NO_OVERHEAD, HostOverhead, OverheadTimes, ScaledTimes
+from shoal.forecast.latency_sources import FitLatency, Latency, RooflineLatency
 from shoal.measure import Comparison, RunRecord, compare_with_measured
 from shoal.simulate import OverheadFit, fit_overhead
 from shoal.workload import read_measured, read_trace

@@ -6,33 +6,14 @@ from math import ceil
 from statistics import fmean
 
 from shoal.cluster.manager.dispatch import dispatch_named
-from shoal.config.scenario import (
-    FitLatency,
-    Latency,
-    ProfileLatency,
-    RooflineLatency,
-    Scenario,
-    ScenarioService,
-)
+from shoal.config.scenario import Scenario, ScenarioService
 from shoal.config.scenario_facts import state_facts, subject
 from shoal.config.scenario_migrations import check_data_parallel, deaths_of, migrations_of
 from shoal.config.scenario_pool import Deployment, capacity, plan_pools
 from shoal.core import ConfigError, Request
-from shoal.forecast import (
-    NO_OVERHEAD,
-    HostOverhead,
-    OverheadTimes,
-    StepRows,
-    StepTimes,
-    load_profile,
-    measured_device,
-    measured_model,
-    read_meta,
-)
-from shoal.forecast.data_parallel import RankTimes
+from shoal.forecast import StepRows, StepTimes, measured_device, measured_model, read_meta
+from shoal.forecast.latency_sources import FitLatency, Latency, ProfileLatency, RooflineLatency, step_times
 from shoal.forecast.model_spec import ModelSpec
-from shoal.forecast.profile_files.tables import ProfileTimes
-from shoal.forecast.roofline import RooflineTimes
 from shoal.kvcache import SCALE_BYTES, scales_of
 from shoal.measure import RunRecord
 from shoal.simulate import (
@@ -285,57 +266,3 @@ def in_dtype(model: ModelSpec, dtype: str) -> ModelSpec:
         return model
     size = _BYTES[dtype]
     return replace(model, weight_bytes_each=size, kv_bytes_each=size)
-
-
-def step_times(name: str, latency: Latency, model: ModelSpec | None) -> StepTimes:
-    """Step times of service ``name``; raises ConfigError if ``latency`` is incomplete."""
-    if isinstance(latency, FitLatency):
-        return _fitted(name, latency)
-    if isinstance(latency, ProfileLatency):
-        return _with_overhead(_measured(latency, model), latency.overhead, model)
-    if model is None:
-        raise ConfigError(
-            f"latency.roofline: nothing says which model service {name} runs; write the service's model, "
-            "roofline: {model: llama-3.1-8b, ...}, or the flag --model"
-        )
-    sheet = latency.roofline
-    try:
-        times = RooflineTimes(model, sheet.device, sheet.tp, link=sheet.link)
-    except ConfigError as error:
-        raise ConfigError(f"latency.roofline.tp (flag --tp): {error}") from None
-    return _with_overhead(times, sheet.overhead, model)
-
-
-def _measured(latency: ProfileLatency, model: ModelSpec | None) -> StepTimes:
-    device, link = latency.device, latency.link
-    if latency.data_parallel == 1:
-        return ProfileTimes.load(latency.profile, latency.tp, model=model, device=device, link=link)
-    return RankTimes.load(
-        latency.profile,
-        latency.data_parallel,
-        model=model,
-        device=device,
-        link=link,
-        imbalance=latency.expert_imbalance,
-    )
-
-
-def _with_overhead(times: StepTimes, overhead: HostOverhead, model: ModelSpec | None) -> StepTimes:
-    """Step times with the host's overhead, if there is one."""
-    if model is None or overhead == NO_OVERHEAD:
-        return times
-    return OverheadTimes(times, overhead, model.layers)
-
-
-def _fitted(name: str, latency: FitLatency) -> StepTimes:
-    profile = load_profile(latency.fit)
-    there = {service for service, _ in profile.models}
-    chosen = latency.service or name
-    if latency.service is None and name not in there and len(there) == 1:
-        [chosen] = there
-    try:
-        return profile.times(chosen, latency.tp)
-    except ConfigError as error:
-        raise ConfigError(
-            f"{latency.fit}: {error}; write latency.service to choose one of the file"
-        ) from None

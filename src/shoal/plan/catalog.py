@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from shoal.config.scenario import Latency, RooflineLatency, RooflineOptions
 from shoal.config.scenario_latency import DeviceName, latency_kind
 from shoal.config.sections import Section, section_of
 from shoal.config.setting_tree import Node, place_of, problem, read_yaml
 from shoal.config.value_kinds import Choice, Kind, Maybe, Several, integer, number, size
 from shoal.core import ConfigError
 from shoal.forecast.device_specs import DEVICE_SPECS, DeviceSpec, find_device_spec
+from shoal.forecast.latency_sources import Latency, RooflineLatency, RooflineOptions
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,23}")
 

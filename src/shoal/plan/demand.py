@@ -7,11 +7,12 @@ from functools import lru_cache
 
 from shoal.cluster.manager.dispatch import dispatch_named
 from shoal.config.presets import PRESETS
-from shoal.config.scenario import Latency, Scenario, ScenarioPool, ScenarioService
-from shoal.config.scenario_run import in_dtype, mean_request, step_times, time_alone
+from shoal.config.scenario import Scenario, ScenarioPool, ScenarioService
+from shoal.config.scenario_run import in_dtype, mean_request, time_alone
 from shoal.core import NO_GOALS, SLO, ConfigError, Request
 from shoal.core.cluster import ClusterSpec, Device, Link
 from shoal.forecast import StepTimes
+from shoal.forecast.latency_sources import Latency, step_times
 from shoal.forecast.model_spec import ModelSpec
 from shoal.place.analytic import AnalyticGroups
 from shoal.place.memory import MemoryCheck, PlacedService
