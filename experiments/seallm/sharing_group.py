@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from experiments.seallm.workload import CONTEXT, Traffic, lengths_of, requests_of
 from shoal.config.presets import PRESETS
 from shoal.core import SLO
+from shoal.execute.simulated import HOST_BYTES_PER_S
 from shoal.forecast import StepRows, StepTimes
 from shoal.forecast.device_specs import device_spec
 from shoal.forecast.latency import FloatArray
@@ -15,7 +16,6 @@ from shoal.kvcache import KVShape, LayerShape, PoolLayout, plan_layout
 from shoal.measure import RunRecord
 from shoal.schedule import DoublingBudget, SchedulerOptions
 from shoal.simulate import EngineSpec, OpenLoop, ServiceSpec, Simulation, Watch
-from shoal.simulate.spec import HOST_BYTES_PER_S
 
 DEVICE = device_spec("a800")
 GPUS = 2

@@ -8,11 +8,11 @@ from shoal.cluster.fleet_options import FleetOptions
 from shoal.cluster.options import PackingOptions, check_batching
 from shoal.core import NO_GOALS, SLO, ConfigError
 from shoal.core.cluster import Link as EngineLink
+from shoal.execute.simulated import HOST_BYTES_PER_S
 from shoal.forecast.latency_sources import Latency
 from shoal.forecast.model_spec import ModelSpec
 from shoal.schedule import SchedulerOptions
 from shoal.schedule.weights_options import WeightsOptions, check_admission
-from shoal.simulate.spec import HOST_BYTES_PER_S
 from shoal.workload import WorkloadOptions
 
 

@@ -13,6 +13,9 @@ from shoal.execute.fetch_link import FetchLink, FetchTimes
 from shoal.execute.protocol import Interrupted, never
 from shoal.forecast import StepRows, StepTimes
 
+HOST_BYTES_PER_S = 16e9
+"""Default rate between device and host memory: about PCIe 4 with 16 lanes, as measured."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedModel:
@@ -151,6 +154,22 @@ class SimulatedExecutor:
         if self._in_flight:
             cut_after(self._in_flight[-1].ends_ns, self.clock())
             self._free_ns = self._in_flight[-1].ends_ns[-1]
+
+    def end_after(self, iterations: int) -> None:
+        """End the oldest plan, the only one in flight, after this many of its iterations."""
+        ends_ns = self._in_flight[0].ends_ns
+        del ends_ns[iterations:]
+        self._free_ns = ends_ns[-1]
+
+    def add_service(self, service: str, model: SimulatedModel) -> None:
+        """Add a service, between two plans."""
+        self.models = {**self.models, service: model}
+        self._progress[service] = _Progress()
+
+    def remove_service(self, service: str) -> None:
+        """Remove a service without sequences, between two plans."""
+        self.models = {name: model for name, model in self.models.items() if name != service}
+        del self._progress[service]
 
     def ready(self, seq_ids: Sequence[int]) -> Sequence[int]:
         """All of them, since no row is postponed."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shoal.core import FinishReason, Request
+from shoal.execute.simulated import HOST_BYTES_PER_S
 from shoal.measure import RequestRow
 from shoal.place.placement import Group, Placement
 from shoal.place.re_placement import Difference, difference
@@ -14,7 +15,6 @@ from shoal.simulate.placed_engines import PlacedEngines
 from shoal.simulate.recorder import Recorder
 from shoal.simulate.replica import Replica, VirtualClock
 from shoal.simulate.simulation import row_of
-from shoal.simulate.spec import HOST_BYTES_PER_S
 
 _NO_SAMPLES_NS = 1 << 60
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from shoal.cluster.manager.dispatch import DispatchPolicy, LeastRequests, PackerDispatch
 from shoal.core import SLO, ConfigError, Request
 from shoal.core.slo import resolve_slo
+from shoal.execute.simulated import HOST_BYTES_PER_S
 from shoal.forecast import ScaledTimes
 from shoal.kvcache import plan_layout
 from shoal.measure import RunRecord
@@ -17,7 +18,7 @@ from shoal.schedule.weights_options import WeightsOptions
 from shoal.simulate.kv_shape import kv_shape
 from shoal.simulate.simulation import Simulation
 from shoal.simulate.sources import OpenLoop
-from shoal.simulate.spec import HOST_BYTES_PER_S, EngineSpec, ServiceSpec, Watch
+from shoal.simulate.spec import EngineSpec, ServiceSpec, Watch
 
 _NO_SAMPLES = Watch(sample_s=1e6)
 

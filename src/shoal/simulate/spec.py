@@ -8,14 +8,11 @@ from shoal.cluster.options import PackingOptions
 from shoal.core import NO_GOALS, SLO, ConfigError
 from shoal.core.cluster import Link
 from shoal.execute.fetch_link import FetchTimes
-from shoal.execute.simulated import SimulatedModel
+from shoal.execute.simulated import HOST_BYTES_PER_S, SimulatedModel
 from shoal.forecast import StepTimes
 from shoal.kvcache import KVShape, LayerShape, PoolLayout, plan_layout
 from shoal.schedule import SchedulerOptions, ServiceLimits
 from shoal.schedule.weights_options import WeightsOptions, check_admission
-
-HOST_BYTES_PER_S = 16e9
-"""Default rate between device and host memory: about PCIe 4 with 16 lanes, as measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
