@@ -30,6 +30,7 @@ from shoal.models.services import check_service, resolve_service
 from shoal.models.tokenizer.no_tokenizer import NoTokenizer
 from shoal.models.tokenizer.tokenizer import NO_CHAT_TEMPLATE, Tokenizer, TokenizerDescription
 from shoal.models.tokenizer.vocabulary import Vocabulary
+from shoal.models.tokenizer.word_tokens import word_tokens
 from shoal.models.weight_images import FACTS_FILE, StoredImage, images_dir, list_images, remove_orphans
 
 __all__ = [
@@ -73,4 +74,5 @@ __all__ = [
     "summarize_names",
     "resolve_model",
     "resolve_service",
+    "word_tokens",
 ]

@@ -78,6 +78,10 @@ class Vocabulary:
         text: str = self.decoder.decode(pieces)
         return text
 
+    def is_plain(self, token: int) -> bool:
+        """Whether ``token`` is in the vocabulary and not special."""
+        return 0 <= token < len(self.kinds) and self.kinds[token] == _PLAIN
+
     def token_bytes(self, token: int) -> bytes:
         """The bytes that ``token`` adds to a text; empty for an id outside the vocabulary."""
         if not 0 <= token < len(self.kinds):
