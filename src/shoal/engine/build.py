@@ -12,7 +12,7 @@ from shoal.core import ConfigError, ModelUnavailable, Service
 from shoal.engine.core import Engine
 from shoal.engine.info import EngineInfo, ServiceInfo
 from shoal.engine.migration.kv_format import kv_format
-from shoal.engine.options import EngineOptions
+from shoal.engine.options import SIMULATED, EngineOptions
 from shoal.engine.service_changes import ServiceChanges
 from shoal.engine.speed import KeptSpeeds, measure_absent
 from shoal.execute.free_memory import free_memory_bytes
@@ -46,6 +46,8 @@ def build_engine(
     folders: each service's model folder. wrap: wraps the executor, for instance to record its plans.
     Raises ConfigError, ModelUnavailable or ModelUnsupported.
     """
+    if options.device == SIMULATED:
+        raise ConfigError(f"device {SIMULATED}: only `shoal serve` runs such engines")
     from shoal.execute.model.model_set import load_models
 
     missing = [service.name for service in options.services if service.name not in folders]

@@ -31,6 +31,8 @@ class ServiceInfo:
     """Size of the weights in memory, which services of one model may share."""
     pinned: bool = False
     """Whether its weights never leave the device's memory."""
+    simulated: bool = False
+    """Whether no model computes its tokens."""
     described: ModelDescription | None = None
     """Description of the model for users; None: not known."""
 

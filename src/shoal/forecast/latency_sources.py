@@ -1,6 +1,7 @@
 """Sources of step times as they are configured: a fitted profile, layer tables, or a device's data sheet."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.core import ConfigError
@@ -9,6 +10,7 @@ from shoal.forecast.device_specs import DeviceSpec
 from shoal.forecast.latency_profile import load_profile
 from shoal.forecast.model_spec import ModelSpec
 from shoal.forecast.overhead import NO_OVERHEAD, HostOverhead, OverheadTimes
+from shoal.forecast.profile_files.reading import measured_device, measured_model, read_meta
 from shoal.forecast.profile_files.tables import ProfileTimes
 from shoal.forecast.roofline import RooflineTimes
 from shoal.forecast.roofline_ops import Link
@@ -131,3 +133,58 @@ def _fitted(name: str, latency: FitLatency) -> StepTimes:
         raise ConfigError(
             f"{latency.fit}: {error}; write latency.service to choose one of the file"
         ) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLatency:
+    """Step times of all services of an engine."""
+
+    default: Latency | None = None
+    """Of services without their own; None: every service needs its own."""
+    services: Mapping[str, Latency] = field(default_factory=dict)
+    """By service."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for data-parallel ranks, which are several engines that step together."""
+        for latency in filter(None, (self.default, *self.services.values())):
+            if isinstance(latency, ProfileLatency) and latency.data_parallel > 1:
+                raise ConfigError("latency.data_parallel: only `shoal simulate` simulates such ranks")
+
+    def of(self, service: str) -> Latency:
+        """The source for a service; raises ConfigError if there is none."""
+        found = self.services.get(service, self.default)
+        if found is None:
+            raise ConfigError(
+                f"latency: nothing says how long steps of service {service} take; write it in "
+                f"latency.services as {{{service}: h100}}, or beside that for all other services"
+            )
+        return found
+
+
+def timed_model(latency: Latency) -> ModelSpec | None:
+    """The model that ``latency`` is of; None: that of its service, or not known."""
+    if isinstance(latency, FitLatency):
+        return None
+    if isinstance(latency, RooflineLatency):
+        return latency.roofline.model
+    return latency.model or measured_model(read_meta(latency.profile))
+
+
+def timed_device(latency: Latency) -> tuple[DeviceSpec | None, int]:
+    """The kind of device that ``latency`` is of (None: not known), and how many of them share a model."""
+    if isinstance(latency, FitLatency):
+        return None, latency.tp
+    if isinstance(latency, RooflineLatency):
+        return latency.roofline.device, latency.roofline.tp
+    return latency.device or measured_device(read_meta(latency.profile)), latency.tp
+
+
+def in_words(latency: Latency) -> str:
+    """Where the step times come from, for people."""
+    if isinstance(latency, FitLatency):
+        return f"fit {latency.fit}"
+    if isinstance(latency, ProfileLatency):
+        return f"layer times {latency.profile}"
+    sheet = latency.roofline
+    model = "" if sheet.model is None else f" for {sheet.model.name}"
+    return f"data sheet of {'' if sheet.tp == 1 else f'{sheet.tp} x '}{sheet.device.name}{model}"

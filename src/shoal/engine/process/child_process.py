@@ -20,6 +20,9 @@ from shoal.engine.process.crash_journal import create_journal, read_journal
 BUILDER = "shoal.engine.process.torch_engine:build_engine"
 """Default of ``EngineConfig.builder``."""
 
+SIMULATED_BUILDER = "shoal.engine.simulated.build:build_engine"
+"""Builds engines with a simulated device."""
+
 # Needed by the engine, and by its owner.
 _MIN_OPEN_FILES = 64
 _EXIT_TIMEOUT_S = 5.0
