@@ -192,7 +192,10 @@ def test_generate_chooses_a_configured_service(fake_shoal, tmp_path):
         (["serve"], "services: name at least one model"),
         (["serve", "smollm2", "smollm2"], "there is already a service named 'smollm2'"),
         (["serve", "--config", "none.yaml"], "cannot read the configuration file none.yaml"),
-        (["serve", "smollm2", "--device", "cpu0"], "devices[0]: expected cpu or cuda:0, got 'cpu0'"),
+        (
+            ["serve", "smollm2", "--device", "cpu0"],
+            "devices[0]: expected cpu, cuda:0 or simulated, got 'cpu0'",
+        ),
         (["chat"], "no model: name one with MODEL or --url"),
         (["chat", "--url", "http://x", "--kv-memory", "1MiB"], "--url connects to a running server"),
     ],

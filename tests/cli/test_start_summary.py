@@ -101,6 +101,21 @@ def test_the_summary_shows_dtype_and_limits():
     assert "engine" not in text
 
 
+def test_simulated_engines_are_said_to_be_so():
+    made_up = replace(CHAT, simulated=True)
+    engines = [
+        replace(
+            one,
+            info=replace(one.info, device="simulated (h100)", threads=1, kernels="simulated: like an h100"),
+        )
+        for one in (engine("0", chat=made_up), engine("b", chat=made_up))
+    ]
+    text = summary(*engines)
+    assert "x[/red]/tiny, in int8, 135 MiB of weights" in text
+    assert "compute simulated: like an h100" in text
+    assert "engine b simulated (h100), KV pool 24.0 MiB: chat" in text
+
+
 def test_a_limit_on_the_memory_for_weights_is_shown():
     limited = replace(engine("0", chat=CHAT), weights_memory_bytes=300 << 20)
     assert "weights up to 300.0 MiB of an engine's are in memory; others come when" in summary(limited)

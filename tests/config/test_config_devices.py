@@ -91,7 +91,7 @@ def test_services_are_on_every_engine_unless_placed(tmp_path):
         (("devices: []",), "shoal.yaml, line 2: devices: name at least one device: cpu or cuda:0"),
         (
             ("devices: [{name: b}]",),
-            "shoal.yaml, line 2: devices[0].device: missing; write `cpu` or `cuda:N`",
+            "shoal.yaml, line 2: devices[0].device: missing; write `cpu`, `cuda:N` or `simulated`",
         ),
         (("devices: [{device: cpu, nam: b}]",), "devices[0].nam: unknown key, did you mean 'name'?"),
         (

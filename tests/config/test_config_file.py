@@ -224,7 +224,7 @@ def test_a_service_is_named_after_its_model(tmp_path, model, name):
         ("scheduler: {preset: seallm-joined}", "got 'seallm-joined', did you mean 'seallm-join'?"),
         ("server: {port: 70000}", "server.port: must be at most 65535, got 70000"),
         ("server: {drain: soon}", "server.drain: expected a time such as 200ms"),
-        ("devices: [tpu]", "devices[0]: expected cpu or cuda:0, got 'tpu'"),
+        ("devices: [tpu]", "devices[0]: expected cpu, cuda:0 or simulated, got 'tpu'"),
         ("threads: 0", "threads: must be at least 1, got 0"),
         ("threads: 1\nthreads: 2", "shoal.yaml, line 3: threads: written twice, first at "),
         ("[a]: 1", "not valid YAML"),

@@ -22,11 +22,13 @@ def run_served(
     tokenizers: Mapping[str, Any],
     scenario: Scenario,
     builder: str = "checked_engine:build_checked_engine",
+    *,
+    engines: int = 1,
 ) -> None:
     """Run ``scenario`` against the server, then stop it; ``builder``'s module must be importable there."""
 
     async def main() -> None:
-        router = await start_router(options, folders, tokenizers, builder)
+        router = await start_router(options, folders, tokenizers, builder, engines=engines)
         codecs = {name: Inlined(tokenizer) for name, tokenizer in tokenizers.items()}
         stop, ready = StopSignal(), asyncio.get_running_loop().create_future()
         serving = serve_until_stopped(

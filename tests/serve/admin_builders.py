@@ -133,7 +133,7 @@ class ChangingCluster(FakeEngine):
 class Operator:
     """Talks to a server in front of a fake cluster; pulls wait for ``pulling``."""
 
-    def __init__(self, cluster, folder, workers=None, kept=None, **options):
+    def __init__(self, cluster, folder, workers=None, kept=None, engine_options=None, **options):
         self.cluster = cluster
         self.pulled = []
         self.tokenizers = []
@@ -158,6 +158,7 @@ class Operator:
             workers=workers or InlineWorkers(),
             pull=pull,
             kept=kept,
+            engine_options=engine_options,
         )
         self.admin = app.state.admin
         self.client = make_client(app)

@@ -8,6 +8,8 @@ from serve_builders import SERVICES, chat, completion, until
 
 from shoal.cluster.status import EngineState
 from shoal.core import SLO
+from shoal.forecast.device_specs import device_spec
+from simulated_engines import simulated_options
 
 NEW = {"name": "new", "model": "smollm2"}
 
@@ -393,6 +395,32 @@ def test_bodies_of_engines(body, status, param, tmp_path):
     async def test(operator):
         response = await operator.client.post("/admin/engines", json=body)
         assert (response.status_code, response.json()["error"]["param"]) == (status, param)
+
+    with_operator(test, tmp_path)
+
+
+def test_engines_are_added_to_simulated_ones(tmp_path):
+    like_the_others = simulated_options(tmp_path)
+
+    async def test(operator):
+        client, cluster = operator.client, operator.cluster
+        for device in ("simulated", "simulated:v100"):
+            await operator.done(await client.post("/admin/engines", json={"device": device}))
+        first, second = [plan.options for plan in cluster.administration.plans]
+        assert first.device == second.device == "simulated"
+        assert first.latency == like_the_others.latency
+        assert second.latency.default.roofline.device == device_spec("v100")
+        refused = error_of(await client.post("/admin/engines", json={"device": "cpu"}), 400)
+        assert "cannot be beside others" in refused["message"]
+
+    with_operator(test, tmp_path, engine_options=like_the_others)
+
+
+def test_a_simulated_engine_is_not_added_to_others(tmp_path):
+    async def test(operator):
+        body = {"device": "simulated:h100"}
+        refused = error_of(await operator.client.post("/admin/engines", json=body), 400)
+        assert "cannot be beside others" in refused["message"]
 
     with_operator(test, tmp_path)
 

@@ -40,7 +40,7 @@ class Tokenizers(launch.Tokenizers):
 
 class Router(launch.Router):
     @classmethod
-    async def start(cls, plans, folders, tokenizers, backend, cluster, *, progress=None):
+    async def start(cls, plans, folders, tokenizers, backend, cluster, *, progress=None, builder):
         if plans[0].options.services[0].model == "endless":
             print("loading", flush=True)
             try:

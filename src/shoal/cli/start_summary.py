@@ -43,7 +43,9 @@ def print_engines(
         if len(infos) == 1:
             _print_labelled("KV pool", f"{pool}, shared by all services{most}", console)
         else:
-            what = f"{info.device}, {info.threads} threads, KV pool {pool}: {', '.join(info.services)}"
+            simulated = any(service.simulated for service in info.services.values())
+            device = info.device if simulated else f"{info.device}, {info.threads} threads"
+            what = f"{device}, KV pool {pool}: {', '.join(info.services)}"
             _print_labelled("engine", f"{name}  {what}{most}", console)
     for limit in dict.fromkeys(engine.weights_memory_bytes for engine in engines):
         if limit is not None:
@@ -76,7 +78,8 @@ def _service_facts(hosts: Sequence["ServiceInfo"]) -> str:
     """The model of a service, its dtype and size, and its limits on the engines that have it."""
     facts = [hosts[0].model]
     if dtypes := [host.dtype for host in hosts if host.dtype]:
-        facts.append(f"computed in {' and '.join(dict.fromkeys(dtypes))}")
+        how = "in" if hosts[0].simulated else "computed in"
+        facts.append(f"{how} {' and '.join(dict.fromkeys(dtypes))}")
     if weights := [host.weight_bytes for host in hosts if host.weight_bytes]:
         sizes = dict.fromkeys(f"{size / 2**20:,.0f}" for size in weights)
         random = any(host.described is not None and host.described.format == "random" for host in hosts)

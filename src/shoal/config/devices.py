@@ -1,13 +1,18 @@
-"""Reads the ``devices`` and ``placement`` of engines: device and size of each, and which services it has."""
+"""Reads ``devices`` and ``placement`` of engines: device, size and step times of each, and its services."""
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
+from shoal.config.engine_latency import EngineLatencyKind
 from shoal.config.sections import Rules, Section, section_of
 from shoal.config.setting_tree import Node, Scalar, Table, place_of, problem
 from shoal.config.value_kinds import Maybe, ScalarKind, Several, Text, as_table, hint, integer, size
 from shoal.core import ConfigError
+from shoal.engine.options import SIMULATED
+from shoal.forecast.latency_sources import EngineLatency
 
 Placement = Mapping[str, tuple[str, ...]]
 """Engine names by service; services that are not in it are on every engine."""
@@ -21,7 +26,7 @@ class EngineDevice:
     """The device of an engine, and options in which it differs from the other engines."""
 
     device: str
-    """``cpu`` or ``cuda:N``."""
+    """``cpu``, ``cuda:N`` or ``simulated``."""
     name: str = ""
     """The engine's name; "": its index."""
     threads: int | None = None
@@ -30,6 +35,8 @@ class EngineDevice:
     """Size of the KV pool; None: as configured for all engines."""
     weights_memory_bytes: int | None = None
     """Limit on the bytes of weights; None: as configured for all engines."""
+    latency: EngineLatency | None = None
+    """Step times of a simulated engine; None: as configured for all engines."""
 
     def __post_init__(self) -> None:
         if self.name and not _NAME.fullmatch(self.name):
@@ -37,17 +44,24 @@ class EngineDevice:
                 f"an engine's name has up to 32 letters, digits, '.', '_' or '-' and begins with a letter or "
                 f"digit, got {self.name!r}"
             )
+        if self.latency is not None and not self.simulated:
+            raise ConfigError(f"latency is of simulated devices only, and device is {self.device}")
+
+    @property
+    def simulated(self) -> bool:
+        """Whether its steps take time and compute nothing."""
+        return self.device == SIMULATED
 
 
 class DeviceName(ScalarKind):
-    """``cpu``, ``cuda`` or ``cuda:N``."""
+    """``cpu``, ``cuda``, ``cuda:N``, ``simulated``, or ``simulated:`` with the latency."""
 
-    label = "`cpu` or `cuda:N`"
-    expected = "cpu or cuda:0"
+    label = "`cpu`, `cuda:N` or `simulated`"
+    expected = "cpu, cuda:0 or simulated"
 
     def parse(self, text: str) -> str:
-        """The device, with its number if it is a GPU."""
-        if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
+        """The device, with its number if it is a GPU, or with the latency that is written behind it."""
+        if not re.fullmatch(rf"cpu|cuda(:\d+)?|{SIMULATED}(:.+)?", text):
             raise ValueError(f"expected {self.expected}, got {text!r}")
         return "cuda:0" if text == "cuda" else text
 
@@ -58,16 +72,34 @@ class DeviceSection(Section):
 
     def read(self, node: Node, path: str) -> EngineDevice:
         if isinstance(node, Scalar) and node.text is not None:
-            return EngineDevice(device=DeviceName().read(node, path))
-        return self.build(self.read_fields(node, path), node, path)  # type: ignore[no-any-return]
+            fields = {"device": DeviceName().read(node, path)}
+        else:
+            fields = self.read_fields(node, path)
+        return self.build(self._with_latency(fields, node, path), node, path)  # type: ignore[no-any-return]
+
+    def _with_latency(self, fields: dict[str, Any], node: Node, path: str) -> dict[str, Any]:
+        """The fields with a latency that is written behind the device's name."""
+        _, _, latency = fields["device"].partition(f"{SIMULATED}:")
+        if not latency:
+            return fields
+        where = node.where if isinstance(node, Scalar) else place_of(node, "device")
+        if fields.get("latency") is not None:
+            raise problem(where, path, f"the latency is written twice: here, and in {SIMULATED}:{latency}")
+        kind = next(key.kind for key in self.keys if key.field == "latency")
+        return {**fields, "device": SIMULATED, "latency": kind.read(Scalar(latency, where), path)}
 
 
-def device_section() -> DeviceSection:
+def device_section(folder: Path | None) -> DeviceSection:
+    """The keys of an engine.
+
+    folder: base of relative paths; None: no files are read.
+    """
     rules: Rules = {
         (EngineDevice, "device"): DeviceName(),
         (EngineDevice, "threads"): Maybe(integer(1)),
         (EngineDevice, "kv_memory_bytes"): Maybe(size()),
         (EngineDevice, "weights_memory_bytes"): Maybe(size()),
+        (EngineDevice, "latency"): Maybe(EngineLatencyKind(folder)),
     }
     keys = section_of(EngineDevice, rules).keys
     shown = tuple(replace(key, default="its number") if key.name == "name" else key for key in keys)
@@ -79,7 +111,7 @@ def read_added_engine(settings: Table) -> tuple[EngineDevice, tuple[str, ...] | 
     entries = dict(settings.entries)
     services = entries.pop("services", None)
     node = Table(entries, settings.where, settings.key_places)
-    device = device_section().read(node, "")
+    device = device_section(None).read(node, "")
     return device, None if services is None else Maybe(Several(Text())).read(services, "services")
 
 
@@ -114,6 +146,38 @@ def named_devices(devices: Sequence[EngineDevice], table: Table) -> tuple[Engine
                 where, f"devices[{index}].name", f"there is already an engine named {device.name!r}"
             )
     return named
+
+
+def check_simulated(
+    devices: Sequence[EngineDevice], latency: EngineLatency | None, services: Sequence[str], table: Table
+) -> None:
+    """Raise ConfigError for simulated devices beside others, and for a latency of none of them or of unknown
+    services.
+
+    latency: of all simulated engines. table: the whole configuration, for the places in errors.
+    """
+    simulated = [device for device in devices if device.simulated]
+    if simulated and len(simulated) < len(devices):
+        raise problem(
+            place_of(table, "devices"),
+            "devices",
+            "simulated engines make up their tokens, so they cannot be beside others; make all simulated",
+        )
+    if latency is not None and not simulated:
+        what = "is of simulated engines, and there is none; write devices: [simulated] (--device simulated)"
+        raise problem(place_of(table, "latency"), "latency", what)
+    _check_timed(latency, services, place_of(table, "latency"), "latency")
+    for index, device in enumerate(devices):
+        where = place_of(table, "devices", index, "latency")
+        _check_timed(device.latency, services, where, f"devices[{index}].latency")
+
+
+def _check_timed(latency: EngineLatency | None, services: Sequence[str], where: str, path: str) -> None:
+    """Raise ConfigError for step times of an unknown service."""
+    for service in () if latency is None else latency.services:
+        if service not in services:
+            what = f"there is no such service{_possible_names(service, services)}"
+            raise problem(where, f"{path}.services.{service}", what)
 
 
 def check_placement(

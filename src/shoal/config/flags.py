@@ -59,7 +59,8 @@ ENGINE_FLAGS = (
         "device",
         "devices",
         "DEVICE",
-        "Device to run on: cpu or cuda:0; `shoal serve` takes it repeatedly and runs an engine on each.",
+        "Device to run on: cpu or cuda:0; `shoal serve` takes it repeatedly and runs an engine on each. "
+        "simulated:h100 computes nothing, and takes the time that an H100 would.",
         several=True,
     ),
     Flag(
@@ -137,6 +138,13 @@ ENGINE_FLAGS = (
     Flag("attention", "attention", "NAME", "Attention backend, e.g. auto or reference."),
 )
 CLUSTER_FLAGS = (
+    Flag(
+        "latency",
+        "latency",
+        "NAME",
+        "How long steps take with --device simulated: as on a device, e.g. h100, or as in a file of `shoal "
+        "profile`.",
+    ),
     Flag("backend", "cluster.backend", "NAME", "How engines run: local (processes here) or ray."),
     Flag("address", "cluster.address", "ADDRESS", "The Ray cluster: host:port, or auto."),
     Flag(

@@ -15,9 +15,11 @@ from shoal.config.devices import (
     Placement,
     PlacementKind,
     check_placement,
+    check_simulated,
     device_section,
     named_devices,
 )
+from shoal.config.engine_latency import EngineLatencyKind
 from shoal.config.flags import overlay
 from shoal.config.fleet import fleet_section
 from shoal.config.foreign_files import reject_foreign_yaml, reject_modelfile
@@ -42,6 +44,7 @@ from shoal.core.units import LONGEST_S
 from shoal.engine.build import default_threads
 from shoal.engine.options import EngineOptions
 from shoal.forecast import PREDICTORS
+from shoal.forecast.latency_sources import EngineLatency
 from shoal.kvcache import KV_DTYPES, KVCacheOptions
 from shoal.schedule import ADMISSIONS, ORDERS, PREEMPT_FOR_WAITING, VICTIMS, SchedulerOptions
 from shoal.schedule.policies.residency import RESIDENCY_POLICIES
@@ -66,6 +69,8 @@ class Config(Generic[S]):
     devices: tuple[EngineDevice, ...] = (EngineDevice(device="cpu", name="0"),)
     placement: Placement = field(default_factory=dict)
     """Engines of each service."""
+    latency: EngineLatency | None = None
+    """Step times of simulated engines without their own."""
     cluster: ClusterOptions = field(default_factory=ClusterOptions)
     kv_cache: KVCacheOptions = field(default_factory=KVCacheOptions)
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
@@ -99,6 +104,10 @@ class Config(Generic[S]):
                 f"devices: write exactly one device for this command, got {len(self.devices)} ({names}); "
                 "only `shoal serve` runs several engines"
             )
+        if self.devices[0].simulated:
+            raise ConfigError(
+                "devices: this command needs a model that computes; only `shoal serve` runs simulated engines"
+            )
         return self.engine_plans()[0].options
 
     def _options_on(self, device: EngineDevice) -> EngineOptions:
@@ -109,6 +118,7 @@ class Config(Generic[S]):
         return EngineOptions(
             services=tuple(s for s in self.services if device.name in self.placement.get(s.name, everywhere)),
             device=device.device,
+            latency=device.latency or (self.latency if device.simulated else None),
             kv_cache=replace(self.kv_cache, memory_bytes=kv_bytes),
             scheduler=self.scheduler,
             weights=replace(self.weights, memory_bytes=weight_bytes),
@@ -263,7 +273,8 @@ def config_section(server: type[S], folder: Path = Path()) -> Section:
         (server, "admin_key"): Maybe(Secret()),
         (server, "admin_key_file"): Maybe(SecretFile(folder)),
         (Config, "threads"): Maybe(integer(1)),
-        (Config, "devices"): Several(device_section()),
+        (Config, "devices"): Several(device_section(folder)),
+        (Config, "latency"): Maybe(EngineLatencyKind(folder)),
         (Config, "placement"): PlacementKind(),
         (ClusterOptions, "dispatch"): Choice(DISPATCH_NAMES),
         (ClusterOptions, "batching"): batching_section(),
@@ -301,6 +312,7 @@ def load_config(server: type[S], *, file: Path | None = None, flags: Table | Non
     config = replace(config, devices=named_devices(config.devices, table))
     services, engines = [s.name for s in config.services], [d.name for d in config.devices]
     check_placement(config.placement, services, engines, table)
+    check_simulated(config.devices, config.latency, services, table)
     return config
 
 

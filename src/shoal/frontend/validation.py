@@ -8,6 +8,20 @@ from shoal.core.errors import model_not_found
 from shoal.core.service import NO_GOALS
 from shoal.engine.info import ServiceInfo
 
+_NEED_A_MODEL: Mapping[str, object] = {
+    name: SamplingParams.__dataclass_fields__[name].default
+    for name in (
+        "grammar",
+        "logprobs",
+        "prompt_logprobs",
+        "embed",
+        "logit_bias",
+        "allowed_token_ids",
+        "banned_sequences",
+    )
+}
+"""Sampling parameters that simulated engines refuse, with the value of a request without them."""
+
 
 class Limits(Protocol):
     """Limits of one engine, or of several that serve together."""
@@ -33,6 +47,8 @@ def check_request(
     output: its earlier output.
     """
     limits = find_service(info, service)
+    if limits.simulated:
+        _check_simulated(sampling)
     _check_tokens(limits, service, prompt, "prompt")
     _check_tokens(limits, service, output, "output_tokens")
     for name, tokens in _sampled_tokens(sampling).items():
@@ -41,6 +57,16 @@ def check_request(
         goal, why = found
         raise InvalidRequest(f"slo.{goal} {why}", param=f"slo.{goal}")
     limits.lengths(service).check(len(prompt), sampling, len(output))
+
+
+def _check_simulated(sampling: SamplingParams) -> None:
+    """Raise InvalidRequest for a parameter that asks for what only a model has: logits, or hidden states."""
+    for name, plain in _NEED_A_MODEL.items():
+        if getattr(sampling, name) != plain:
+            raise InvalidRequest(
+                f"{name} is not possible here: the engines are simulated, so no model computes the tokens",
+                param=name,
+            )
 
 
 def check_priority(info: Limits, priority: int) -> None:

@@ -11,11 +11,13 @@ from importlib import import_module
 import psutil
 
 from shoal.cluster.backends.make import make_backend
+from shoal.cluster.backends.node_start import drop_early_node
 from shoal.cluster.options import ClusterOptions, EnginePlan
 from shoal.cluster.router.router import Router
 from shoal.config.api_keys import check_key_services
 from shoal.core import ConfigError, InvalidRequest, Service
-from shoal.engine.process.child_process import check_open_files
+from shoal.engine.options import SIMULATED
+from shoal.engine.process.child_process import BUILDER, SIMULATED_BUILDER, check_open_files
 from shoal.models import Progress, check_service
 from shoal.models.progress import in_words
 from shoal.serve.admin.kept_changes import KeptChanges
@@ -56,6 +58,8 @@ def run_server(
     logging.getLogger("shoal").setLevel(options.log_level.upper())
     check_open_files()
     check_address(options)
+    if _are_simulated(plans):
+        drop_early_node()  # its first engine imports torch, which simulated engines do without
     tracing = tracing_from_environment()
     services = {service.name: service for plan in plans for service in plan.options.services}
     check_key_services(options.named_api_keys(), list(services))
@@ -76,6 +80,11 @@ def run_server(
         asyncio.run(server.run(on_load, on_ready))
     finally:
         tracing.close()
+
+
+def _are_simulated(plans: Sequence[EnginePlan]) -> bool:
+    """Whether the engines are simulated: all of them are, or none."""
+    return plans[0].options.device == SIMULATED
 
 
 def _check_kv_memory(plans: Sequence[EnginePlan]) -> None:
@@ -212,6 +221,7 @@ class _Server:
                 make_backend(self._cluster),
                 self._cluster,
                 progress=partial(self._report_load, on_load),
+                builder=SIMULATED_BUILDER if _are_simulated(self._plans) else BUILDER,
             )
         )
         try:

@@ -10,7 +10,7 @@ from shoal.cluster.options import EnginePlan
 from shoal.cluster.status import EngineState, EngineStatus, ServiceState
 from shoal.config.devices import EngineDevice
 from shoal.core import ConfigError, InvalidRequest, ModelUnavailable, Service
-from shoal.engine.options import EngineOptions
+from shoal.engine.options import SIMULATED, EngineOptions
 from shoal.models import check_service
 from shoal.serve.admin.cluster_responses import EngineCard, Operation, ServiceCard, weight_places
 from shoal.serve.admin.kept_changes import KeptChanges
@@ -269,12 +269,15 @@ class ClusterAdmin:
     def _engine_options(self, device: EngineDevice, services: tuple[Service, ...]) -> EngineOptions:
         sharing = 1 + sum(engine.device == device.device for engine in self._backend.engines)
         template = self._template or EngineOptions(services=services)
+        if device.simulated != (template.device == SIMULATED):
+            raise ConfigError("simulated engines make up their tokens, so they cannot be beside others")
         kv_bytes = device.kv_memory_bytes or template.kv_cache.memory_bytes
         weight_bytes = device.weights_memory_bytes or template.weights.memory_bytes
         return replace(
             template,
             services=services,
             device=device.device,
+            latency=device.latency or template.latency,
             kv_cache=replace(template.kv_cache, memory_bytes=kv_bytes),
             weights=replace(template.weights, memory_bytes=weight_bytes),
             threads=device.threads or template.threads,

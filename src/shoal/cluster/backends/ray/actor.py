@@ -176,6 +176,8 @@ def fit_config(config: bytes, memory_share: float, report: Callable[[str], None]
     folders = {name: resolve_service(services[name], progress) for name in fitted.folders}
     if fitted.options.device == "cpu":
         options = replace(fitted.options, memory_share=memory_share)
-    else:
+    elif fitted.options.device.startswith("cuda"):
         options = replace(fitted.options, device="cuda:0")
+    else:
+        options = fitted.options
     return pickle.dumps(replace(fitted, options=options, folders=folders))

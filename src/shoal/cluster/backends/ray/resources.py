@@ -21,8 +21,8 @@ class ResourceNeeds:
 
 
 def resource_needs(config: EngineConfig) -> ResourceNeeds:
-    """A CPU per thread (1 by default), and a GPU unless it runs on the CPU."""
-    return ResourceNeeds(config.options.threads or 1, 0 if config.options.device == "cpu" else 1)
+    """A CPU per thread (1 by default), and a GPU for an engine that runs on one."""
+    return ResourceNeeds(config.options.threads or 1, int(config.options.device.startswith("cuda")))
 
 
 def with_threads(config: EngineConfig) -> EngineConfig:
