@@ -57,6 +57,7 @@ class FleetSizer:
         # Numbers of wanted engines over the idle time, falling: the first is the largest.
         self._wanted: deque[tuple[int, int]] = deque()
         self._first_ns: int | None = None
+        """When all engines had loaded for the first time."""
         self._started_ns: dict[tuple[str, int], int] = {}
         self._start_ns = _FIRST_START_NS
         self.wanted = options.min
@@ -101,7 +102,10 @@ class FleetSizer:
 
     def _shrink(self, running: Sequence[Engine], now_ns: int) -> list[StartEngine | FleetChanged]:
         """Deactivate engines with few requests, if fewer have sufficed for the idle time."""
-        assert self._first_ns is not None
+        if any(engine.state is EngineState.LOADING for engine in running):
+            return []  # how fast engines start, and whether they do, is not known yet
+        if self._first_ns is None:
+            self._first_ns = now_ns
         actions: list[StartEngine | FleetChanged] = []
         surplus = len(running) - self._wanted[0][1]
         if now_ns - self._first_ns < self._options.idle_s * 1e9:
@@ -119,8 +123,6 @@ class FleetSizer:
 
     def _size(self, running: Sequence[Engine], now_ns: int) -> None:
         """Compute ``wanted`` and ``why``."""
-        if self._first_ns is None:
-            self._first_ns = now_ns
         need = self._need()
         if self._goals is not None:
             self._goals.observe(need.requests, len(running), self._start_ns, now_ns)

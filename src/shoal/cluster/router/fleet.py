@@ -122,10 +122,11 @@ class Fleet:
         while True:
             await self._started
             try:
-                for engine in self._engines.values():
-                    await engine.ask(wire.AskStats, wire.Stats)
+                for name, engine in self._engines.items():
+                    if self._stopped.get(name) != engine.incarnation:
+                        await engine.ask(wire.AskStats, wire.Stats)
             except EngineDied:
-                if self._started.done():
+                if self._started.done() and self._stopped.get(name) != engine.incarnation:
                     raise
             else:
                 self._inherited.clear()
@@ -274,7 +275,7 @@ class Fleet:
             loaded = engine.connected
             engine.disconnect(reason)
             engine.runs = False
-            if self._stopped.pop(event.engine, None) == event.incarnation:
+            if self._stopped.get(event.engine) == event.incarnation:
                 _log.info("engine %s has ended and is on standby", event.engine)
             elif self._start_completed and event.engine not in self._leaving:
                 if loaded:
