@@ -178,6 +178,25 @@ class TestEnginesThatEnd:
         runner.run(restarted(router, "1", "its actor was silent"))
         assert engine_process(router, "1").parent() != actor
 
+    def test_an_engine_on_standby_gives_its_actor_up_and_asks_for_another(self, running):
+        runner, router = running
+        engine, error = engine_process(router, "0"), router.engines[0].last_error
+        actor = engine.parent()
+
+        async def rest() -> None:
+            await stream_through(router, lambda: None)
+            await router.administration.deactivate_engine("0")
+            await until(lambda: not actor.is_running())
+            # Ray may give the place of the engine to others.
+            await until(lambda: ray.available_resources().get("CPU", 0) >= 1)
+            assert not engine.is_running()
+            await router.administration.activate_engine("0")
+            await stream_through(router, lambda: None)
+
+        runner.run(rest())
+        assert engine_process(router, "0").parent() != actor
+        assert router.engines[0].last_error == error
+
     def test_an_engine_moves_from_a_node_that_is_gone(self, nodes, running):
         runner, router = running
         hosts = {name: host_of(engine_process(router, name)) for name in "01"}
