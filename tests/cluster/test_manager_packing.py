@@ -30,7 +30,13 @@ from shoal.cluster.manager.events import (
 from shoal.cluster.manager.packer_chooser import AHEAD_EPOCHS, PackerChooser
 from shoal.cluster.manager.state import Engine, Residence
 from shoal.cluster.options import ClusterOptions, PackingOptions
-from shoal.cluster.packing import EpochSpending, MigrationBudgets, MigrationCandidate, choose_methods
+from shoal.cluster.packing import (
+    EpochSpending,
+    MigrationBudgets,
+    MigrationCandidate,
+    PackerTuning,
+    choose_methods,
+)
 from shoal.cluster.status import EngineState
 from shoal.core import ConfigError
 
@@ -262,7 +268,7 @@ def test_the_choice_is_best_fits_whatever_happened_to_loads(data: st.DataObject)
     engines = {f"e{number}": _engine(f"e{number}", data) for number in range(3)}
     dispatch = dispatch_named("best-fit")
     assert isinstance(dispatch, PackerDispatch)
-    packed = PackerChooser(dispatch.packer(), engines, epoch_s=SPEED.decode_s / AHEAD_EPOCHS)
+    packed = PackerChooser(dispatch.packer(PackerTuning()), engines, epoch_s=SPEED.decode_s / AHEAD_EPOCHS)
     sizes: dict[str, int] = {}
     for number in range(data.draw(st.integers(1, 25))):
         size = data.draw(st.integers(1, 60))

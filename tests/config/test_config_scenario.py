@@ -10,7 +10,7 @@ from config_builders import from_yaml, scenario
 from shoal.cluster.batching_options import BatchingOptions
 from shoal.cluster.fleet_options import FleetOptions
 from shoal.cluster.options import PackingOptions
-from shoal.cluster.packing import MigrationBudgets
+from shoal.cluster.packing import MigrationBudgets, PackerTuning, Priority
 from shoal.config import flag_settings, load_scenario, prepare
 from shoal.config.scenario import Incident
 from shoal.config.scenario_file import scenario_section
@@ -59,7 +59,10 @@ batching:
   lengths: oracle
   memory_share: 80%
 fleet: {min: 1, max: 2, idle: 30s, kv_share: 70%, requests: 16, attainment: 95%}
-packing: {epoch: 2s, budgets: {engine: 1GiB, host: 2GiB, prefill_tokens: 500}}
+packing:
+  epoch: 2s
+  budgets: {engine: 1GiB, host: 2GiB, prefill_tokens: 500}
+  tuning: {headroom: 1%, relief: 2%, spare: 3%, threshold: 4%, priority: {idle: 2, requests: 3, distance: 4}}
 services:
   - {name: chat, model: shape, dtype: float32, context: 4096, slo: {ttft: 2s, e2e_scale: 5}, quota: 4,
      pin: true}
@@ -122,7 +125,9 @@ def test_every_key_is_read(tmp_path):
     assert (read.scheduler.lengths, read.scheduler.starvation_s) == ("oracle", LONGEST_S)
     assert read.scheduler.max_running == 8
     budgets = MigrationBudgets(engine_bytes=2**30, host_bytes=2**31, prefill_tokens=500)
-    assert read.packing == PackingOptions(epoch_s=2, budgets=budgets)
+    priority = Priority(idle=2, requests=3, distance=4)
+    tuning = PackerTuning(headroom=0.01, relief=0.02, spare=0.03, threshold=0.04, priority=priority)
+    assert read.packing == PackingOptions(epoch_s=2, budgets=budgets, tuning=tuning)
     assert read.batching == BatchingOptions(
         former="scls",
         interval_s=2,

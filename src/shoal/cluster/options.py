@@ -6,7 +6,7 @@ from typing import Literal
 
 from shoal.cluster.batching_options import BatchingOptions
 from shoal.cluster.fleet_options import FleetOptions
-from shoal.cluster.packing import PACKERS
+from shoal.cluster.packing import PACKERS, PackerTuning, make_packer
 from shoal.cluster.packing.migration_budgets import MigrationBudgets
 from shoal.core import ConfigError
 from shoal.engine.options import EngineOptions
@@ -48,11 +48,18 @@ class PackingOptions:
     """Interval at which it looks at how requests have grown."""
     budgets: MigrationBudgets = field(default_factory=MigrationBudgets)
     """Limits on migrations in an epoch."""
+    tuning: PackerTuning = field(default_factory=PackerTuning)
 
     def __post_init__(self) -> None:
         """Raises ConfigError for epochs without length."""
         if not self.epoch_s > 0:
             raise ConfigError(f"packing.epoch must be more than 0, got {self.epoch_s:g} s")
+
+
+def check_packing(packing: PackingOptions, dispatch: str) -> None:
+    """Raise ConfigError for numbers that the packer which is the dispatch does not have."""
+    if dispatch in PACKERS:
+        make_packer(dispatch, packing.tuning)
 
 
 def check_batching(batching: BatchingOptions | None, dispatch: str) -> None:
@@ -111,6 +118,7 @@ class ClusterOptions:
                     f"({3 * self.heartbeat_s:g} s), got {getattr(self, name):g} s"
                 )
         check_batching(self.batching, self.dispatch)
+        check_packing(self.packing, self.dispatch)
         for name in ("orphan_after_s", "wait_for_engine_s"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"cluster.{name.removesuffix('_s')} must not be negative")

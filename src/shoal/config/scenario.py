@@ -5,7 +5,7 @@ from typing import Literal
 
 from shoal.cluster.batching_options import BatchingOptions
 from shoal.cluster.fleet_options import FleetOptions
-from shoal.cluster.options import PackingOptions, check_batching
+from shoal.cluster.options import PackingOptions, check_batching, check_packing
 from shoal.core import NO_GOALS, SLO, ConfigError
 from shoal.core.cluster import Link as EngineLink
 from shoal.execute.simulated import HOST_BYTES_PER_S
@@ -139,6 +139,7 @@ class Scenario:
                     raise ConfigError(unknown_engine_message(incident, what, self.engines))
         check_admission(self.weights, self.scheduler.admission)
         check_batching(self.batching, self.dispatch)
+        check_packing(self.packing, self.dispatch)
 
 
 def unknown_engine_message(incident: Incident, what: str, engines: int) -> str:

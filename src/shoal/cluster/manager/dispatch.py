@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shoal.cluster.manager.engine_load import EngineLoad, UnassignedRequest
-from shoal.cluster.packing import PACKERS, Packer, Packing
+from shoal.cluster.packing import PACKERS, Packer, PackerTuning, make_packer
 from shoal.core import ConfigError
 
 
@@ -130,9 +130,9 @@ class PackerDispatch:
     """Key in ``PACKERS``."""
     reads_prefixes: bool = False
 
-    def packer(self) -> Packer:
+    def packer(self, tuning: PackerTuning) -> Packer:
         """A new packer without engines."""
-        return PACKERS[self.name](Packing([]))
+        return make_packer(self.name, tuning)
 
 
 DISPATCH_NAMES = (*DISPATCHES, *PACKERS)

@@ -84,7 +84,9 @@ class Manager:
         self._ticked_ns = 0
         chooser: PolicyChooser | PackerChooser
         if isinstance(dispatch, PackerDispatch):
-            chooser = PackerChooser(dispatch.packer(), self._engines, options.packing.epoch_s)
+            chooser = PackerChooser(
+                dispatch.packer(options.packing.tuning), self._engines, options.packing.epoch_s
+            )
         else:
             chooser = PolicyChooser(dispatch)
         self._assignment = Assignment(chooser, self._engines, self._quarantine, options.batching)

@@ -24,6 +24,7 @@ from shoal.cluster.packing.packing import Occupancy, Packing
 from shoal.cluster.packing.policies import PACKERS
 from shoal.cluster.packing.priority import Priority
 from shoal.cluster.packing.structure import Structure, bundle_of
+from shoal.cluster.packing.tuning import PackerTuning, make_packer, tuned_by
 
 __all__ = [
     "MENDED",
@@ -45,6 +46,7 @@ __all__ = [
     "Occupancy",
     "Operations",
     "Packer",
+    "PackerTuning",
     "Packing",
     "Priority",
     "SizeClass",
@@ -54,7 +56,9 @@ __all__ = [
     "bundle_of",
     "choose_methods",
     "forecast_peak",
+    "make_packer",
     "present",
     "reserve_mean",
     "size_class",
+    "tuned_by",
 ]
