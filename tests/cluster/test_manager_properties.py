@@ -25,6 +25,7 @@ from shoal.cluster.manager.actions import (
     Release,
     Reserve,
     StartEngine,
+    StopEngine,
     Withdraw,
 )
 from shoal.cluster.manager.dispatch import DISPATCH_NAMES, dispatch_named
@@ -32,7 +33,9 @@ from shoal.cluster.manager.event_log import EventLogWriter, replay
 from shoal.cluster.manager.events import (
     ClusterEvent,
     Ended,
+    EngineActivated,
     EngineAdded,
+    EngineDeactivated,
     EngineDraining,
     EngineEnded,
     EngineFound,
@@ -104,7 +107,13 @@ class ModelEngine:
     state: str = "loading"
     """loading, ready, killed or gone."""
     draining: bool = False
+    standby: str = ""
+    """going: it drains to go there; there; or neither."""
     requests: list[str] = field(default_factory=list)
+
+    @property
+    def active(self) -> bool:
+        return not self.draining and not self.standby
 
 
 @dataclass
@@ -151,7 +160,9 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @rule(
         engine=st.sampled_from(sorted(SERVICES)),
-        change=st.sampled_from(["add", "add", "find", "find", "drain", "undrain", "remove"]),
+        change=st.sampled_from(
+            ["add", "add", "find", "find", "drain", "undrain", "remove", "standby", "standby", "activate"]
+        ),
         ahead=st.integers(1, 3),
     )
     def administer(self, engine: str, change: str, ahead: int) -> None:
@@ -161,13 +172,22 @@ class ManagerMachine(RuleBasedStateMachine):
         elif change == "find" and engine not in self.engines:
             self.find(engine, self.last[engine] + ahead)
         elif change == "drain":
-            if engine in self.engines:
-                self.engines[engine].draining = True
+            if engine in self.engines and self.engines[engine].standby != "there":
+                self.engines[engine].draining, self.engines[engine].standby = True, ""
             self.emit(EngineDraining(engine))
         elif change == "undrain":
-            if engine in self.engines:
-                self.engines[engine].draining = False
+            if engine in self.engines and self.engines[engine].standby != "there":
+                self.engines[engine].draining, self.engines[engine].standby = False, ""
             self.emit(EngineUndrained(engine))
+        elif change == "standby":
+            if engine in self.engines and self.may_leave(engine):
+                own = self.engines[engine]
+                own.standby = "there" if own.state == "gone" else "going"
+            self.emit(EngineDeactivated(engine))
+        elif change == "activate":
+            if engine in self.engines:
+                self.engines[engine].standby = ""
+            self.emit(EngineActivated(engine))
         elif change == "remove":
             self.remove(engine)
 
@@ -348,8 +368,14 @@ class ManagerMachine(RuleBasedStateMachine):
         return [
             name
             for name, engine in self.engines.items()
-            if service in SERVICES[name] and engine.state == "ready" and not engine.draining
+            if service in SERVICES[name] and engine.state == "ready" and engine.active
         ]
+
+    def may_leave(self, engine: str) -> bool:
+        """Whether an engine is active, and another is for each of its services."""
+        others = [SERVICES[name] for name, each in self.engines.items() if name != engine and each.active]
+        elsewhere = all(any(service in other for other in others) for service in SERVICES[engine])
+        return self.engines[engine].active and elsewhere
 
     def able(self, request: ModelRequest) -> list[str]:
         """Engines that a request may go to: those with room for it, or all if none has and none comes."""
@@ -359,7 +385,7 @@ class ManagerMachine(RuleBasedStateMachine):
             name
             for name, engine in self.engines.items()
             if request.service in SERVICES[name]
-            and not engine.draining
+            and engine.active
             and (name not in self.known or request.longest <= KV_TOKENS[name])
         ]
         return roomy if roomy or awaited else ready
@@ -411,6 +437,7 @@ class ManagerMachine(RuleBasedStateMachine):
                     engine.state = "ready"
             if isinstance(message, EngineEnded):
                 engine.state = "gone"
+                engine.standby = "there" if engine.standby else ""
                 self.bury(engine, message.suspects)
                 self.forget_kept(message.engine)
         self.emit(message)
@@ -442,12 +469,15 @@ class ManagerMachine(RuleBasedStateMachine):
         if isinstance(action, StartEngine):
             assert action.incarnation == self.last[action.engine] + 1
             assert action.engine not in self.engines or self.engines[action.engine].state == "gone"
-            draining = action.engine in self.engines and self.engines[action.engine].draining
-            assert not draining
+            assert action.engine not in self.engines or self.engines[action.engine].active
             self.last[action.engine] = action.incarnation
             self.engines[action.engine] = ModelEngine(action.incarnation)
             self.processes.add((action.engine, action.incarnation))
             self.messages.append(ready(action.engine, action.incarnation))
+        elif isinstance(action, StopEngine):
+            assert self.engines[action.engine].standby == "going"
+            assert self.is_idle(action.engine)
+            self.carry_out(KillEngine(action.engine, action.incarnation, "it goes to standby"))
         elif isinstance(action, KillEngine):
             process = (action.engine, action.incarnation)
             if action.engine in self.engines:
