@@ -237,7 +237,7 @@ def test_requests_beyond_the_pool_are_refused_and_counted(tmp_path):
         (["--config", "tiny.yaml", "--json", "none/figures.json"], "there is no folder none"),
         (["--config", "tiny.yaml", "--html", "none/page.html"], "there is no folder none"),
         (["--config", "tiny.yaml", "--out", "tiny.yaml"], "cannot write into tiny.yaml"),
-        (["--config", "tiny.yaml", "--tp", "3"], "(flag --tp): llama-3.1-8b has 32 heads"),
+        (["--config", "tiny.yaml", "--tp", "3"], "(`shoal simulate --tp`): llama-3.1-8b has 32 heads"),
         (["--config", "tiny.yaml", "--kv-memory", "1KiB"], "(flag --kv-memory): kv_cache memory of 1024"),
         (["--config", "tiny.yaml", "--device", "a100"], "did you mean 'a100-40' or 'a100-80'?"),
         (["--config", "tiny.yaml", "--device", "h1000"], "--device: latency.roofline.device: device 'h1000'"),

@@ -43,6 +43,7 @@ CROSS_FIELD_RULES = (
     "messages.tool_calls",
     "messages.tool_call_id",
     "messages.reasoning",
+    "messages.refusal",
     "messages.reasoning_content",
     "tools",
     "tool_choice",

@@ -59,8 +59,8 @@ ENGINE_FLAGS = (
         "device",
         "devices",
         "DEVICE",
-        "Device to run on: cpu or cuda:0; `shoal serve` takes it repeatedly and runs an engine on each. "
-        "simulated:h100 computes nothing, and takes the time that an H100 would.",
+        "Device to run on: cpu or cuda:0; `shoal serve` takes it repeatedly and runs an engine on each, also "
+        "on simulated:h100, which computes nothing and takes as long as an H100.",
         several=True,
     ),
     Flag(
