@@ -1,6 +1,6 @@
 """The manager: handles events of engines, services and requests, and returns actions."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 from shoal.cluster.manager.actions import (
@@ -13,6 +13,7 @@ from shoal.cluster.manager.actions import (
 )
 from shoal.cluster.manager.activation import Activation
 from shoal.cluster.manager.assignment import Assignment, PolicyChooser
+from shoal.cluster.manager.cluster_view import ClusterView
 from shoal.cluster.manager.dispatch import DispatchPolicy, PackerDispatch
 from shoal.cluster.manager.engine_load import EngineLoad
 from shoal.cluster.manager.events import (
@@ -45,18 +46,19 @@ from shoal.cluster.manager.events import (
 from shoal.cluster.manager.expected_lengths import ExpectedLengths
 from shoal.cluster.manager.fleet_size import FleetSizer
 from shoal.cluster.manager.migrations import Migrations
+from shoal.cluster.manager.overdue import Overdue
 from shoal.cluster.manager.packer_chooser import PackerChooser
 from shoal.cluster.manager.quarantine import Quarantine
 from shoal.cluster.manager.rebalancing import Rebalancing
 from shoal.cluster.manager.repacking import Repacking
 from shoal.cluster.manager.residency import Residency
-from shoal.cluster.manager.state import Engine, ManagedCall, Residence, running_engine
+from shoal.cluster.manager.state import Engine, ManagedCall, running_engine
 from shoal.cluster.manager.supervisor import Supervisor
 from shoal.cluster.options import ClusterOptions
-from shoal.cluster.status import EngineState, EngineStatus, ServiceStatus
+from shoal.cluster.status import EngineState
 
 
-class Manager:
+class Manager(ClusterView):
     """Decides about engines and requests, as a pure function of the events so far.
 
     It has no clock and no randomness: the same events give the same actions. Events of engines may be late,
@@ -67,11 +69,9 @@ class Manager:
 
     def __init__(self, options: ClusterOptions, dispatch: DispatchPolicy | PackerDispatch) -> None:
         self._policy = dispatch
-        self._wait_ns = round(options.wait_for_engine_s * 1e9)
-        self._wait_s = options.wait_for_engine_s
         self._residency = Residency()
         self._supervisor = Supervisor(options, self._residency.services_to_load)
-        self._quarantine = Quarantine(self._wait_ns)
+        self._quarantine = Quarantine(round(options.wait_for_engine_s * 1e9))
         self._lengths = ExpectedLengths()
         self._engines: dict[str, Engine] = {}
         # The last incarnation of every removed engine, so that none is used twice.
@@ -79,9 +79,6 @@ class Manager:
         self._activation = Activation(self._engines, self._supervisor)
         self._calls: dict[str, ManagedCall] = {}
         self._submitted = 0
-        # By service: since when no engine was ready for it, as of the last tick.
-        self._unready_ns: dict[str, int] = {}
-        self._ticked_ns = 0
         chooser: PolicyChooser | PackerChooser
         if isinstance(dispatch, PackerDispatch):
             chooser = PackerChooser(
@@ -91,14 +88,18 @@ class Manager:
             chooser = PolicyChooser(dispatch)
         self._assignment = Assignment(chooser, self._engines, self._quarantine, options.batching)
         self._waiting = self._assignment.waiting
+        self._overdue = Overdue(options.wait_for_engine_s, self._assignment)
         self._migrations = Migrations(self._assignment, self._engines)
+        parts = (self._residency, self._assignment, self._quarantine)
+        super().__init__(self._engines, self._calls, *parts)
         self._rebalancing: Rebalancing | None = None
         if isinstance(chooser, PolicyChooser) and options.batching is None:
             self._rebalancing = Rebalancing(self._engines, self._migrations)
         self._repacking: Repacking | None = None
         if isinstance(chooser, PackerChooser):
-            parts = (self._assignment, self._migrations, self._engines, self._calls)
-            self._repacking = Repacking(chooser, *parts, options.packing)
+            self._repacking = Repacking(
+                chooser, self._assignment, self._migrations, self._engines, self._calls, options.packing
+            )
         self._sizer: FleetSizer | None = None
         if options.fleet is not None:
             self._sizer = FleetSizer(options.fleet, self._engines, self._activation, self._waiting.all)
@@ -130,17 +131,6 @@ class Manager:
         }
 
     @property
-    def engines(self) -> Sequence[EngineStatus]:
-        """All engines, in the order in which they were added, without what the router knows of them."""
-        return [engine.status() for engine in self._engines.values()]
-
-    @property
-    def services(self) -> Mapping[str, ServiceStatus]:
-        """All services that are placed, or that requests wait for."""
-        names = dict.fromkeys([*self._residency.names, *self._waiting.services])
-        return {name: self.service(name) for name in names}
-
-    @property
     def wanted_engines(self) -> int:
         """Number of engines that are to run."""
         if self._sizer is not None:
@@ -156,66 +146,6 @@ class Manager:
     def shrinks(self) -> bool:
         """Whether engines may go to standby in time, even without further events."""
         return self._sizer is not None and not self._sizer.settled
-
-    def service(self, name: str) -> ServiceStatus:
-        """One service; zeros if it is unknown."""
-        engines = self._engines_of(name)
-        declared = [engine for engine in self._engines.values() if name in engine.residences]
-        state, error = self._residency.state(name, declared)
-        active = [engine for engine in engines if engine.active]
-        idle_after_s, idle_since_ns = self._residency.idleness(name)
-        return ServiceStatus(
-            ready=sum(engine.accepts_requests and engine.serves(name) for engine in engines),
-            wanted=len(active) if self._residency.wants(name) else 0,
-            waiting=self.waiting(name),
-            loading=sum(engine.residences[name] is Residence.LOADING for engine in engines),
-            state=state,
-            error=error,
-            idle_after_s=idle_after_s,
-            idle_since_ns=idle_since_ns,
-            batches=self._assignment.batches_formed[name],
-            batched_requests=self._assignment.batched_calls[name],
-        )
-
-    def loads(self, service: str, engine: str) -> bool:
-        """Whether an active engine is to load a service and has not done so."""
-        found = self._engines.get(engine)
-        if found is None or not found.active or not self._residency.wants(service):
-            return False
-        return found.residences.get(service) in (Residence.ABSENT, Residence.LOADING, Residence.UNLOADING)
-
-    def has(self, service: str, engine: str) -> bool:
-        """Whether an engine has loaded a service that is placed on it."""
-        found = self._engines.get(engine)
-        return found is not None and found.serves(service)
-
-    def needs(self, service: str, engine: str) -> bool:
-        """Whether an engine has requests of a service, or is to unload it."""
-        found = self._engines.get(engine)
-        return found is not None and (found.needs(service) or self._residency.is_leaving(service, found))
-
-    def waits_for_load(self, service: str) -> bool:
-        """Whether requests of a service wait until running engines have loaded it."""
-        engines = self._engines_of(service)
-        if any(engine.accepts_requests and engine.serves(service) for engine in engines):
-            return False
-        # A service that is being unloaded is loaded again after that.
-        loading = (Residence.LOADING, Residence.UNLOADING)
-        return any(engine.residences[service] in loading for engine in engines)
-
-    def waiting(self, service: str) -> int:
-        """Number of requests of a service without an engine."""
-        quarantined = sum(call.service == service for call in self._quarantine.pending)
-        return self._waiting.count(service) + quarantined
-
-    @property
-    def has_waiting(self) -> bool:
-        return bool(self._waiting) or bool(self._quarantine.pending)
-
-    def owner(self, request: str) -> str | None:
-        """Name of the engine that has a request; None: none, or the request is unknown."""
-        call = self._calls.get(request)
-        return None if call is None or call.engine is None else call.engine.name
 
     def handle(self, event: ClusterEvent, now_ns: int) -> list[ClusterAction]:
         """Actions that follow from an event, in order. now_ns: the time of this call, never decreasing."""
@@ -354,11 +284,7 @@ class Manager:
         self._actions += self._activation.stop_drained()
         self._actions += self._residency.ticked(self._engines.values(), now_ns)
         self._residency.forget_removed(self._engines.values())
-        for service in self._waiting.services:
-            self._refuse_overdue(service, list(self._waiting.of(service)), now_ns)
-        for call in self._quarantine.pending:
-            self._refuse_overdue(call.service, [call], now_ns)
-        self._ticked_ns = now_ns
+        self._refuse_overdue(now_ns)
         if self._rebalancing is not None:
             self._actions += self._rebalancing.tick(now_ns)
         given_up = self._migrations.ticked(now_ns)
@@ -383,7 +309,7 @@ class Manager:
 
     def _refuse_unloadable(self, service: str, error: str, now_ns: int) -> None:
         """Refuse requests of a service that failed to load, unless an engine may have it later."""
-        engines = self._engines_of(service)
+        engines = self.engines_of(service)
         possible = any(engine.serves(service) or engine.will_accept_requests for engine in engines)
         if not possible and not self._residency.is_loading(service, engines):
             message = f"service {service!r} could not be loaded: {error}"
@@ -446,7 +372,7 @@ class Manager:
         if call is None or call.engine is None:
             return
         call.unloadable_on.add(call.engine.name)
-        engines = self._engines_of(call.service)
+        engines = self.engines_of(call.service)
         others = [each for each in engines if each.serves(call.service) or each.will_accept_requests]
         if not self._assignment.with_room(call, others):
             message = f"service {call.service!r} cannot be served now: {event.error}"
@@ -491,24 +417,18 @@ class Manager:
         self._forget(call, now_ns)
         self._actions.append(Refuse(call.id, kind, message))
 
-    def _refuse_overdue(self, service: str, calls: Sequence[ManagedCall], now_ns: int) -> None:
-        """Refuse requests that have waited for too long, unless an engine with room for them is ready.
+    def _refuse_overdue(self, now_ns: int) -> None:
+        """Refuse requests that have waited for too long."""
+        for service in self._waiting.services:
+            self._refuse_each(service, list(self._waiting.of(service)), now_ns)
+        for call in self._quarantine.pending:
+            self._refuse_each(call.service, [call], now_ns)
+        self._overdue.ticked(now_ns)
 
-        Requests also wait while engines are ready, for a batch or for a packer's room: that does not count.
-        """
-        engines = self._engines_of(service)
-        if not calls or self._residency.is_loading(service, engines):
+    def _refuse_each(self, service: str, calls: Sequence[ManagedCall], now_ns: int) -> None:
+        if self._residency.is_loading(service, self.engines_of(service)):
             return
-        ready = [engine for engine in engines if engine.accepts_requests and engine.serves(service)]
-        if ready:
-            self._unready_ns.pop(service, None)
-        unready_ns = 0 if ready else self._unready_ns.setdefault(service, self._ticked_ns)
-        for call in calls:
-            waited_ns = now_ns - max(call.waiting_since_ns, unready_ns)
-            if waited_ns < self._wait_ns or self._assignment.with_room(call, ready):
-                continue
-            large = f" with KV memory for {call.submitted.longest} tokens" if ready else ""
-            message = f"no engine of service {service!r}{large} was ready for {self._wait_s:g} s"
+        for call, message in self._overdue.find(service, calls, self.engines_of(service), now_ns):
             self._refuse(call, RefusalKind.NO_ENGINE, message, now_ns)
 
     # Migrations and packing
@@ -532,12 +452,8 @@ class Manager:
 
     def _has_room(self, engine: Engine, call: ManagedCall) -> bool:
         """Whether an open engine has room for a request."""
-        engines = [each for each in self._engines_of(call.service) if each.serves(call.service)]
+        engines = [each for each in self.engines_of(call.service) if each.serves(call.service)]
         return engine in self._assignment.with_room(call, engines)
-
-    def _engines_of(self, service: str) -> list[Engine]:
-        """The engines on which a service is placed."""
-        return [engine for engine in self._engines.values() if engine.places(service)]
 
     def _settle(self, now_ns: int) -> None:
         """Dispatch and drain after a change of open engines or assignments."""
