@@ -209,6 +209,11 @@ class FakeBackend:
                 process.changing[message.key] = message.name, pinned
             case wire.AskStats():
                 self.deliver(process, wire.Stats(message.key, process.core.stats()))
+            case wire.AskSteps():
+                samples = process.core.step_samples()
+                self.deliver(
+                    process, wire.Steps(message.key, {name: list(samples[name]) for name in samples})
+                )
             case migration_wire.Reserve() if self.random.random() < self.declines:
                 self.deliver(process, migration_wire.Declined(message.migration, "there is no room"))
             case wire.Hello():

@@ -36,6 +36,7 @@ from shoal.engine.migration.transfer import KVTransfer
 from shoal.engine.service_changes import ServiceChanges
 from shoal.engine.speed import measure_speed
 from shoal.engine.stats import EngineStats, StepTotals
+from shoal.engine.step_samples import StepSample, StepSamples
 from shoal.engine.weights_log import log_arrival, log_evictions
 from shoal.execute.grammar.pool import GrammarLease, GrammarPool
 from shoal.execute.protocol import Executor, Interrupted, StepFailed, never
@@ -96,6 +97,7 @@ class Engine:
         self._ended: list[TokenEvent] = []  # ends between steps, for the next step to report
         self._idle: Idle | None = None
         self._times = StepTotals()
+        self._samples = StepSamples(scheduler)
         self._failure: str | None = None
 
     def measure_speed(self, service: ServiceInfo, name: str, *, compiles: bool = False) -> ServiceInfo:
@@ -215,6 +217,7 @@ class Engine:
         """
         self._require_alive()
         removed: Future[None] = _services_are_fixed() if self._changes is None else self._changes.remove(name)
+        removed.add_done_callback(lambda _: self._samples.forget(name))
         if not drain and not removed.done():
             for request_id in self._scheduler.requests_of(name):
                 self.cancel(request_id)
@@ -333,6 +336,10 @@ class Engine:
         """Count time that the owner spent on passing on events."""
         self._times.reply_ns += duration_ns
 
+    def step_samples(self) -> Mapping[str, Sequence[StepSample]]:
+        """By service, a sample of the steps of its present model."""
+        return self._samples.services
+
     def stats(self) -> EngineStats:
         """Counters since the start, recent traffic, and the present queues and memory."""
         return EngineStats.collect(
@@ -435,6 +442,7 @@ class Engine:
 
     def _update(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
         started = self._clock()
+        self._samples.add(plan, result)
         events = self._scheduler.update(plan, result, started)
         self._times.add(result, self._clock() - started)
         return events

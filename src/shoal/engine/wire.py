@@ -20,6 +20,7 @@ from shoal.engine.info import ServiceInfo
 from shoal.engine.migration import wire as migration_wire
 from shoal.engine.process.lifeline import PROTOCOL as PROTOCOL
 from shoal.engine.stats import EngineStats
+from shoal.engine.step_samples import StepSample
 
 
 class Hello(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -94,6 +95,13 @@ class Cancel(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 class AskStats(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """To the engine: send Stats."""
+
+    key: int
+    """Returned in the reply."""
+
+
+class AskSteps(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """To the engine: send Steps."""
 
     key: int
     """Returned in the reply."""
@@ -184,6 +192,14 @@ class Stats(msgspec.Struct, tag=True, array_like=True, frozen=True):
     stats: EngineStats
 
 
+class Steps(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """From the engine: the reply to AskSteps."""
+
+    key: int
+    services: dict[str, list[StepSample]]
+    """Samples of the steps of each service."""
+
+
 class ServiceChanged(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """From the engine: the reply to AddService, RemoveService, PinService: it is done, or has failed."""
 
@@ -204,7 +220,7 @@ class WeightsMoved(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 ServiceChange = AddService | RemoveService | PinService
-ToEngine = Hello | Submit | Cancel | AskStats | ServiceChange | migration_wire.ToEngine
+ToEngine = Hello | Submit | Cancel | AskStats | AskSteps | ServiceChange | migration_wire.ToEngine
 FromEngine = (
     Stepped
     | Transitions
@@ -212,6 +228,7 @@ FromEngine = (
     | Accepted
     | Forgotten
     | Stats
+    | Steps
     | ServiceChanged
     | WeightsMoved
     | migration_wire.FromEngine

@@ -23,6 +23,7 @@ from shoal.forecast.profile_files.reading import measured_device, measured_model
 from shoal.forecast.profile_files.tables import ProfileTimes
 from shoal.forecast.roofline import RooflineTimes, kv_tokens
 from shoal.forecast.running_blocks import blocks_in
+from shoal.forecast.serving_times import serving_times, times_from_speed
 from shoal.forecast.step_times import FittedTimes, ScaledTimes, StepRows, StepTimes
 
 __all__ = [
@@ -74,5 +75,7 @@ __all__ = [
     "model_spec",
     "read_meta",
     "save_profile",
+    "serving_times",
+    "times_from_speed",
     "uniforms",
 ]

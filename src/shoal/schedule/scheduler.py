@@ -269,6 +269,20 @@ class Scheduler:
             self._registry.weights.stepped(part.plan.service, now_ns)
         return self._outputs.process(step, result, now_ns)
 
+    def computed_before(self, plan: StepPlan) -> list[int] | None:
+        """Tokens of each row that were computed before the oldest plan in flight.
+
+        None if a request has left the batch since.
+        """
+        computed: list[int] = []
+        for service, rows in plan.rows_by_service():
+            running = self._services[service].running
+            at, run = running.rows_of(np.array(plan.seq_ids[rows]))
+            if not run.all():
+                return None
+            computed += running.num_computed[at].tolist()
+        return computed
+
     @property
     def postponed(self) -> list[int]:
         """Postponed sequences, which are left out of plans until they are ``ready``."""

@@ -16,7 +16,7 @@ from shoal.engine.stats import EngineStats
 
 _UNAWAITED = 0
 """Key of a question whose answer is not awaited."""
-Answer = TypeVar("Answer", wire.Stats, wire.ServiceChanged)
+Answer = TypeVar("Answer", wire.Stats, wire.Steps, wire.ServiceChanged)
 
 
 class Channel(Protocol):
@@ -148,7 +148,7 @@ class RemoteEngine:
         finally:
             self._answers.pop(key, None)
 
-    def handle_answer(self, message: wire.Stats | wire.ServiceChanged) -> None:
+    def handle_answer(self, message: wire.Stats | wire.Steps | wire.ServiceChanged) -> None:
         if isinstance(message, wire.Stats):
             self._stats_asked = False
             self.stats, self._stats_ns = message.stats, self._clock()

@@ -366,7 +366,7 @@ class Router:
                 self._calls.refused(message)
             case wire.Accepted():
                 self._calls.accepted(message)
-            case wire.Stats() | wire.ServiceChanged():
+            case wire.Stats() | wire.Steps() | wire.ServiceChanged():
                 self._fleet.engines[name].handle_answer(message)
             case wire.WeightsMoved():
                 self._emit(WeightsMoved(name, self._fleet.engines[name].incarnation, message.absent))

@@ -14,7 +14,7 @@ import msgspec
 from shoal.core import ConfigError, EngineDied, ModelUnavailable, ModelUnsupported, ShoalError
 from shoal.engine.info import EngineInfo
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Version of all messages between the processes of a cluster."""
 
 TRANSFER_SUFFIX = ".kv"

@@ -192,6 +192,9 @@ class EngineServer:
             case wire.AskStats():
                 usage = measure_usage(self._services.info.device)
                 self._send(wire.Stats(message.key, replace(self._engine.stats(), usage=usage)))
+            case wire.AskSteps():
+                samples = self._engine.step_samples()
+                self._send(wire.Steps(message.key, {name: list(each) for name, each in samples.items()}))
             case wire.AddService():
                 added = self._engine.add_service(message.service, Path(message.folder))
                 self._service_changes[message.key] = message.service.name, added
