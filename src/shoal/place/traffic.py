@@ -1,11 +1,12 @@
 """Statistics of a service's recent traffic: rate, lengths, burstiness."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from shoal.core import Request
+from shoal.core import SLO, Request
 from shoal.forecast import StepRows, StepTimes
 
 StepTimesOf = Callable[[str, str, int], StepTimes]
@@ -56,6 +57,20 @@ def load_of(requests: Sequence[Request], window_s: float, execution_s: float, go
         goal_s=goal_s,
         arrival_cv=spread,
     )
+
+
+def goal_of(slo: SLO, execution_s: float, output_tokens: float) -> float:
+    """Goal for the end-to-end latency of a mean request in seconds, from all goals; infinite without any.
+
+    execution_s: time of that request alone. output_tokens: its length.
+    """
+    goals = [slo.e2e_s, None if slo.e2e_scale is None else slo.e2e_scale * execution_s]
+    per_token_s = [each for each in (slo.tpot_s, slo.mtpot_s) if each is not None]
+    if per_token_s:
+        goals.append((slo.ttft_s or execution_s) + min(per_token_s) * output_tokens)
+    elif slo.ttft_s is not None:
+        goals.append(slo.ttft_s + execution_s)
+    return min((each for each in goals if each is not None), default=math.inf)
 
 
 def alone_s(times: StepTimes, prompt_tokens: int, output_tokens: int) -> float:

@@ -17,7 +17,7 @@ from shoal.forecast.model_spec import ModelSpec
 from shoal.place.analytic import AnalyticGroups
 from shoal.place.memory import MemoryCheck, PlacedService
 from shoal.place.placement import Placement
-from shoal.place.traffic import ServiceLoad, load_of
+from shoal.place.traffic import ServiceLoad, goal_of, load_of
 from shoal.plan.catalog import Catalogue, DeviceKind
 from shoal.plan.fleet import Fleet, Stock
 from shoal.plan.outcomes import Outcomes, all_missed, outcomes
@@ -291,11 +291,4 @@ def _reference_step_times(
 def _load(service: ScenarioService, requests: Sequence[Request], window_s: float) -> ServiceLoad:
     alone = service.execution_s or 1.0
     load = load_of(requests, window_s, alone, math.inf)
-    goal = service.slo
-    goals = [goal.e2e_s, None if goal.e2e_scale is None else goal.e2e_scale * alone]
-    per_token_s = [each for each in (goal.tpot_s, goal.mtpot_s) if each is not None]
-    if per_token_s:
-        goals.append((goal.ttft_s or alone) + min(per_token_s) * load.output_tokens)
-    elif goal.ttft_s is not None:
-        goals.append(goal.ttft_s + alone)
-    return replace(load, goal_s=min(each for each in goals if each is not None))
+    return replace(load, goal_s=goal_of(service.slo, alone, load.output_tokens))
