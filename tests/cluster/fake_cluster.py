@@ -17,6 +17,7 @@ from fake_transfer import FakeTransfer
 from shoal.cluster.backends.interface import BackendEvent, EngineConfig
 from shoal.cluster.node import EngineExited, EngineMessage, RunningEngine
 from shoal.cluster.options import ClusterOptions, EnginePlan
+from shoal.cluster.placing.placer import Searcher
 from shoal.cluster.router.action_runner import OnDecision
 from shoal.cluster.router.router import Router
 from shoal.core import InvalidRequest
@@ -276,6 +277,7 @@ def make_router(
     models: Sequence[str] = ("fake",),
     on_decision: OnDecision | None = None,
     cluster: ClusterOptions | None = None,
+    search: Searcher | None = None,
     **options: object,
 ) -> Router:
     """A router of engines that all have the same services, not started."""
@@ -291,4 +293,5 @@ def make_router(
         open_channel=backend.open_channel,
         clock=loop.now_ns,
         on_decision=on_decision,
+        search=search,
     )

@@ -13,7 +13,8 @@ complete = placements.filter(lambda placement: set().union(*placement.values()) 
 
 def serving(placed: str, now: str | None = None, *, ready: bool = True) -> ServingEngine:
     """An engine; now: of the placed services those that it serves, else all."""
-    return ServingEngine(frozenset(placed), frozenset(placed if now is None else now), ready)
+    served = frozenset(placed if now is None else now)
+    return ServingEngine(frozenset(placed), served, frozenset(placed) - served, ready)
 
 
 def test_steps_place_before_they_unplace():
@@ -55,7 +56,8 @@ def test_a_change_is_given_up_where_an_engine_ends_or_does_not_load():
     failed = PlacementChange([Step("a", "e1", True), Step("a", "e0", False)])
     failed.next({"e0": serving("a"), "e1": serving("")})
     assert failed.next({"e0": serving("a"), "e1": serving("")}) == []
-    assert failed.abandoned == "engine e1 does not have a"
+    assert failed.abandoned == "engine e1 cannot load a"
+    assert failed.failed == Step("a", "e1", True)
     gone = PlacementChange([Step("a", "e1", True)])
     assert gone.next({"e0": serving("a")}) == []
     assert gone.abandoned == "engine e1 is not ready"
@@ -87,6 +89,7 @@ class Changes(RuleBasedStateMachine):
             name: ServingEngine(
                 frozenset(self.placed[name]),
                 frozenset(self.placed[name] & self.loaded[name]) if self.ready[name] else frozenset(),
+                frozenset(self.placed[name] - self.loaded[name]),
                 self.ready[name],
             )
             for name in ENGINES

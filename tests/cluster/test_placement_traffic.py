@@ -21,7 +21,7 @@ def come(traffic: Traffic, at_s: float, service: str = "a", choices: int = 1, pr
         arrival_ns=int(at_s * S),
         sampling=SamplingParams(max_tokens=40),
     )
-    traffic.arrived(call, dict.fromkeys(range(choices), request), GOAL)
+    traffic.arrived(call, request, range(choices), GOAL)
     return call
 
 

@@ -227,18 +227,19 @@ FETCH_S = 0.25
 
 
 class FakeServices:
-    """Adds and removes services of a fake executor; ``loading`` delays them."""
+    """Adds and removes services of a fake executor; ``loading`` delays them, ``fails`` refuses them."""
 
     def __init__(self, executor: FakeExecutor) -> None:
         self.executor = executor
         self.loading = threading.Event()
         self.loading.set()
+        self.fails = False
         self.weight_bytes = 0
 
     def load(self, service: Service, folder: Path) -> "FakeModel":
         self.loading.wait(10)
-        if service.model == "unsupported":
-            raise ModelUnsupported("unsupported has layers that would be computed wrongly")
+        if self.fails or service.model == "unsupported":
+            raise ModelUnsupported(f"{service.model} has layers that would be computed wrongly")
         return FakeModel(LARGE_SHAPE if service.model == "large" else SHAPE)
 
     def lay_out(self, layout: PoolLayout, host_layout: PoolLayout | None) -> None:

@@ -8,6 +8,7 @@ from shoal.cluster.batching_options import BatchingOptions
 from shoal.cluster.fleet_options import FleetOptions
 from shoal.cluster.packing import PACKERS, PackerTuning, make_packer
 from shoal.cluster.packing.migration_budgets import MigrationBudgets
+from shoal.cluster.placing.options import PlacementOptions
 from shoal.core import ConfigError
 from shoal.engine.options import EngineOptions
 
@@ -84,6 +85,8 @@ class ClusterOptions:
     """Policy that chooses the engine of a request; one of ``dispatch.DISPATCH_NAMES``."""
     packing: PackingOptions = field(default_factory=PackingOptions)
     """If the dispatch policy is a packer."""
+    placement: PlacementOptions = field(default_factory=PlacementOptions)
+    """Whether the services' engines change with the traffic."""
     batching: BatchingOptions | None = None
     """How batches of waiting requests are formed; None: each request is dispatched by itself."""
     fleet: FleetOptions | None = None

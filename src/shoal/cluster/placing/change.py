@@ -26,6 +26,8 @@ class ServingEngine:
     """Services that it is to take requests of."""
     serving: frozenset[str] = frozenset()
     """Those of them that it has loaded and accepts requests of; none while it is not ready."""
+    loading: frozenset[str] = frozenset()
+    """Those of them that it is to load and has not."""
     ready: bool = True
 
 
@@ -60,8 +62,12 @@ class PlacementChange:
     sent: list[Step] = field(default_factory=list)
     abandoned: str | None = None
     """Why it was given up; None: it was not."""
+    failed: Step | None = None
+    """The step whose engine did not load its service."""
     done: bool = False
     """Whether all of its steps are carried out."""
+    left: int = 0
+    """Steps that were not carried out at the last call of ``next``."""
 
     @property
     def ended(self) -> bool:
@@ -77,6 +83,7 @@ class PlacementChange:
         if self.ended:
             return []
         pending = [step for step in self.steps if not _is_done(step, engines)]
+        self.left = len(pending)
         if not pending:
             self.done = True
             return []
@@ -92,8 +99,9 @@ class PlacementChange:
         engine = engines.get(step.engine)
         if engine is None or not engine.ready:
             return f"engine {step.engine} is not ready"
-        if step in self.sent and step.placed and step.service not in engine.placed:
-            return f"engine {step.engine} does not have {step.service}"
+        if step.placed and step in self.sent and step.service not in engine.loading:
+            self.failed = step
+            return f"engine {step.engine} cannot load {step.service}"
         return None
 
     def _send(self, steps: list[Step]) -> list[Step]:

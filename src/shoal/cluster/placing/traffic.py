@@ -98,9 +98,9 @@ class Traffic:
         self._unfinished: dict[tuple[str, int], _Arrived] = {}
         self._facts: dict[str, dict[str, float]] = {}
 
-    def arrived(self, call: str, requests: Mapping[int, Request], slo: SLO) -> None:
-        """A call came. requests: by choice. slo: their resolved goals."""
-        for choice, request in requests.items():
+    def arrived(self, call: str, request: Request, choices: Iterable[int], slo: SLO) -> None:
+        """A call came. request: of its first choice. slo: its resolved goals."""
+        for choice in choices:
             self._left_out |= len(self._came) == self._came.maxlen
             came = _Arrived(request, slo)
             self._came.append(came)

@@ -22,6 +22,7 @@ from shoal.cluster.manager.events import (
 )
 from shoal.cluster.manager.manager import Manager
 from shoal.cluster.options import EnginePlan
+from shoal.cluster.placing.placer import Placer
 from shoal.cluster.router.fleet import Fleet
 from shoal.cluster.status import EngineState, EngineStatus, ServiceState
 from shoal.core import ConfigError, EngineDied, Service
@@ -42,11 +43,13 @@ class Administration:
         fleet: Fleet,
         decoders: dict[str, Decoder],
         emit: Callable[[ClusterEvent], None],
+        placer: Placer,
     ) -> None:
         self._manager = manager
         self._fleet, self._catalog = fleet, fleet.catalog
         self._decoders = decoders
         self._emit = emit
+        self._placer = placer
 
     def watch_idle_services(self) -> None:
         """Unload services of the configuration that are idle for too long."""
@@ -213,6 +216,14 @@ class Administration:
             await asyncio.sleep(_POLL_S)
         if engine is not None and engine.state is not EngineState.STANDBY:
             raise ConfigError(f"engine {name!r} is {engine.state} again: it was changed meanwhile")
+
+    async def set_engines(self, service: str, engines: Sequence[str]) -> None:
+        """Let exactly these engines take requests of a service.
+
+        Raises ConfigError if one is unknown, or does not load the service; then it is where it was, and
+        perhaps on more engines.
+        """
+        await self._placer.set_engines(service, engines)
 
     async def place_service(self, service: str, engine: str) -> None:
         """Let an engine load a service and take its requests.

@@ -37,7 +37,8 @@ class CallTable:
     """Unfinished calls by id, and their choices by wire id.
 
     emit: takes events for the manager. clock: nanoseconds. on_finish: called with a call that finished
-    normally, and the mean output length of its choices.
+    normally, and the mean output length of its choices. on_end: called with a call and one of its choices
+    that ends, before it is forgotten.
     """
 
     def __init__(
@@ -46,11 +47,13 @@ class CallTable:
         emit: Callable[[ClusterEvent], None],
         clock: Callable[[], int],
         on_finish: Callable[[Call, int], None] = lambda call, output_tokens: None,
+        on_end: Callable[[Call, int, FinishReason], None] = lambda call, choice, finish: None,
     ) -> None:
         self._fleet = fleet
         self._emit = emit
         self._clock = clock
         self._on_finish = on_finish
+        self._on_end = on_end
         self._calls: dict[str, Call] = {}
         self._readers: dict[str, tuple[Call, ChoiceReader]] = {}  # of choices that an engine has
         self._waiting = 0
@@ -288,6 +291,7 @@ class CallTable:
         """Remember how an unfinished choice ends."""
         call.timelines[choice].end(finish, now_ns, why)
         self._ended.append(call.request_status(choice))
+        self._on_end(call, choice, finish)
 
     def _forget(self, call: Call) -> None:
         """Ignore further messages about a call in its present attempt."""

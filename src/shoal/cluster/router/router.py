@@ -20,6 +20,9 @@ from shoal.cluster.manager.dispatch import PackerDispatch, dispatch_named
 from shoal.cluster.manager.events import ClusterEvent, EpochBegan, Submitted, Ticked, WeightsMoved
 from shoal.cluster.manager.manager import Manager
 from shoal.cluster.options import ClusterOptions, EnginePlan
+from shoal.cluster.placing.placer import Placer, Searcher
+from shoal.cluster.placing.search_process import SearchProcess
+from shoal.cluster.placing.status import PlacingStatus
 from shoal.cluster.predicted_lengths import PredictedLengths
 from shoal.cluster.router.action_runner import ActionRunner, OnDecision
 from shoal.cluster.router.administration import Administration
@@ -65,6 +68,7 @@ class Router:
         open_channel: OpenChannel = EngineConnection,
         clock: Callable[[], int] = time.monotonic_ns,
         on_decision: OnDecision | None = None,
+        search: Searcher | None = None,
     ) -> None:
         self._options = options
         self._decoders = dict(tokenizers)
@@ -88,7 +92,10 @@ class Router:
         )
         batching = options.batching
         self._lengths = None if batching is None else PredictedLengths(batching.lengths)
-        self._calls = CallTable(self._fleet, self._emit, clock, self._finished)
+        self._placer = Placer(
+            options, self._manager, self._fleet, self._emit, clock, search or SearchProcess()
+        )
+        self._calls = CallTable(self._fleet, self._emit, clock, self._finished, self._placer.ended)
         self._migration_runner = MigrationRunner(self._fleet, self._calls, self._emit, clock)
         self._runner = ActionRunner(
             self._manager,
@@ -98,7 +105,9 @@ class Router:
             clock=clock,
             on_decision=on_decision,
         )
-        self.administration = Administration(self._manager, self._fleet, self._decoders, self._emit)
+        self.administration = Administration(
+            self._manager, self._fleet, self._decoders, self._emit, self._placer
+        )
         self._numbers = itertools.count(1)
         self._closed_reason: str | None = None  # why no new calls are accepted
         self._closed = False
@@ -147,6 +156,8 @@ class Router:
         try:
             await self._fleet.start(progress)
             self.administration.watch_idle_services()
+            if self._placer.searches:
+                self._spawn(self._placer.run())
         except BaseException:
             await self.close()
             raise
@@ -178,6 +189,11 @@ class Router:
             name: replace(status, resumed=resumed.get(name, 0))
             for name, status in self._manager.services.items()
         }
+
+    @property
+    def placing(self) -> PlacingStatus:
+        """What the placement policy did last."""
+        return self._placer.status
 
     def waits_for_load(self, service: str) -> bool:
         """Whether requests of a service wait until running engines have loaded it."""
@@ -271,6 +287,7 @@ class Router:
         slo = self._fleet.catalog.goals(first)
         call = Call(call_id, dict(enumerate(requests)), sampling, decoder, eos, stream, log_name, slo)
         self._calls.add(call)
+        self._placer.arrived(call)
         assert sampling.max_tokens is not None
         self._emit(
             Submitted(

@@ -1,0 +1,241 @@
+"""The placement of a running cluster: ends intervals, searches, changes it, and tells what was decided."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+
+from shoal.cluster.manager.events import ClusterEvent, PlacementWanted
+from shoal.cluster.manager.manager import Manager
+from shoal.cluster.options import ClusterOptions
+from shoal.cluster.placing.change import PlacementChange, ServingEngine, Step, steps_between
+from shoal.cluster.placing.controller import Decision, PlacementController
+from shoal.cluster.placing.search_process import SearchFailed
+from shoal.cluster.placing.search_task import SearchResult, SearchTask
+from shoal.cluster.placing.status import PlacingStatus
+from shoal.cluster.placing.task_builder import ClusterFacts, build_task
+from shoal.cluster.placing.traffic import IntervalFacts, Traffic
+from shoal.cluster.router.call import Call
+from shoal.cluster.router.fleet import Fleet
+from shoal.cluster.status import EngineState, EngineStatus, ServiceState
+from shoal.core import ConfigError, EngineDied, FinishReason, resolve_slo
+from shoal.engine import wire
+from shoal.engine.step_samples import StepSample
+from shoal.place.re_placement import Hysteresis
+
+_log = logging.getLogger(__name__)
+MIN_REQUESTS = 20
+"""Requests of an interval that a search needs: with fewer, luck decides."""
+_ASK_S = 5.0
+"""A search does without the steps of engines that do not answer for this time."""
+_POLL_S = 0.1
+
+Searcher = Callable[[SearchTask], Awaitable[SearchResult]]
+"""Searches in a process of its own; raises SearchFailed."""
+
+
+class Placer:
+    """Decides which engine takes requests of which service.
+
+    emit: takes events for the manager. search: runs searches. Nothing here takes long in the event loop: the
+    search and the fits of step times are in the process of ``search``.
+    """
+
+    def __init__(
+        self,
+        options: ClusterOptions,
+        manager: Manager,
+        fleet: Fleet,
+        emit: Callable[[ClusterEvent], None],
+        clock: Callable[[], int],
+        search: Searcher,
+    ) -> None:
+        self._options = options.placement
+        self._timeout_s = options.load_timeout_s
+        self._manager = manager
+        self._fleet = fleet
+        self._emit = emit
+        self._clock = clock
+        self._search = search
+        self.searches = self._options.policy == "search"
+        """Whether ``run`` is to be called."""
+        self._traffic = Traffic(clock()) if self.searches else None
+        self._controller = PlacementController(
+            self._options.rule, Hysteresis() if self._options.hysteresis else None
+        )
+        self._execution_s: Mapping[str, float] = {}
+        self._declared: dict[str, set[str]] = {}
+        self._not_loaded: set[tuple[str, str]] = set()
+        """(engine, service) whose load has failed."""
+        self._changing = asyncio.Lock()
+        interval_s = self._controller.interval_s if self.searches else 0.0
+        self.status = PlacingStatus(self._options.policy, interval_s)
+
+    def arrived(self, call: Call) -> None:
+        """A call came."""
+        if self._traffic is not None:
+            service = self._fleet.catalog.services[call.service]
+            slo = resolve_slo(call.request.slo, service.slo, service.execution_s)
+            self._traffic.arrived(call.id, call.request, list(call.unfinished), slo)
+
+    def ended(self, call: Call, choice: int, finish: FinishReason) -> None:
+        """A choice of a call ends."""
+        if self._traffic is not None:
+            reader = call.unfinished[choice]
+            self._traffic.ended(call.id, choice, finish, reader.output_tokens, reader.record())
+
+    async def run(self) -> None:
+        """Follow the load until cancelled."""
+        due_ns = self._clock()
+        while True:
+            interval_ns = round(self._controller.interval_s * 1e9)
+            due_ns = max(due_ns, self._clock() - interval_ns) + interval_ns
+            await asyncio.sleep((due_ns - self._clock()) / 1e9)
+            await self._end_interval()
+
+    async def set_engines(self, service: str, engines: Sequence[str]) -> None:
+        """Place a service on exactly these engines; returns when they take its requests, and no others do.
+
+        Raises ConfigError for an unknown service or engine, for no engine, and if it is given up.
+        """
+        self._require(service, engines)
+        async with self._changing:
+            self._not_loaded -= {(name, service) for name in engines}
+            before = {engine.name: frozenset(engine.placed) & {service} for engine in self._manager.engines}
+            after = {name: frozenset((service,) if name in engines else ()) for name in before}
+            change = await self._carry_out(steps_between(before, after))
+        if change.abandoned is not None:
+            raise ConfigError(f"service {service!r} is not placed as asked for: {change.abandoned}")
+
+    def _require(self, service: str, engines: Sequence[str]) -> None:
+        if service not in self._fleet.catalog.services:
+            known = ", ".join(self._fleet.catalog.services)
+            raise ConfigError(f"there is no service {service!r}; there are: {known}")
+        names = [engine.name for engine in self._manager.engines]
+        if unknown := [name for name in engines if name not in names]:
+            raise ConfigError(f"there is no engine {unknown[0]!r}; there are: {', '.join(names)}")
+        if not engines:
+            raise ConfigError(f"service {service!r} needs at least one engine")
+        if not self._is_loaded(service):
+            state = self._manager.service(service).state
+            raise ConfigError(f"service {service!r} is {state.value}; load it before it is placed")
+
+    def _is_loaded(self, service: str) -> bool:
+        return self._manager.service(service).state in (ServiceState.READY, ServiceState.LOADING)
+
+    async def _end_interval(self) -> None:
+        """Search a placement for the traffic of the interval that ends now, and perhaps change to it."""
+        assert self._traffic is not None
+        now_ns = self._clock()
+        facts = self._traffic.facts(self._fleet.catalog.services, now_ns)
+        self._traffic.begin(now_ns)
+        async with self._changing:
+            decision, steps = await self._decide(facts)
+            self._report(facts, decision, steps)
+            if steps:
+                await self._carry_out(steps)
+
+    async def _decide(self, facts: IntervalFacts) -> tuple[Decision, list[Step]]:
+        """The decision, and the steps of the change."""
+        achieved = facts.achieved(self._execution_s)
+        if len(facts.requests) < MIN_REQUESTS:
+            few = f"{len(facts.requests)} requests came, fewer than {MIN_REQUESTS}"
+            return self._controller.skip(few, achieved), []
+        task = build_task(await self._cluster_facts(facts), self._options.search_time_s)
+        if task is None:
+            return self._controller.skip("there are no two ready engines to choose from", achieved), []
+        try:
+            result = await self._search(task)
+        except SearchFailed as error:
+            self.status.searches["failed"] += 1
+            return self._controller.skip(f"the search failed: {error}", achieved), []
+        self.status.searches["done"] += 1
+        self.status.search_s, self.status.learned = result.took_s, len(result.learned)
+        self._execution_s = result.execution_s
+        differs = dict(result.placement) != dict(task.present)
+        decision = self._controller.decide(achieved, result.present, result.estimate, differs=differs)
+        present = {engine.name: frozenset(engine.placed) for engine in self._manager.engines}
+        return decision, steps_between(present, result.placement) if decision.changes else []
+
+    async def _cluster_facts(self, traffic: IntervalFacts) -> ClusterFacts:
+        engines = self._fleet.engines
+        statuses = [engines[status.name].complete_status(status) for status in self._manager.engines]
+        for status in statuses:
+            declared = self._declared.setdefault(status.name, set())
+            declared.update(status.services)
+            declared.update(service.name for service in engines[status.name].plan.options.services)
+        return ClusterFacts(
+            engines=statuses,
+            plans={name: engine.plan for name, engine in engines.items()},
+            services={
+                name: service
+                for name, service in self._fleet.catalog.services.items()
+                if self._is_loaded(name)
+            },
+            declared={
+                name: {each for each in own if (name, each) not in self._not_loaded}
+                for name, own in self._declared.items()
+            },
+            traffic=traffic,
+            steps=await self._ask_steps(statuses),
+        )
+
+    async def _ask_steps(self, statuses: Sequence[EngineStatus]) -> dict[str, Mapping[str, list[StepSample]]]:
+        """Samples of steps of all ready engines that answer, by service."""
+        steps: dict[str, Mapping[str, list[StepSample]]] = {}
+
+        async def ask(name: str) -> None:
+            with suppress(EngineDied, TimeoutError, KeyError):
+                answer = await asyncio.wait_for(
+                    self._fleet.engines[name].ask(wire.AskSteps, wire.Steps), _ASK_S
+                )
+                steps[name] = answer.services
+
+        await asyncio.gather(*(ask(each.name) for each in statuses if each.state is EngineState.READY))
+        return steps
+
+    def _report(self, facts: IntervalFacts, decision: Decision, steps: Sequence[Step]) -> None:
+        self.status.facts, self.status.decision = facts, decision
+        self.status.decided_s, self.status.interval_s = time.time(), decision.interval_s
+        what = ", ".join(map(str, steps)) if steps else "stays as it is"
+        _log.info("placement: %s (%s); the next interval has %.0f s", what, decision.why, decision.interval_s)
+
+    async def _carry_out(self, steps: Sequence[Step]) -> PlacementChange:
+        """Carry out a change; it is given up if nothing of it happens for as long as a load may take."""
+        change = PlacementChange(list(steps))
+        self.status.steps, self.status.outcome = steps, None
+        left, since_ns = len(steps) + 1, self._clock()
+        while not change.ended:
+            for step in change.next(self._serving_engines()):
+                self._emit(self._event(step))
+            if change.left < left:
+                left, since_ns = change.left, self._clock()
+            elif self._clock() - since_ns > self._timeout_s * 1e9:
+                change.abandon(f"nothing of it was done for {self._timeout_s:g} s")
+            if not change.ended:
+                await asyncio.sleep(_POLL_S)
+        if change.failed is not None:
+            # It would stay placed on the engine without being served there.
+            self._not_loaded.add((change.failed.engine, change.failed.service))
+            self._emit(self._event(change.failed._replace(placed=False)))
+        self.status.outcome = change.abandoned or "done"
+        self.status.changes["done" if change.done else "abandoned"] += 1
+        if change.abandoned is not None:
+            _log.warning("placement: the change is given up: %s", change.abandoned)
+        return change
+
+    def _event(self, step: Step) -> PlacementWanted:
+        """Where weights have a limit, a service that is no longer placed stays: they leave by themselves."""
+        weights = self._fleet.engines[step.engine].plan.options.weights
+        return PlacementWanted(step.service, step.engine, step.placed, weights.memory_bytes is None)
+
+    def _serving_engines(self) -> dict[str, ServingEngine]:
+        found = {}
+        for engine in self._manager.engines:
+            ready = engine.state is EngineState.READY
+            placed = frozenset(engine.placed)
+            has = frozenset(name for name in placed if self._manager.has(name, engine.name))
+            loads = frozenset(name for name in placed if self._manager.loads(name, engine.name))
+            found[engine.name] = ServingEngine(placed, has if ready else frozenset(), loads, ready)
+        return found
