@@ -9,6 +9,7 @@ import pytest
 import typer.main
 
 from shoal.cli.app import app
+from shoal.cluster.placing.status import PlacingStatus
 from shoal.cluster.status import EngineState, EngineStatus, ServiceStatus
 from shoal.config import config_section, flag_settings, load_config
 from shoal.config.batch_presets import BATCH_PRESETS
@@ -155,7 +156,8 @@ def exported() -> dict[str, dict[str, set[str]]]:
         stats=stats,
         weights_memory_bytes=1,
     )
-    page = metrics.render([engine], {"chat": ServiceStatus(ready=1, wanted=1, waiting=0, batches=1)}, 1)
+    services = {"chat": ServiceStatus(ready=1, wanted=1, waiting=0, batches=1)}
+    page = metrics.render([engine], services, 1, PlacingStatus("search", 60.0, search_s=1.0))
     for line in page.decode().splitlines():
         match = re.match(r"(shoal_\w+?)(?:_bucket|_sum|_count|_created)?(?:\{(.*)\})? ", line)
         if match:

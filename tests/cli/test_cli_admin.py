@@ -138,6 +138,40 @@ def test_services_are_a_table(capsys):
     assert "service base could not be loaded: no [room]" in text
 
 
+FIXED = {
+    "placement": {"chat": ["0", "b"]},
+    "policy": "fixed",
+    "interval_s": None,
+    "last": None,
+    "change": None,
+}
+SEARCHED = {
+    "placement": {"chat": ["0", "b"], "new": ["b"]},
+    "policy": "search",
+    "interval_s": 54.0,
+    "last": {
+        "length_s": 60.0,
+        "services": {"chat": {"arrived": 12, "ended": 10, "attainment": 0.8, "mean_latency_s": 2.0}},
+        "changes": True,
+        "why": "goals met 80.0% -> 90.0%",
+    },
+    "change": {"steps": ["+chat on b"], "outcome": None},
+}
+
+
+def test_a_placement_is_a_table_and_what_was_decided(capsys):
+    text, _ = ask(capsys, "placement", "show", placement=SEARCHED)
+    assert ["chat", "0,", "b", "12", "80.0%", "2.00", "s"] in [line.split() for line in text.splitlines()]
+    assert ["new", "b", "-", "-", "-"] in [line.split() for line in text.splitlines()]
+    assert "follows the load; the present interval has 54 s" in text
+    assert "of 60 s, it was to change: goals met 80.0% -> 90.0%" in text
+    assert "the last change, +chat on b: under way" in text
+    text, _ = ask(capsys, "placement", "show", placement=FIXED)
+    assert "the placement is fixed" in text
+    text, _ = ask(capsys, "placement", "show", "--json", placement=FIXED)
+    assert json.loads(text) == FIXED
+
+
 CHANGES = [
     (("services", "remove", "a/b"), "DELETE", "services/a/b", None),
     (("services", "load", "a b"), "POST", "services/a%20b/load", None),
@@ -150,6 +184,12 @@ CHANGES = [
         "POST",
         "services",
         {"model": "m", "name": "n", "engines": ["0"], "slo": {"ttft": "2s"}, "quota": "3"},
+    ),
+    (
+        ("placement", "set", "a/b", "0, b"),
+        "POST",
+        "placement",
+        {"service": "a/b", "engines": ["0", "b"]},
     ),
     (("engines", "drain", "b"), "POST", "engines/b/drain", None),
     (("engines", "undrain", "b"), "POST", "engines/b/undrain", None),

@@ -35,6 +35,7 @@ class FakeAdministration:
         self.added = []
         self.plans = []
         self.kept = []
+        self.placed = []
 
     async def _wait(self):
         self.held += 1
@@ -70,6 +71,12 @@ class FakeAdministration:
         if name == "chat":
             raise ConfigError("engine 0: weights.memory is too small")
         self.cluster.limits[name] = replace(self.cluster.info.services[name], pinned=pinned)
+
+    async def set_engines(self, service, engines):
+        await self._wait()
+        if service == "base":
+            raise ConfigError("service 'base' is not placed as asked for: engine 0 cannot load base")
+        self.placed.append((service, engines))
 
     async def keep_service(self, name, idle_after_s):
         self.kept.append((name, idle_after_s))

@@ -13,6 +13,7 @@ import httpx
 from fastapi import FastAPI
 
 from inline_codecs import InlineCodec
+from shoal.cluster.placing.status import PlacingStatus
 from shoal.cluster.status import ClusterInfo, EngineState, EngineStatus, RequestTable, ServiceStatus
 from shoal.core import (
     SLO,
@@ -148,6 +149,7 @@ class FakeEngine:
     tasks: set["asyncio.Task[None]"] = field(default_factory=set)
     decoder: ByteTokenizer = field(default_factory=ByteTokenizer)
     table: RequestTable = field(default_factory=lambda: RequestTable([], [], 0))
+    placing: PlacingStatus = field(default_factory=lambda: PlacingStatus("fixed"))
 
     def requests(self, most: int, services: Set[str] | None = None) -> RequestTable:
         """Those that ``table`` leaves out are of services that are not asked for."""

@@ -7,10 +7,15 @@ import pytest
 from serve_builders import FakeEngine, make_app, serving
 from weights_status import engine_with_weights
 
+from shoal.cluster.placing.change import Step
+from shoal.cluster.placing.controller import Decision
+from shoal.cluster.placing.status import PlacingStatus
+from shoal.cluster.placing.traffic import IntervalFacts, ServiceFacts
 from shoal.cluster.status import EngineState, EngineStatus, ServiceStatus
 from shoal.config.api_keys import ApiKey
 from shoal.core import ConfigError
 from shoal.engine.info import EngineInfo
+from shoal.place.estimate import Estimate, ServiceEstimate
 from shoal.schedule.policies.residency import Place
 from shoal.serve import ServerOptions
 
@@ -87,8 +92,64 @@ def test_services_and_their_engines():
     }
     assert base["engines"] == ["0"]
     placement = ask("/admin/placement", engine=two_engines()).json()
-    assert placement == {"placement": {"chat": ["0", "b"], "base": ["0"]}}
+    assert placement == {
+        "placement": {"chat": ["0", "b"], "base": ["0"]},
+        "policy": "fixed",
+        "interval_s": None,
+        "last": None,
+        "change": None,
+    }
     assert ask("/admin/operations").json() == {"data": [], "object": "list"}
+
+
+def test_a_placement_that_follows_the_load_says_what_it_did():
+    estimated, achieved, present, found = [
+        Estimate({"chat": ServiceEstimate(10, missed, 10, latency)})
+        for missed, latency in ((1, 20.0), (2, 30.0), (4, 50.0), (1, 25.0))
+    ]
+    chat = ServiceFacts(arrived=12, ended=10, unserved=2, answered=9, latency_s=18.0)
+    status = PlacingStatus(
+        "search",
+        54.0,
+        facts=IntervalFacts(length_s=60.0, services={"chat": chat, "base": ServiceFacts()}),
+        decision=Decision(
+            changes=True,
+            why="it is better",
+            interval_s=54.0,
+            estimated=estimated,
+            achieved=achieved,
+            present=present,
+            found=found,
+        ),
+        decided_s=1e9,
+        search_s=2.5,
+        learned=2,
+        steps=[Step("chat", "b", True), Step("base", "0", False)],
+        outcome="done",
+    )
+    answer = ask("/admin/placement", engine=FakeEngine(placing=status)).json()
+    del answer["placement"]
+    assert answer == {
+        "policy": "search",
+        "interval_s": 54.0,
+        "last": {
+            "decided": 1e9,
+            "length_s": 60.0,
+            "services": {
+                "chat": {"arrived": 12, "ended": 10, "attainment": 0.8, "mean_latency_s": 2.0},
+                "base": {"arrived": 0, "ended": 0, "attainment": 1.0, "mean_latency_s": None},
+            },
+            "changes": True,
+            "why": "it is better",
+            "estimated": {"attainment": 0.9, "normalised_latency": 2.0},
+            "achieved": {"attainment": 0.8, "normalised_latency": 3.0},
+            "present": {"attainment": 0.6, "normalised_latency": 5.0},
+            "found": {"attainment": 0.9, "normalised_latency": 2.5},
+            "search_s": 2.5,
+            "learned": 2,
+        },
+        "change": {"steps": ["+chat on b", "-base on 0"], "outcome": "done"},
+    }
 
 
 def test_engines_and_services_say_where_weights_are():

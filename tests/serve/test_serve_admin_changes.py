@@ -232,6 +232,25 @@ def test_pin_and_unpin(tmp_path):
     with_operator(test, tmp_path)
 
 
+def test_a_service_is_placed_on_engines(tmp_path):
+    async def test(operator):
+        async def place(**body):
+            return await operator.client.post("/admin/placement", json=body)
+
+        operation = await operator.done(await place(service="chat", engines=["0"]))
+        assert (operation["kind"], operation["target"]) == ("place_service", "chat")
+        assert operator.cluster.administration.placed == [("chat", ("0",))]
+        failed = await operator.done(await place(service="base", engines=["0"]), "failed")
+        assert "engine 0 cannot load base" in failed["error"]
+        error_of(await place(service="else", engines=["0"]), 404, "model_not_found")
+        error_of(await place(service="chat", engines=["7"]), 404, "engine_not_found")
+        assert "at least one engine" in error_of(await place(service="chat", engines=[]), 400)["message"]
+        assert "must be given" in error_of(await place(service="chat"), 400)["message"]
+        assert "unknown key" in error_of(await place(service="chat", engine="0"), 400)["message"]
+
+    with_operator(test, tmp_path)
+
+
 def test_a_server_with_unloaded_services_is_healthy(tmp_path):
     async def test(operator):
         cluster = operator.cluster

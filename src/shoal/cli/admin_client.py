@@ -30,6 +30,10 @@ class AdminClient:
         self._base = base_url(url)
         self._headers = auth_headers(key, _KEY_SOURCE)
 
+    def get(self, path: str) -> dict[str, Any]:
+        """The response of ``GET /admin/PATH``."""
+        return self._request("GET", path)
+
     def list(self, path: str) -> dict[str, Any]:
         """The response of ``GET /admin/PATH``, whose ``data`` is a list."""
         response_body = self._request("GET", path)

@@ -17,6 +17,7 @@ from shoal.cli.engines import engines
 from shoal.cli.generate import generate
 from shoal.cli.models import models
 from shoal.cli.place import place
+from shoal.cli.placement import placement
 from shoal.cli.plan import plan
 from shoal.cli.profile import profile
 from shoal.cli.serve import serve
@@ -51,7 +52,12 @@ for command in (
     place,
 ):
     app.command()(command)
-for group, name in ((models, "models"), (engines, "engines"), (services, "services")):
+for group, name in (
+    (models, "models"),
+    (engines, "engines"),
+    (placement, "placement"),
+    (services, "services"),
+):
     app.add_typer(group, name=name)
 app.command()(version)
 

@@ -115,6 +115,19 @@ def read_added_engine(settings: Table) -> tuple[EngineDevice, tuple[str, ...] | 
     return device, None if services is None else Maybe(Several(Text())).read(services, "services")
 
 
+def read_placed_service(settings: Table) -> tuple[str, tuple[str, ...]]:
+    """A service, in the key ``service``, and its engines, in ``engines``."""
+    keys = ("service", "engines")
+    for key in settings.entries:
+        if key not in keys:
+            raise problem(place_of(settings, key), key, f"unknown key; known are {' and '.join(keys)}")
+    for key in keys:
+        if key not in settings.entries:
+            raise problem(settings.where, key, "must be given")
+    service = Text().read(settings.entries["service"], "service")
+    return service, Several(Text()).read(settings.entries["engines"], "engines")
+
+
 @dataclass(frozen=True, slots=True)
 class PlacementKind:
     """Reads lists of engines by service."""

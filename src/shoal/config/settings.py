@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 from shoal.cluster.batching_options import BatchingOptions
 from shoal.cluster.manager.dispatch import DISPATCH_NAMES
 from shoal.cluster.options import ClusterOptions, EnginePlan
+from shoal.cluster.placing.options import PlacementOptions
 from shoal.config.api_keys import KeyFile, Secret, SecretFile, api_key_section
 from shoal.config.batch_presets import BATCH_PRESETS
 from shoal.config.batching import batching_section, with_preset
@@ -36,6 +37,7 @@ from shoal.config.value_kinds import (
     as_table,
     byte_rate,
     integer,
+    number,
     seconds,
     size,
 )
@@ -279,6 +281,7 @@ def config_section(server: type[S], folder: Path = Path()) -> Section:
         (ClusterOptions, "dispatch"): Choice(DISPATCH_NAMES),
         (ClusterOptions, "batching"): batching_section(),
         (ClusterOptions, "fleet"): fleet_section(),
+        (PlacementOptions, "beta"): number(above=0, maximum=1),
     }
     rules[Config, "cluster"] = ClusterSection(ClusterOptions, section_of(ClusterOptions, rules).keys)
     rules[Config, "services"] = Several(service_section(folder))

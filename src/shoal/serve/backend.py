@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from shoal.cluster.options import EnginePlan
+from shoal.cluster.placing.status import PlacingStatus
 from shoal.cluster.status import ClusterInfo, EngineStatus, RequestTable, ServiceStatus
 from shoal.core import SLO, Client, SamplingParams, Service
 from shoal.core.service import NO_GOALS
@@ -91,6 +92,9 @@ class Administration(Protocol):
         Raises ConfigError if an engine has too little memory for that.
         """
 
+    async def set_engines(self, service: str, engines: Sequence[str]) -> None:
+        """Have exactly these engines take requests of a service; raises ConfigError if one cannot load it."""
+
     async def keep_service(self, name: str, idle_after_s: float | None) -> None:
         """Unload a service after ``idle_after_s`` without a request; None: never.
 
@@ -145,6 +149,10 @@ class Backend(Protocol):
     @property
     def services(self) -> Mapping[str, ServiceStatus]:
         """Current status of every service, by name."""
+
+    @property
+    def placing(self) -> PlacingStatus:
+        """What the placement policy did last."""
 
     def waits_for_load(self, service: str) -> bool:
         """Whether requests of a service wait until engines that run have loaded it."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import count
 
 from shoal.cluster.options import EnginePlan
+from shoal.cluster.placing.status import PlacingStatus
 from shoal.cluster.status import EngineState, EngineStatus, ServiceState
 from shoal.config.devices import EngineDevice
 from shoal.core import ConfigError, InvalidRequest, ModelUnavailable, Service
@@ -61,9 +62,14 @@ class ClusterAdmin:
         """Names of each service's engines."""
         engines = self._backend.engines
         return {
-            service: [engine.name for engine in engines if service in engine.services]
+            service: [engine.name for engine in engines if service in engine.placed]
             for service in self._backend.services
         }
+
+    @property
+    def placing(self) -> PlacingStatus:
+        """What the placement policy did last."""
+        return self._backend.placing
 
     async def check_template(self, service: Service) -> None:
         """Raise InvalidRequest for an invalid chat template."""
@@ -153,6 +159,23 @@ class ClusterAdmin:
             self.kept.service_pinned(name, pinned)
 
         return self.operations.start("pin_service" if pinned else "unpin_service", name, work)
+
+    def place_service(self, name: str, engines: Sequence[str]) -> Operation:
+        """Have exactly these engines take requests of a service.
+
+        Raises InvalidRequest if there is none.
+        """
+        self._check_service(name)
+        for engine in engines:
+            self._engine(engine, "engines")
+        if not engines:
+            raise InvalidRequest("name at least one engine", "engines")
+
+        async def work(operation: Operation) -> None:
+            _set_progress(operation, f"placing {name} on {', '.join(engines)}")
+            await self._changes.set_engines(name, engines)
+
+        return self.operations.start("place_service", name, work)
 
     def add_engine(self, device: EngineDevice, services: Sequence[str] | None) -> Operation:
         """Start an engine with ``services``; None: with all.

@@ -191,19 +191,12 @@ class ServiceCards(Struct):
     object: Literal["list"] = "list"
 
 
-class PlacementTable(Struct):
-    """Response of /admin/placement."""
-
-    placement: dict[str, list[str]]
-    """Names of each service's engines."""
-
-
 class Operation(Struct, kw_only=True):
     """A long-running operation, in responses of /admin/operations."""
 
     id: str
     kind: str
-    """add, remove, load, unload, pin or unpin _service; add, drain or remove _engine."""
+    """add, remove, load, unload, place, pin or unpin _service; add, drain or remove _engine."""
     target: str
     """Name of the service or engine."""
     state: Literal["running", "done", "failed"] = "running"

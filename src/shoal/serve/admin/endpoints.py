@@ -7,7 +7,7 @@ from fastapi import FastAPI, Request
 from pydantic_core import from_json
 from starlette.responses import Response
 
-from shoal.config.devices import read_added_engine
+from shoal.config.devices import read_added_engine, read_placed_service
 from shoal.config.services import read_added_service
 from shoal.config.setting_tree import SettingError, Table, node_of
 from shoal.core import ConfigError, InvalidRequest, ModelUnavailable
@@ -16,9 +16,9 @@ from shoal.serve.admin.cluster_responses import (
     EngineCards,
     Operation,
     OperationList,
-    PlacementTable,
     ServiceCards,
 )
+from shoal.serve.admin.placement_responses import PlacementTable
 from shoal.serve.api import add_get, json_response
 from shoal.serve.body_parsing import read_raw
 from shoal.serve.openai.response_bodies import encode
@@ -52,6 +52,7 @@ class AdminEndpoints:
             "engines/{name}/undrain": self.undrain_engine,
             "engines/{name}/activate": self.activate_engine,
             "engines/{name}/standby": self.deactivate_engine,
+            "placement": self.place_service,
             "services": self.add_service,
             "services/{name:path}/load": self.load_service,
             "services/{name:path}/unload": self.unload_service,
@@ -69,7 +70,7 @@ class AdminEndpoints:
         return json_response(ServiceCards(self._admin.services()))
 
     async def placement(self) -> Response:
-        return json_response(PlacementTable(self._admin.placement()))
+        return json_response(PlacementTable.of(self._admin.placement(), self._admin.placing))
 
     async def usage(self) -> Response:
         return json_response(self._admin.usage())
@@ -104,6 +105,13 @@ class AdminEndpoints:
 
     async def unpin_service(self, request: Request) -> Response:
         return _started(self._admin.pin_service(_name(request), False))
+
+    async def place_service(self, request: Request) -> Response:
+        """Set the engines of a service; the body has ``service`` and ``engines``."""
+        settings = await _settings(request)
+        with settings_errors():
+            service, engines = read_placed_service(settings)
+            return _started(self._admin.place_service(service, engines))
 
     async def add_engine(self, request: Request) -> Response:
         """Add an engine; the body is as one of ``devices``, with ``services`` beside it."""

@@ -53,7 +53,9 @@ class ServerEndpoints:
     async def metrics(self) -> Response:
         """Prometheus metrics."""
         backend = self._api.backend
-        page = self._api.metrics.render(backend.engines, backend.services, backend.wanted_engines)
+        page = self._api.metrics.render(
+            backend.engines, backend.services, backend.wanted_engines, backend.placing
+        )
         return Response(page, media_type=_METRICS_TYPE)
 
     async def scale(self) -> Response:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from shoal.cluster.placing.status import PlacingStatus
 from shoal.cluster.status import EngineStatus, ServiceStatus
 from shoal.core import (
     SLO,
@@ -22,6 +23,7 @@ from shoal.core import (
     resolve_slo,
 )
 from shoal.serve.metrics.engine_metrics import EngineCollector, ServiceCollector
+from shoal.serve.metrics.placement_metrics import PlacementCollector
 from shoal.serve.metrics.usage import UsageCounter
 from shoal.serve.metrics.vllm_names import VllmCollector
 
@@ -239,12 +241,18 @@ class ServerMetrics:
         return found
 
     def render(
-        self, engines: Sequence[EngineStatus], services: Mapping[str, ServiceStatus], wanted_engines: int
+        self,
+        engines: Sequence[EngineStatus],
+        services: Mapping[str, ServiceStatus],
+        wanted_engines: int,
+        placing: PlacingStatus | None = None,
     ) -> bytes:
-        """The page. wanted_engines: number of engines that are to run."""
+        """The page. wanted_engines: number of engines that are to run. placing: of the placement policy."""
         cluster = CollectorRegistry()
         cluster.register(EngineCollector(engines, wanted_engines))
         cluster.register(ServiceCollector(services))
+        if placing is not None:
+            cluster.register(PlacementCollector(placing))
         page = generate_latest(self.registry) + generate_latest(cluster)
         if self._vllm:
             renamed = CollectorRegistry()
