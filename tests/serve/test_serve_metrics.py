@@ -38,8 +38,8 @@ TRAFFIC = Traffic(
 ENGINE = ("engine", "0")
 BUSY = FakeEngine().engines[0]
 SERVER_WIDE = ("shoal_build", "shoal_connections", "shoal_http", "shoal_inter_token", "shoal_placement",
-               "shoal_request_", "shoal_requests_finished", "shoal_requests_re", "shoal_requests_without", "shoal_service",
-               "shoal_slo", "shoal_wanted_engines")  # fmt: skip
+               "shoal_request_", "shoal_requests_finished", "shoal_requests_re", "shoal_requests_without",
+               "shoal_service", "shoal_slo", "shoal_wanted_engines")  # fmt: skip
 
 
 def samples(text):
