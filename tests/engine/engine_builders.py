@@ -144,7 +144,8 @@ class FakeExecutor:
         tokens = [self._iterate(plan)]
         while len(tokens) < plan.iterations and EOS not in tokens[-1] and not self.interrupted():
             tokens.append(self._iterate(plan))
-        return StepResult(tokens, [1] * len(tokens))
+        computed_ns = 1000 * sum(plan.new_tokens) if self.step_s else 0
+        return StepResult(tokens, [1 + round(self.step_s * 1e9) + computed_ns] * len(tokens))
 
     def _iterate(self, plan: StepPlan) -> list[int]:
         self.steps += 1
