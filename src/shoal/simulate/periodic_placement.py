@@ -1,8 +1,9 @@
-"""Serving with a new placement after every interval (SeaLLM, section 4.3)."""
+"""Serving with a new placement after every interval (SeaLLM, section 4.3), decided as in a cluster."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from shoal.cluster.placing.controller import PlacementController
 from shoal.core import Request
 from shoal.place.estimate import Estimate, Found
 from shoal.place.placement import Placement
@@ -49,27 +50,26 @@ def serve_replacing(
     end_s = max((request.arrival_ns for request in requests), default=0) / 1e9
     services = tuple(cluster.services)
     found: list[Interval] = []
-    length_s = rule.first_s
-    while cluster.now_s + length_s < end_s:
-        begin_s, ended = cluster.now_s, len(cluster.rows)
+    controller = PlacementController(rule, hysteresis, estimated)
+    while cluster.now_s + controller.interval_s < end_s:
+        begin_s, ended, length_s = cluster.now_s, len(cluster.rows), controller.interval_s
         cluster.run(begin_s + length_s)
         achieved = Estimate(estimates_of_rows(cluster.rows[ended:], services, cluster.execution_s))
         recent = _between(requests, begin_s, cluster.now_s)
         new, present = placer(recent, length_s, cluster.placement)
-        changes = hysteresis is None or hysteresis.worthwhile(present, new.estimate)
-        load_bytes = cluster.change(new.placement).load_bytes if changes else 0
+        decision = controller.decide(achieved, present, new.estimate)
+        load_bytes = cluster.change(new.placement).load_bytes if decision.changes else 0
+        assert decision.estimated is not None
         found.append(
             Interval(
                 begin_s=begin_s,
                 length_s=length_s,
-                estimated=estimated,
+                estimated=decision.estimated,
                 achieved=achieved,
-                changed=changes,
+                changed=decision.changes,
                 load_bytes=load_bytes,
             )
         )
-        length_s = rule.next_s(length_s, estimated, achieved)
-        estimated = new.estimate if changes else present
     cluster.run()
     return found
 
