@@ -87,7 +87,7 @@ def test_the_sample_is_bounded_and_the_first_of_each_size_is_left_out():
     scheduler = _Computed(9)
     samples = StepSamples(scheduler)
     for number in range(1000):
-        samples.add(plan_of(1, 1, 1), result_of(number, rows=3))
+        samples.add(plan_of(1, 1, 1), result_of(number, rows=3), 0)
     kept = [round(each.seconds * 1e9) for each in samples.services["a"]]
     assert len(kept) == 24
     assert 0 not in kept
@@ -95,19 +95,44 @@ def test_the_sample_is_bounded_and_the_first_of_each_size_is_left_out():
     assert scheduler.calls < 100
 
 
+def test_the_time_since_the_last_step_counts_where_the_engine_was_busy():
+    samples = StepSamples(_Computed(9))
+    for since_last_ns in (0, 0, 130, 70):
+        samples.add(plan_of(1), result_of(100), since_last_ns)
+    assert [round(each.seconds * 1e9) for each in samples.services["a"]] == [100, 130, 100]
+
+
+def test_steps_of_a_busy_engine_include_its_other_work():
+    engine, _ = make_engine("fake", blocks=200, scheduler={"max_iterations": 1})
+    now_ns = 0
+
+    def clock():
+        nonlocal now_ns
+        now_ns += 1000
+        return now_ns
+
+    engine._clock = clock
+    for _ in range(2):
+        engine.submit(make_request("r", prompt=3, max_tokens=20))
+        run_all(engine)
+        now_ns += 10**9  # it is idle
+    decodes = [each for each in engine.step_samples()["a"] if not each.chunks]
+    assert all(1e-6 <= each.seconds < 1e-4 for each in decodes)
+
+
 def test_rare_sizes_keep_their_samples():
     samples = StepSamples(_Computed(9))
     for _ in range(2):
-        samples.add(plan_of(200), result_of(50))
+        samples.add(plan_of(200), result_of(50), 0)
     for _ in range(1000):
-        samples.add(plan_of(1), result_of(7))
+        samples.add(plan_of(1), result_of(7), 0)
     assert [each.chunks for each in samples.services["a"] if each.chunks] == [((200, 9),)]
 
 
 def test_several_iterations_count_as_their_mean():
     samples = StepSamples(_Computed(9))
     for _ in range(2):
-        samples.add(plan_of(1, 1, iterations=3), result_of(100, 200, 600, rows=2))
+        samples.add(plan_of(1, 1, iterations=3), result_of(100, 200, 600, rows=2), 0)
     [kept] = samples.services["a"]
     # The rows attend 20, 22 and 24 positions.
     assert (kept.decodes, kept.decode_context, kept.seconds) == (2, 22, 300e-9)
@@ -128,7 +153,7 @@ def test_several_iterations_count_as_their_mean():
 def test_steps_of_other_work_are_left_out(plan, result):
     samples = StepSamples(_Computed(9))
     for _ in range(3):
-        samples.add(plan, result)
+        samples.add(plan, result, 0)
     assert not samples.services.get("a")
 
 
@@ -137,7 +162,7 @@ def test_a_step_whose_request_has_left_is_left_out_and_so_is_a_removed_service()
     here = StepSamples(_Computed(1))
     for samples in (left, here):
         for _ in range(3):
-            samples.add(plan_of(1), result_of(1))
+            samples.add(plan_of(1), result_of(1), 0)
     assert left.services == {"a": []}
     here.forget("a")
     assert here.services == {}

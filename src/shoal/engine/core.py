@@ -98,6 +98,7 @@ class Engine:
         self._idle: Idle | None = None
         self._times = StepTotals()
         self._samples = StepSamples(scheduler)
+        self._busy_since_ns: int | None = None  # the end of the last step, if it was busy since
         self._failure: str | None = None
 
     def measure_speed(self, service: ServiceInfo, name: str, *, compiles: bool = False) -> ServiceInfo:
@@ -381,6 +382,8 @@ class Engine:
             self._ended += self._scheduler.take_refused()
             if isinstance(plan, Idle):
                 self._idle = plan
+                if not self._in_flight:
+                    self._busy_since_ns = None
                 return
             if self.observer is not None:
                 self.observer.begin(plan, self._scheduler.newest_plan_ids)
@@ -390,6 +393,7 @@ class Engine:
 
     def _apply_changes(self) -> None:
         """Apply service changes and migrations; no plan is in flight."""
+        self._busy_since_ns = None
         if self._changes is not None and self._changes.ready:
             self._changes.apply()
         if self._migrations is not None and self._migrations.ready:
@@ -442,7 +446,8 @@ class Engine:
 
     def _update(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
         started = self._clock()
-        self._samples.add(plan, result)
+        since_ns, self._busy_since_ns = self._busy_since_ns, started
+        self._samples.add(plan, result, 0 if since_ns is None else started - since_ns)
         events = self._scheduler.update(plan, result, started)
         self._times.add(result, self._clock() - started)
         return events

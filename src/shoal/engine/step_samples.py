@@ -73,8 +73,11 @@ class StepSamples:
         self._scheduler = scheduler
         self._services: dict[str, _Steps] = {}
 
-    def add(self, plan: StepPlan, result: StepResult) -> None:
+    def add(self, plan: StepPlan, result: StepResult, since_last_ns: int) -> None:
         """Count a step before its update; it is kept if one of its size is due.
+
+        since_last_ns: from the end of the last step, with scheduling, output and messages; 0: the engine was
+        idle in between, so the duration of the step alone counts.
 
         Steps that move weights or KV are left out, and those in which a row has several tokens (speculation)
         or more output than one (log-probabilities of its prompt, an embedding).
@@ -92,7 +95,7 @@ class StepSamples:
             return
         computed = self._scheduler.computed_before(plan)
         if computed is not None:
-            steps.keep(size, _sample(plan, result, computed))
+            steps.keep(size, _sample(plan, result, computed, max(since_last_ns, result.duration_ns)))
 
     @property
     def services(self) -> dict[str, list[StepSample]]:
@@ -104,7 +107,7 @@ class StepSamples:
         self._services.pop(service, None)
 
 
-def _sample(plan: StepPlan, result: StepResult, computed: Sequence[int]) -> StepSample:
+def _sample(plan: StepPlan, result: StepResult, computed: Sequence[int], took_ns: int) -> StepSample:
     """Of several iterations the mean, which is that of the mean context."""
     steps = len(result.durations_ns)
     context = decodes = 0
@@ -116,5 +119,4 @@ def _sample(plan: StepPlan, result: StepResult, computed: Sequence[int]) -> Step
         else:
             chunks.append((count, before))
     context += decodes * (steps - 1) // 2
-    seconds = result.duration_ns / steps / 1e9
-    return StepSample(decodes, context, tuple(chunks), len(plan.sampled), seconds)
+    return StepSample(decodes, context, tuple(chunks), len(plan.sampled), took_ns / steps / 1e9)
