@@ -25,6 +25,13 @@ def test_a_change_needs_a_gain():
     assert controller(None).decide(estimate(0.8), estimate(0.8), estimate(0.81)).changes
 
 
+def test_a_gain_of_one_request_of_a_few_is_luck():
+    few = [Estimate({"a": ServiceEstimate(25, missed, 25, 50.0)}) for missed in (5, 4, 2)]
+    control = controller(Hysteresis(requests=3))
+    assert not control.decide(few[0], few[0], few[1]).changes
+    assert control.decide(few[0], few[0], few[2]).changes
+
+
 def test_the_present_placement_is_no_change():
     decided = controller(None).decide(estimate(0.8), estimate(0.8), estimate(0.8), differs=False)
     assert not decided.changes

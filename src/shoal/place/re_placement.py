@@ -46,13 +46,15 @@ class Hysteresis:
 
     attainment: float = 0.02
     """Gain in attainment that suffices."""
+    requests: float = 0.0
+    """The least gain in requests that it is worth, however few there are."""
     latency: float = 0.15
     """Relative gain in normalised latency that suffices without a loss of attainment."""
 
     def worthwhile(self, now: Estimate, then: Estimate) -> bool:
         """now, then: estimates of the present and the other placement, on the same traffic."""
         gain = then.attainment - now.attainment
-        if gain >= self.attainment:
+        if gain >= self.attainment and gain * now.total.requests >= self.requests - _TINY:
             return True
         faster = then.normalised_latency <= (1 - self.latency) * now.normalised_latency
         return gain >= 0 and faster

@@ -27,6 +27,8 @@ from shoal.place.re_placement import Hysteresis
 _log = logging.getLogger(__name__)
 MIN_REQUESTS = 20
 """Requests of an interval that a search needs: with fewer, luck decides."""
+_LEAST_GAIN = 3.0
+"""Requests by which more goals must be met: one more or less of an interval's few is luck."""
 _ASK_S = 5.0
 """A search does without the steps of engines that do not answer for this time."""
 _POLL_S = 0.1
@@ -62,7 +64,7 @@ class Placer:
         """Whether ``run`` is to be called."""
         self._traffic = Traffic(clock()) if self.searches else None
         self._controller = PlacementController(
-            self._options.rule, Hysteresis() if self._options.hysteresis else None
+            self._options.rule, Hysteresis(requests=_LEAST_GAIN) if self._options.hysteresis else None
         )
         self._execution_s: Mapping[str, float] = {}
         self._declared: dict[str, set[str]] = {}
@@ -88,6 +90,8 @@ class Placer:
     async def run(self) -> None:
         """Follow the load until cancelled."""
         due_ns = self._clock()
+        if self._traffic is not None:
+            self._traffic.begin(due_ns)
         while True:
             interval_ns = round(self._controller.interval_s * 1e9)
             due_ns = max(due_ns, self._clock() - interval_ns) + interval_ns
