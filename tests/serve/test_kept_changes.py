@@ -131,6 +131,8 @@ def test_a_server_makes_the_changes_of_the_one_before_again(
             await operator.done(await operator.add(name="new", model="smollm2", slo={"ttft": "2s"}))
             for body in ({"device": "cpu", "name": "b", "threads": 2}, {"device": "cpu", "name": "z"}):
                 await operator.done(await operator.client.post("/admin/engines", json=body))
+            placed = {"service": "new", "engines": ["0", "z"]}
+            await operator.done(await operator.client.post("/admin/placement", json=placed))
             await operator.done(await operator.client.post("/admin/engines/b/standby"))
             await operator.done(await operator.client.post("/admin/engines/z/drain"))
             await operator.done(await operator.client.delete("/admin/services/base"))
@@ -149,6 +151,7 @@ def test_a_server_makes_the_changes_of_the_one_before_again(
             assert (service.name, service.slo) == ("new", SLO(ttft_s=2.0))
             assert [plan.options.threads for plan in operator.cluster.administration.plans][:1] == [2]
             assert operator.cluster.info.services["new"].pinned
+            assert operator.cluster.administration.placed == [("new", ("0", "z"))]
 
     asyncio.run(first())
     before = KeptChanges.of("c").now

@@ -174,6 +174,7 @@ class ClusterAdmin:
         async def work(operation: Operation) -> None:
             _set_progress(operation, f"placing {name} on {', '.join(engines)}")
             await self._changes.set_engines(name, engines)
+            self.kept.service_placed(name, engines)
 
         return self.operations.start("place_service", name, work)
 

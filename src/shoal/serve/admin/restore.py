@@ -54,6 +54,8 @@ def _operations(admin: ClusterAdmin, now: Changes) -> Iterator[tuple[str, Start]
             f"pin service {name}" if pinned else f"unpin service {name}",
             partial(admin.pin_service, name, pinned),
         )
+    for name, engines in now.placements.items():
+        yield f"place service {name} on {', '.join(engines)}", partial(admin.place_service, name, engines)
     for name in now.removed_services:
         yield f"remove service {name}", partial(admin.remove_service, name)
     for name, how in now.left.items():
