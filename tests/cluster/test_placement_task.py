@@ -123,6 +123,7 @@ def test_a_service_that_no_engine_had_or_may_have_is_left_out():
         engine("y", device="cuda:0"),
         replace(engine("y"), info=replace(engine("y").info, threads=4)),
         replace(engine("y"), info=replace(engine("y").info, kv_bytes=1)),
+        replace(engine("y"), info=replace(engine("y").info, kernels="simulated by a data sheet")),
     ],
 )
 def test_engines_that_differ_are_of_different_kinds(other):

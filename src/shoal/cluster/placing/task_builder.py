@@ -108,12 +108,13 @@ def _searched(service: Service, engines: Sequence[EngineInfo]) -> SearchedServic
 
 
 def _kinds(ready: _Ready, allowed: Mapping[str, frozenset[str]]) -> dict[str, str]:
-    """Kind of each engine: those of one kind have equal devices and memory, and may have equal services."""
+    """Kind of each engine: those of one kind have equal devices, kernels and memory, and may have equal
+    services."""
     shapes: dict[str, list[object]] = {}
     kinds = {}
     for engine, info in ready:
         label = f"{info.device.partition(':')[0]} with {info.threads} threads"
-        shape = (info.kv_bytes, engine.weights_memory_bytes, allowed[engine.name])
+        shape = (info.kernels, info.kv_bytes, engine.weights_memory_bytes, allowed[engine.name])
         known = shapes.setdefault(label, [])
         if shape not in known:
             known.append(shape)
