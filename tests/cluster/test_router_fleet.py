@@ -114,22 +114,17 @@ def test_a_service_leaves_one_engine_and_comes_back() -> None:
         change = router.administration
         await change.add_service(Service(name="b", model="fake"), FOLDER, ByteTokenizer())
         streams = [await router.submit("b", PROMPT, greedy(max_tokens=150)) for _ in range(4)]
-        await change.unplace_service("b", "0")
-        assert [engine.services for engine in router.engines] == [("a",), ("a", "b")]
+        await change.set_engines("b", ["1"])
+        assert [engine.placed for engine in router.engines] == [("a",), ("a", "b")]
+        async with asyncio.timeout(10):
+            while "b" in router.engines[0].services:  # its requests migrate, and then it is unloaded
+                await asyncio.sleep(0.05)
         assert "b" not in backend.processes["0"].core._scheduler.services
-        with pytest.raises(ConfigError, match="engine '1' is the only one of b"):
-            await change.unplace_service("b", "1")
         for stream in streams:
             assert await tokens_of(stream) == expected(PROMPT, 150)
-        await change.unplace_service("b", "0")  # nothing is left to do
-        await change.place_service("b", "0")
+        await change.set_engines("b", ["0", "1"])
         assert [engine.placed for engine in router.engines] == [("a", "b"), ("a", "b")]
         assert router.services["b"].ready == 2
-        for names in (("c", "0"), ("b", "x")):
-            with pytest.raises(ConfigError, match="there is no"):
-                await change.place_service(*names)
-            with pytest.raises(ConfigError, match="there is no"):
-                await change.unplace_service(*names)
 
     play(scenario, blocks=640)
 
@@ -157,8 +152,8 @@ def test_no_request_is_lost_while_engines_and_services_come_and_go(seed: int) ->
                 [
                     change.deactivate_engine,
                     change.activate_engine,
-                    partial(change.place_service, service),
-                    partial(change.unplace_service, service),
+                    lambda engine, service=service: change.set_engines(service, [engine]),
+                    lambda _, service=service: change.set_engines(service, ["0", "1"]),
                     partial(_die, backend),
                 ]
             )(engine)

@@ -72,11 +72,6 @@ class ClusterView:
         found = self._all_engines.get(engine)
         return found is not None and found.serves(service)
 
-    def needs(self, service: str, engine: str) -> bool:
-        """Whether an engine has requests of a service, or is to unload it."""
-        found = self._all_engines.get(engine)
-        return found is not None and (found.needs(service) or self._services.is_leaving(service, found))
-
     def waits_for_load(self, service: str) -> bool:
         """Whether requests of a service wait until running engines have loaded it."""
         engines = self.engines_of(service)

@@ -14,7 +14,6 @@ from shoal.cluster.manager.events import (
     EngineUndrained,
     MigrationMethod,
     MigrationWanted,
-    PlacementWanted,
     ServiceKept,
     ServicePlaced,
     ServiceRemoved,
@@ -224,42 +223,6 @@ class Administration:
         perhaps on more engines.
         """
         await self._placer.set_engines(service, engines)
-
-    async def place_service(self, service: str, engine: str) -> None:
-        """Let an engine load a service and take its requests.
-
-        Raises ConfigError if either is unknown, or the engine cannot load it.
-        """
-        self._require_service(service)
-        self._require_engine(engine)
-        self._emit(PlacementWanted(service, engine, True))
-        loads = self._manager.loads
-        while loads(service, engine):
-            await asyncio.sleep(_POLL_S)
-        if self._manager.service(service).error is not None and not self._manager.has(service, engine):
-            raise ConfigError(
-                f"engine {engine!r} cannot load {service!r}: {self._manager.service(service).error}"
-            )
-
-    async def unplace_service(self, service: str, engine: str) -> None:
-        """Send an engine no more requests of a service, migrate those that it has, and unload the service.
-
-        Where engines have a limit on their weights, the service stays declared, and its weights leave when
-        others need the memory. Raises ConfigError if either is unknown, or no other engine has the service.
-        """
-        self._require_service(service)
-        status = self._require_engine(engine)
-        if service not in status.placed:
-            return
-        others = [each for each in self._manager.engines if each.name != engine and each.active]
-        if not any(service in each.placed for each in others):
-            raise ConfigError(
-                f"engine {engine!r} is the only one of {service}; place it on another before, or remove it"
-            )
-        unload = self._fleet.engines[engine].plan.options.weights.memory_bytes is None
-        self._emit(PlacementWanted(service, engine, False, unload))
-        while self._manager.needs(service, engine):
-            await asyncio.sleep(_POLL_S)
 
     async def remove_engine(self, name: str) -> None:
         """End an engine; its requests resume on other engines. Raises ConfigError as ``check_leaving``."""
