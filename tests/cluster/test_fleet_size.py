@@ -12,6 +12,7 @@ from shoal.cluster.fleet_options import FleetOptions
 from shoal.cluster.manager.actions import ClusterAction, FleetChanged, Reserve, StartEngine, StopEngine
 from shoal.cluster.manager.events import (
     Ended,
+    EngineActivated,
     EngineDeactivated,
     EngineDraining,
     MigrationMethod,
@@ -180,6 +181,17 @@ def test_an_engine_that_an_operator_stopped_comes_back_when_it_is_needed() -> No
     bench = fleet(engines="xy", min=2)
     bench.emit(EngineDeactivated("y"))
     assert changes(live(bench, 0.5)) == [("y", True)]
+
+
+def test_an_engine_that_an_operator_activated_stays_for_the_idle_time() -> None:
+    bench = fleet(engines="xy", idle_s=10.0)
+    live(bench, 12)
+    assert running(bench) == ["x"]
+    for each in bench.emit(EngineActivated("y")):
+        assert isinstance(each, StartEngine)
+        bench.ready(each.engine, each.incarnation)
+    assert changes(live(bench, 9)) == []
+    assert changes(live(bench, 2)) == [("y", False)]
 
 
 def test_a_burst_needs_no_second_start_within_the_idle_time() -> None:

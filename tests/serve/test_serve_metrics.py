@@ -102,6 +102,7 @@ def test_every_engine_has_its_own_samples_and_there_is_no_sum():
                 if found == name and set(labels) <= set(rest)}  # fmt: skip
 
     assert by_engine("shoal_engine_up") == {"0": 1, "b": 0, "c": 0}
+    assert by_engine("shoal_engine_standby") == {"0": 0, "b": 0, "c": 0}
     assert by_engine("shoal_engine_restarts_total") == {"0": 2, "b": 5, "c": 2}
     assert by_engine("shoal_request_leases") == {"0": 0, "b": 2, "c": 0}
     assert by_engine("shoal_migrations_total", ("method", "live"), ("outcome", "done")) == {

@@ -56,8 +56,6 @@ class FleetSizer:
         self._needs: deque[tuple[int, Need]] = deque()
         # Numbers of wanted engines over the idle time, falling: the first is the largest.
         self._wanted: deque[tuple[int, int]] = deque()
-        self._first_ns: int | None = None
-        """When all engines had loaded for the first time."""
         self._started_ns: dict[tuple[str, int], int] = {}
         self._start_ns = _FIRST_START_NS
         self.wanted = options.min
@@ -101,15 +99,15 @@ class FleetSizer:
         return actions
 
     def _shrink(self, running: Sequence[Engine], now_ns: int) -> list[StartEngine | FleetChanged]:
-        """Deactivate engines with few requests, if fewer have sufficed for the idle time."""
-        if any(engine.state is EngineState.LOADING for engine in running):
-            return []  # how fast engines start, and whether they do, is not known yet
-        if self._first_ns is None:
-            self._first_ns = now_ns
+        """Deactivate engines with few requests, if fewer have sufficed for the idle time.
+
+        None goes before that time after the last start, which may have been an operator's.
+        """
+        idle_ns = self._options.idle_s * 1e9
+        if any(not engine.loaded or now_ns - engine.ready_ns < idle_ns for engine in running):
+            return []
         actions: list[StartEngine | FleetChanged] = []
         surplus = len(running) - self._wanted[0][1]
-        if now_ns - self._first_ns < self._options.idle_s * 1e9:
-            return []
         order = sorted(enumerate(running), key=lambda each: (each[1].load.unfinished, -each[0]))
         for _, engine in order:
             if surplus > 0 and self._activation.may_leave(engine):

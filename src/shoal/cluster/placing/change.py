@@ -53,8 +53,8 @@ def steps_between(before: ServicesByEngine, after: ServicesByEngine) -> list[Ste
 class PlacementChange:
     """Carries out steps: those that place at once, and when all of these are served, the others.
 
-    A service leaves an engine only while another one serves it. It is abandoned where an engine of an
-    unfinished step is not ready any more, or does not load its service; the services are then where the
+    A service leaves an engine only while another one serves it. It is abandoned where an engine
+    that is to get a service is not ready any more, or does not load it; the services are then where the
     steps so far have put them.
     """
 
@@ -97,7 +97,7 @@ class PlacementChange:
     def _problem(self, step: Step, engines: Engines) -> str | None:
         """Why a pending step cannot be carried out."""
         engine = engines.get(step.engine)
-        if engine is None or not engine.ready:
+        if engine is None or (step.placed and not engine.ready):
             return f"engine {step.engine} is not ready"
         if step.placed and step in self.sent and step.service not in engine.loading:
             self.failed = step

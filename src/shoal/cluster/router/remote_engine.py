@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from shoal.cluster.options import EnginePlan
-from shoal.cluster.status import EngineStatus
+from shoal.cluster.status import EngineState, EngineStatus
 from shoal.core import EngineDied
 from shoal.engine import wire
 from shoal.engine.info import EngineInfo, ServiceInfo
@@ -78,7 +78,7 @@ class RemoteEngine:
             status,
             device=self.plan.options.device,
             pid=self.pid,
-            heartbeat_age_s=self.heartbeat_age_s,
+            heartbeat_age_s=None if status.state is EngineState.STANDBY else self.heartbeat_age_s,
             info=self.info,
             stats=self.stats,
             stats_age_s=self.stats_age_s,

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from shoal.cluster.manager.actions import MigrationOutcome
 from shoal.cluster.manager.events import MigrationMethod
-from shoal.cluster.status import EngineStatus, ServiceStatus
+from shoal.cluster.status import EngineState, EngineStatus, ServiceStatus
 from shoal.engine.stats import EngineStats, ServiceStats
 from shoal.forecast import Spread
 from shoal.schedule import Observed
@@ -38,6 +38,7 @@ class EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily("shoal_wanted_engines", "Engines that are to run.", value=self._wanted)
         up = _gauge("engine_up", "Whether the engine runs.")
+        standby = _gauge("engine_standby", "Whether the engine is on standby, so that it does not run.")
         restarts = _counter("engine_restarts", "How often the engine was started again.")
         beats = _gauge("engine_heartbeat_age_seconds", "How long ago the engine's last sign of life came.")
         weights = _gauge("weight_bytes", "Size of the weights in the engine's memory.")
@@ -52,6 +53,7 @@ class EngineCollector(Collector):
         )
         for engine in self._engines:
             up.add_metric([engine.name], float(engine.runs))
+            standby.add_metric([engine.name], float(engine.state is EngineState.STANDBY))
             restarts.add_metric([engine.name], engine.restarts)
             leases.add_metric([engine.name], engine.leases)
             withdrawn.add_metric([engine.name], engine.withdrawn)
@@ -65,7 +67,7 @@ class EngineCollector(Collector):
                 budget.add_metric([engine.name], engine.weights_memory_bytes)
             if engine.stats is not None:
                 ages.add_metric([engine.name], engine.stats_age_s)
-        yield from (up, restarts, beats, ages, weights, budget, leases, moves, withdrawn)
+        yield from (up, standby, restarts, beats, ages, weights, budget, leases, moves, withdrawn)
         stats_by_engine = {engine.name: engine.stats for engine in self._engines if engine.stats is not None}
         live_stats = {
             e.name: stats_by_engine[e.name] for e in self._engines if e.runs and e.name in stats_by_engine
