@@ -8,11 +8,12 @@ import pytest
 from admin_builders import ChangingCluster, Operator
 
 from shoal.cluster.status import EngineState
-from shoal.config.devices import EngineDevice
+from shoal.config.setting_tree import node_of
 from shoal.core import SLO, ConfigError, Service
 from shoal.serve.admin.kept_changes import AddedEngine, AddedService, Changes, KeptChanges, state_dir
 from shoal.serve.admin.restore import restore_changes
 
+CPU = node_of({"device": "cpu"}, "a request")
 CHAT = Service(name="new", model="smollm2", slo=SLO(ttft_s=2.0), idle_after_s=60.0)
 
 
@@ -26,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_is_kept_is_read_by_the_next_server() -> None:
     kept = KeptChanges.of("c")
     kept.service_added(CHAT, ["0"])
-    kept.engine_added(EngineDevice(device="cpu", name="b", kv_memory_bytes=1 << 20), None)
+    kept.engine_added("b", node_of({"device": "cpu", "kv_memory": "1MiB", "services": ["new"]}, "a request"))
     kept.service_removed("old")
     kept.engine_left("0", "standby")
     kept.service_pinned("chat", True)
@@ -35,7 +36,7 @@ def test_what_is_kept_is_read_by_the_next_server() -> None:
     assert found == Changes(
         added=(
             AddedService(CHAT, ("0",)),
-            AddedEngine(EngineDevice(device="cpu", name="b", kv_memory_bytes=1 << 20), None),
+            AddedEngine("b", {"device": "cpu", "kv_memory": "1MiB", "services": ["new"], "name": "b"}),
         ),
         removed_services=("old",),
         left={"0": "standby"},
@@ -57,7 +58,7 @@ def test_what_was_added_and_removed_leaves_nothing() -> None:
     kept.service_added(CHAT, None)
     kept.service_pinned("new", True)
     kept.service_placed("new", ["b"])
-    kept.engine_added(EngineDevice(device="cpu", name="b"), ["new"])
+    kept.engine_added("b", CPU)
     kept.engine_left("b", "drained")
     kept.engine_removed("b")
     kept.service_removed("new")
@@ -82,7 +83,7 @@ def test_an_engine_that_takes_requests_again_is_no_change() -> None:
 def test_a_service_that_is_added_again_keeps_its_place() -> None:
     kept = KeptChanges.of("c")
     kept.service_added(CHAT, None)
-    kept.engine_added(EngineDevice(device="cpu", name="b"), None)
+    kept.engine_added("b", CPU)
     kept.service_added(CHAT, ["0"])
     assert [each.name for each in kept.now.added] == ["new", "b"]
     assert kept.now.added[0] == AddedService(CHAT, ("0",))
@@ -129,7 +130,8 @@ def test_a_server_makes_the_changes_of_the_one_before_again(
     async def first() -> None:
         async with Operator(ChangingCluster(), tmp_path, kept=KeptChanges.of("c")) as operator:
             await operator.done(await operator.add(name="new", model="smollm2", slo={"ttft": "2s"}))
-            for body in ({"device": "cpu", "name": "b", "threads": 2}, {"device": "cpu", "name": "z"}):
+            b = {"device": "cpu", "name": "b", "threads": 2, "services": ["chat"]}
+            for body in (b, {"device": "cpu", "name": "z"}):
                 await operator.done(await operator.client.post("/admin/engines", json=body))
             placed = {"service": "new", "engines": ["0", "z"]}
             await operator.done(await operator.client.post("/admin/placement", json=placed))
@@ -149,7 +151,9 @@ def test_a_server_makes_the_changes_of_the_one_before_again(
             }
             [service, *_] = operator.cluster.administration.added[0]
             assert (service.name, service.slo) == ("new", SLO(ttft_s=2.0))
-            assert [plan.options.threads for plan in operator.cluster.administration.plans][:1] == [2]
+            plan = operator.cluster.administration.plans[0]
+            assert (plan.name, plan.options.threads) == ("b", 2)
+            assert [service.name for service in plan.options.services] == ["chat"]
             assert operator.cluster.info.services["new"].pinned
             assert operator.cluster.administration.placed == [("new", ("0", "z"))]
 
@@ -167,7 +171,7 @@ def test_a_change_that_fails_is_logged_and_the_others_are_made(
     kept = KeptChanges.of("c")
     kept.service_added(Service(name="bad", model="gemma3-270m"), None)
     kept.service_added(CHAT, ["nowhere"])
-    kept.engine_added(EngineDevice(device="cpu", name="b"), None)
+    kept.engine_added("b", CPU)
 
     async def test() -> None:
         async with Operator(ChangingCluster(), tmp_path, kept=KeptChanges.of("c")) as operator:

@@ -7,6 +7,7 @@ read by the same code, and an error can quote what was written.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -71,6 +72,15 @@ def node_of(value: object, where: str) -> Node:
     if isinstance(value, bool):
         return Scalar(str(value).lower(), where)
     return Scalar(None if value is None else str(value), where)
+
+
+def plain_of(node: Node) -> Any:
+    """Settings as plain JSON with texts, from which ``node_of`` makes the same settings."""
+    if isinstance(node, Table):
+        return {key: plain_of(inner) for key, inner in node.entries.items()}
+    if isinstance(node, Listing):
+        return [plain_of(inner) for inner in node.items]
+    return node.text
 
 
 def place_of(node: Node, *keys: str | int) -> str:

@@ -9,7 +9,8 @@ from itertools import count
 from shoal.cluster.options import EnginePlan
 from shoal.cluster.placing.status import PlacingStatus
 from shoal.cluster.status import EngineState, EngineStatus, ServiceState
-from shoal.config.devices import EngineDevice
+from shoal.config.devices import EngineDevice, read_added_engine
+from shoal.config.setting_tree import Table
 from shoal.core import ConfigError, InvalidRequest, ModelUnavailable, Service
 from shoal.engine.options import SIMULATED, EngineOptions
 from shoal.models import check_service
@@ -178,11 +179,12 @@ class ClusterAdmin:
 
         return self.operations.start("place_service", name, work)
 
-    def add_engine(self, device: EngineDevice, services: Sequence[str] | None) -> Operation:
-        """Start an engine with ``services``; None: with all.
+    def add_engine(self, settings: Table) -> Operation:
+        """Start an engine; settings: one of ``devices``, with ``services`` beside it (without: all).
 
-        Raises ConfigError for invalid options.
+        Raises ConfigError for invalid settings.
         """
+        device, services = read_added_engine(settings)
         names = [engine.name for engine in self._backend.engines]
         name = device.name or next(str(number) for number in count() if str(number) not in names)
         self.operations.check_free("add_engine", name)
@@ -193,7 +195,7 @@ class ClusterAdmin:
         async def work(operation: Operation) -> None:
             _set_progress(operation, f"starting engine {name}")
             await self._changes.add_engine(plan)
-            self.kept.engine_added(replace(device, name=name), services)
+            self.kept.engine_added(name, settings)
 
         return self.operations.start("add_engine", name, work)
 

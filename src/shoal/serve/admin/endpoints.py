@@ -7,7 +7,7 @@ from fastapi import FastAPI, Request
 from pydantic_core import from_json
 from starlette.responses import Response
 
-from shoal.config.devices import read_added_engine, read_placed_service
+from shoal.config.devices import read_placed_service
 from shoal.config.services import read_added_service
 from shoal.config.setting_tree import SettingError, Table, node_of
 from shoal.core import ConfigError, InvalidRequest, ModelUnavailable
@@ -117,8 +117,7 @@ class AdminEndpoints:
         """Add an engine; the body is as one of ``devices``, with ``services`` beside it."""
         settings = await _settings(request)
         with settings_errors():
-            device, services = read_added_engine(settings)
-            return _started(self._admin.add_engine(device, services))
+            return _started(self._admin.add_engine(settings))
 
     async def drain_engine(self, request: Request) -> Response:
         return _started(self._admin.drain_engine(_name(request)))

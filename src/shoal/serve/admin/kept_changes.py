@@ -5,11 +5,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from shoal.config.devices import EngineDevice
+from shoal.config.setting_tree import Table, plain_of
 from shoal.core import ConfigError, Service
 
 _log = logging.getLogger(__name__)
@@ -30,13 +30,9 @@ class AddedService(msgspec.Struct, frozen=True, tag="service"):
 
 
 class AddedEngine(msgspec.Struct, frozen=True, tag="engine"):
-    device: EngineDevice
-    services: tuple[str, ...] | None
-    """None: all."""
-
-    @property
-    def name(self) -> str:
-        return self.device.name
+    name: str
+    settings: dict[str, Any]
+    """As in the request that added it."""
 
 
 class Changes(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,9 +115,8 @@ class KeptChanges:
             pins=_without(self.now.pins, name),
         )
 
-    def engine_added(self, device: EngineDevice, services: Sequence[str] | None) -> None:
-        own = AddedEngine(device, None if services is None else tuple(services))
-        self._add(own)
+    def engine_added(self, name: str, settings: Table) -> None:
+        self._add(AddedEngine(name, {**plain_of(settings), "name": name}))
 
     def engine_removed(self, name: str) -> None:
         """An engine of the configuration stays away; one that was added is forgotten."""

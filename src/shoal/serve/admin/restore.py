@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from shoal.config.setting_tree import Table, node_of
 from shoal.core import ShoalError
 from shoal.serve.admin.cluster_admin import ClusterAdmin
 from shoal.serve.admin.cluster_responses import Operation
@@ -48,7 +49,9 @@ def _operations(admin: ClusterAdmin, now: Changes) -> Iterator[tuple[str, Start]
         if isinstance(each, AddedService):
             yield f"add service {each.name}", partial(admin.add_service, each.service, each.engines)
         else:
-            yield f"add engine {each.name}", partial(admin.add_engine, each.device, each.services)
+            settings = node_of(each.settings, "the kept changes")
+            assert isinstance(settings, Table)
+            yield f"add engine {each.name}", partial(admin.add_engine, settings)
     for name, pinned in now.pins.items():
         yield (
             f"pin service {name}" if pinned else f"unpin service {name}",
