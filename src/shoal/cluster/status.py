@@ -56,6 +56,8 @@ class EngineStatus:
     """Services of these that it takes no new requests of."""
     deactivating: bool = False
     """Whether it drains to go to standby."""
+    stopping: bool = False
+    """Whether its process is ended for that; an engine that is activated meanwhile starts again."""
     incarnation: int = 0
     """How often it was started."""
     restarts: int = 0

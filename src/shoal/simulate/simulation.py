@@ -256,7 +256,7 @@ class Simulation:
             spans += recorder.spans
             events += recorder.events
             scheduler = replica.scheduler
-            up = self._fleet.up(number, end_ns)
+            up = self._fleet.up(number, max(end_ns, self._clock.now_ns))
             totals.append(recorder.totals([*lost, scheduler.stats()], scheduler.max_running, up))
         samples.sort(key=lambda sample: (sample.time_ns, sample.engine))
         spans.sort(key=lambda span: (span.start_ns, span.engine))

@@ -21,12 +21,12 @@ class Activation:
         self._supervisor = supervisor
 
     def drain(self, name: str) -> None:
-        """An engine gets no more requests; one that goes to standby stays drained instead."""
+        """An engine gets no more requests, also if it is on standby or goes there."""
         engine = self._engines.get(name)
         if engine is None:
             return
         engine.deactivating = False
-        if engine.active:
+        if engine.state is not EngineState.DRAINING:
             engine.transition_to(EngineState.DRAINING)
 
     def undrain(self, name: str, now_ns: int) -> None:
@@ -35,9 +35,9 @@ class Activation:
             self._undrain(engine, now_ns)
 
     def activate(self, name: str, now_ns: int) -> list[StartEngine]:
-        """Start an engine on standby, or undrain one that goes there."""
+        """Start an engine on standby, or undrain one that goes there. One without services stays."""
         engine = self._engines.get(name)
-        if engine is not None and engine.state is EngineState.STANDBY:
+        if engine is not None and engine.state is EngineState.STANDBY and engine.residences:
             return [self._supervisor.start(engine, engine.incarnation + 1)]
         if engine is not None and engine.deactivating:
             self._undrain(engine, now_ns)
@@ -49,16 +49,19 @@ class Activation:
         if engine is None or not self.may_leave(engine):
             return
         if engine.runs:
-            engine.transition_to(EngineState.DRAINING)
+            if engine.active:
+                engine.transition_to(EngineState.DRAINING)
             engine.deactivating = True
         else:
             engine.transition_to(EngineState.STANDBY)
 
     def may_leave(self, engine: Engine) -> bool:
-        """Whether an engine is active, and others are for each of its services."""
+        """Whether an engine may go to standby: others are active for each of its services."""
+        if engine.state is EngineState.STANDBY or engine.deactivating:
+            return False
         others = self._engines.values()
         placed = [service for service in engine.residences if engine.places(service)]
-        return engine.active and all(served_elsewhere(service, engine, others) for service in placed)
+        return all(served_elsewhere(service, engine, others) for service in placed)
 
     def stop_drained(self) -> list[StopEngine]:
         """End the processes of engines that go to standby and are idle."""

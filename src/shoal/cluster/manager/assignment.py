@@ -16,6 +16,7 @@ from shoal.cluster.manager.engine_load import BatchShape, EngineLoad, Unassigned
 from shoal.cluster.manager.quarantine import Quarantine
 from shoal.cluster.manager.state import Engine, ManagedCall, Residence
 from shoal.cluster.manager.waiting_queue import WaitingCalls
+from shoal.cluster.status import EngineState
 
 MAX_BYPASS_NS = 10_000_000_000
 """After this wait for room, later requests may not take the engines of a waiting request."""
@@ -63,7 +64,8 @@ class Assignment:
     """Chooses engines for requests, and maintains each engine's requests and load.
 
     engines: all, by name; their owner calls ``settle`` when one begins or ceases to accept requests.
-    batching: None: requests are dispatched one by one.
+    batching: None: requests are dispatched one by one. standby_returns: whether engines on standby are
+    activated when a request needs them.
     """
 
     def __init__(
@@ -72,10 +74,13 @@ class Assignment:
         engines: Mapping[str, Engine],
         quarantine: Quarantine,
         batching: BatchingOptions | None = None,
+        *,
+        standby_returns: bool = False,
     ) -> None:
         self._chooser = chooser
         self._engines = engines
         self._quarantine = quarantine
+        self._standby_returns = standby_returns
         self._chosen: dict[str, int] = {}
         # By service; emptied whenever an engine begins or ceases to take requests.
         self._open: dict[str, _OpenEngines] = {}
@@ -212,12 +217,12 @@ class Assignment:
         return [engine for engine, size in zip(engines, sizes, strict=True) if size == max(sizes)]
 
     def _room_expected(self, call: ManagedCall) -> bool:
-        """Whether any active engine of the service has, or may have, room for a request."""
+        """Whether any engine of the service that is to run has, or may have, room for a request."""
         service = call.service
         return any(
             engine.places(service)
             and engine.residences[service] is not Residence.FAILED
-            and engine.active
+            and (engine.active or (self._standby_returns and engine.state is EngineState.STANDBY))
             and engine.name not in call.unloadable_on
             and engine.has_room(call.submitted)
             for engine in self._engines.values()

@@ -86,7 +86,13 @@ class Manager(ClusterView):
             )
         else:
             chooser = PolicyChooser(dispatch)
-        self._assignment = Assignment(chooser, self._engines, self._quarantine, options.batching)
+        self._assignment = Assignment(
+            chooser,
+            self._engines,
+            self._quarantine,
+            options.batching,
+            standby_returns=options.fleet is not None,
+        )
         self._waiting = self._assignment.waiting
         self._overdue = Overdue(options.wait_for_engine_s, self._assignment)
         self._migrations = Migrations(self._assignment, self._engines)

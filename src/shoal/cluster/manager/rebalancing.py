@@ -45,12 +45,10 @@ class Rebalancing:
                 del self._filling[name]
                 continue
             arriving = engine.leases.total()
-            started = True
-            while started and arriving < MAX_CONCURRENT_MIGRATIONS:
-                started = bool(begun := self._move_one(engine, now_ns))
+            while arriving < MAX_CONCURRENT_MIGRATIONS and (begun := self._move_one(engine, now_ns)):
                 arriving += 1
                 actions += begun
-            if not started and not arriving:
+            if not arriving:
                 del self._filling[name]
         return actions
 

@@ -149,7 +149,13 @@ class Residency:
 
     def is_leaving(self, service: str, engine: Engine) -> bool:
         """Whether an engine is to unload a service that is no longer placed on it, and can."""
-        return (engine.name, service) in self._leaving and len(engine.residences) > 1
+        if (engine.name, service) not in self._leaving:
+            return False
+        return any(
+            residence is not Residence.UNLOADING
+            for name, residence in engine.residences.items()
+            if name != service
+        )
 
     def _may_unload(self, service: str, engine: Engine) -> bool:
         """Whether an engine is to lose a service and nothing else. An engine needs at least one service."""

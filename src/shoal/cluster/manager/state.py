@@ -31,7 +31,7 @@ TRANSITIONS: Mapping[EngineState, frozenset[EngineState]] = {
     EngineState.DRAINING: frozenset(
         {EngineState.WAITING, EngineState.LOADING, EngineState.READY, EngineState.STANDBY}
     ),
-    EngineState.STANDBY: frozenset({EngineState.LOADING}),
+    EngineState.STANDBY: frozenset({EngineState.LOADING, EngineState.DRAINING}),
 }
 """Allowed state transitions of an engine; it may be removed in any state."""
 
@@ -228,6 +228,7 @@ class Engine:
             services=self.services,
             unplaced=tuple(name for name in self.residences if name in self.unplaced),
             deactivating=self.deactivating,
+            stopping=self.stopping,
             incarnation=self.incarnation,
             restarts=self.restarts,
             requests=len(self.calls),

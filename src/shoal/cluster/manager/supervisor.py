@@ -27,7 +27,7 @@ class Supervisor:
         self._last_ns: int | None = None
 
     def tick(self, engines: Iterable[Engine], now_ns: int) -> list[StartEngine | KillEngine]:
-        """Kill hung engines, and restart those whose wait is over."""
+        """Kill hung engines, and restart those whose wait is over and that have services."""
         since_ns = 0 if self._last_ns is None else max(0, min(now_ns - self._last_ns, self._max_step_ns))
         self._last_ns = now_ns
         actions: list[StartEngine | KillEngine] = []
@@ -37,8 +37,8 @@ class Supervisor:
                 if not engine.usage_known or engine.uncounted_s > self._options.hung_after_s:
                     self._count_time(engine, 0.0)  # its usage is not reported
                 actions += self._check_hung(engine)
-            elif engine.state is EngineState.WAITING and now_ns >= engine.restart_ns:
-                engine.restarts += 1
+            elif engine.state is EngineState.WAITING and now_ns >= engine.restart_ns and engine.residences:
+                engine.restarts += not engine.stopping
                 actions.append(self.start(engine, engine.incarnation + 1))
         return actions
 

@@ -192,13 +192,18 @@ class Administration:
     async def activate_engine(self, name: str) -> None:
         """Start an engine on standby, or keep one that drains to go there.
 
-        Raises ConfigError if it is unknown or neither of these, EngineDied if it does not start.
+        Raises ConfigError if it is unknown, neither of these, or without services; EngineDied if it does not
+        start.
         """
         engine = self._require_engine(name)
         if engine.state is not EngineState.STANDBY and not engine.deactivating:
             raise ConfigError(f"engine {name!r} is not on standby, but {engine.state}")
+        if not engine.services:
+            raise ConfigError(f"engine {name!r} has no service to load; place one on it before")
         self._emit(EngineActivated(name))
-        while (present := self._engine(name)) is not None and present.state is EngineState.LOADING:
+        while (present := self._engine(name)) is not None and (
+            present.stopping or present.state is EngineState.LOADING
+        ):
             await asyncio.sleep(_POLL_S)
         if present is not None and present.state is EngineState.WAITING:
             self._emit(EngineDeactivated(name))

@@ -123,10 +123,10 @@ class Fleet:
             await self._started
             try:
                 for name, engine in self._engines.items():
-                    if self._stopped.get(name) != engine.incarnation:
+                    if not self._is_stopped(name, engine.incarnation):
                         await engine.ask(wire.AskStats, wire.Stats)
             except EngineDied:
-                if self._started.done() and self._stopped.get(name) != engine.incarnation:
+                if self._started.done() and not self._is_stopped(name, engine.incarnation):
                     raise
             else:
                 self._inherited.clear()
@@ -165,6 +165,10 @@ class Fleet:
         self._stopped[name] = incarnation
         self._backend.stop_engine(name, incarnation)
 
+    def _is_stopped(self, name: str, incarnation: int) -> bool:
+        """Whether this start of an engine was ended because it goes to standby."""
+        return self._stopped.get(name) == incarnation
+
     def kill_inconsistent(self, engine: str, why: str) -> None:
         """Kill an engine that sent an inconsistent message."""
         _log.error("engine %s is not to be trusted: %s", engine, why)
@@ -187,7 +191,10 @@ class Fleet:
     def _services_changed(self) -> None:
         """Engines' services have changed: refresh the catalog, and finish the start if it is complete."""
         self.catalog.refresh()
-        connected = all(engine.connected for engine in self._engines.values())
+        connected = all(
+            engine.connected or self._is_stopped(name, engine.incarnation)
+            for name, engine in self._engines.items()
+        )
         if connected and self.catalog.complete and not self._started.done():
             self._started.set_result(None)
 
@@ -268,14 +275,14 @@ class Fleet:
         reason = f"{event.reason} ({why})" if killed == event.incarnation else event.reason
         if self._inherited.get(event.engine) == event.incarnation:
             self._replace_inherited(engine, reason)
-        elif not self._started.done():
+        elif not self._started.done() and not self._is_stopped(event.engine, event.incarnation):
             named = reason if len(self._engines) == 1 else f"engine {event.engine}: {reason}"
             self._started.set_exception(_error(event.failure, named))
         if event.incarnation == engine.incarnation:
             loaded = engine.connected
             engine.disconnect(reason)
             engine.runs = False
-            if self._stopped.get(event.engine) == event.incarnation:
+            if self._is_stopped(event.engine, event.incarnation):
                 _log.info("engine %s has ended and is on standby", event.engine)
             elif self._start_completed and event.engine not in self._leaving:
                 if loaded:

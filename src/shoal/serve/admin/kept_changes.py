@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -109,7 +109,7 @@ class KeptChanges:
         """A service of the configuration stays away; one that was added is forgotten."""
         left, known = self._without_added(AddedService, name)
         self._change(
-            added=left,
+            added=tuple(_without_service(each, name) for each in left),
             removed_services=_with(self.now.removed_services, None if known else name),
             placements=_without(self.now.placements, name),
             pins=_without(self.now.pins, name),
@@ -120,9 +120,9 @@ class KeptChanges:
 
     def engine_removed(self, name: str) -> None:
         """An engine of the configuration stays away; one that was added is forgotten."""
-        added, known = self._without_added(AddedEngine, name)
+        left, known = self._without_added(AddedEngine, name)
         self._change(
-            added=added,
+            added=tuple(_without_named_engine(each, name) for each in left),
             removed_engines=_with(self.now.removed_engines, None if known else name),
             left=_without(self.now.left, name),
             placements=_without_engine(self.now.placements, name),
@@ -135,6 +135,24 @@ class KeptChanges:
 
     def service_placed(self, service: str, engines: Sequence[str]) -> None:
         self._change(placements={**self.now.placements, service: tuple(engines)})
+
+    def forget_unknown(self, services: Collection[str], engines: Collection[str]) -> None:
+        """Forget changes of what the configuration does not have any more, and nobody added.
+
+        services, engines: names in the configuration.
+        """
+        own_services = {*services, *(each.name for each in self.now.added if isinstance(each, AddedService))}
+        own_engines = {*engines, *(each.name for each in self.now.added if isinstance(each, AddedEngine))}
+        now = msgspec.structs.replace(
+            self.now,
+            removed_services=tuple(name for name in self.now.removed_services if name in own_services),
+            removed_engines=tuple(name for name in self.now.removed_engines if name in own_engines),
+            left={name: how for name, how in self.now.left.items() if name in own_engines},
+            placements={name: own for name, own in self.now.placements.items() if name in own_services},
+            pins={name: pinned for name, pinned in self.now.pins.items() if name in own_services},
+        )
+        if now != self.now:
+            self._change(**{field: getattr(now, field) for field in now.__struct_fields__})
 
     def service_pinned(self, name: str, pinned: bool) -> None:
         self._change(pins={**self.now.pins, name: pinned})
@@ -164,7 +182,7 @@ class KeptChanges:
             self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             partial.write_bytes(msgspec.json.format(msgspec.json.encode(self.now)))
             partial.replace(self.file)
-        except OSError as error:
+        except (OSError, TypeError) as error:
             _log.warning("%s: this change is lost when the server ends: %s", self.file, error)
 
 
@@ -176,6 +194,23 @@ def state_dir() -> Path:
         return Path(chosen).expanduser()
     base = os.environ.get("XDG_STATE_HOME")
     return (Path(base) if base else Path.home() / ".local" / "state") / "shoal"
+
+
+def _without_service(each: AddedService | AddedEngine, service: str) -> AddedService | AddedEngine:
+    """What was added, without a service that is gone; an engine of it alone gets all."""
+    if isinstance(each, AddedService) or service not in (each.settings.get("services") or ()):
+        return each
+    services = [name for name in each.settings["services"] if name != service]
+    return msgspec.structs.replace(each, settings={**each.settings, "services": services or None})
+
+
+def _without_named_engine(each: AddedService | AddedEngine, engine: str) -> AddedService | AddedEngine:
+    """What was added, without an engine that is gone; a service of it alone goes to all."""
+    if isinstance(each, AddedEngine) or engine not in (each.engines or ()):
+        return each
+    assert each.engines is not None
+    engines = tuple(name for name in each.engines if name != engine)
+    return msgspec.structs.replace(each, engines=engines or None)
 
 
 def _with(names: tuple[str, ...], name: str | None) -> tuple[str, ...]:

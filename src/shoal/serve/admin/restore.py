@@ -9,7 +9,7 @@ from shoal.config.setting_tree import Table, node_of
 from shoal.core import ShoalError
 from shoal.serve.admin.cluster_admin import ClusterAdmin
 from shoal.serve.admin.cluster_responses import Operation
-from shoal.serve.admin.kept_changes import AddedService, Changes
+from shoal.serve.admin.kept_changes import AddedEngine, AddedService, Changes
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.05
@@ -31,6 +31,8 @@ async def restore_changes(admin: ClusterAdmin) -> None:
         kept.file,
         "; ".join(words),
     )
+    configured = [engine.name for engine in admin.engines()]
+    kept.forget_unknown([service.name for service in admin.services()], configured)
     for what, start in list(_operations(admin, kept.now)):
         try:
             operation = start()
@@ -44,7 +46,18 @@ async def restore_changes(admin: ClusterAdmin) -> None:
 
 
 def _operations(admin: ClusterAdmin, now: Changes) -> Iterator[tuple[str, Start]]:
-    """What is to be done, in words and as starts of operations: first what adds, last what takes away."""
+    """What is to be done, in words and as starts of operations: first what adds, last what takes away.
+
+    What was added under the name of something that was removed comes in its place.
+    """
+    engines = {each.name for each in now.added if isinstance(each, AddedEngine)}
+    services = {each.name for each in now.added if isinstance(each, AddedService)}
+    for name in now.removed_services:
+        if name in services:
+            yield f"remove service {name}", partial(admin.remove_service, name)
+    for name in now.removed_engines:
+        if name in engines:
+            yield f"remove engine {name}", partial(admin.remove_engine, name)
     for each in now.added:
         if isinstance(each, AddedService):
             yield f"add service {each.name}", partial(admin.add_service, each.service, each.engines)
@@ -57,12 +70,14 @@ def _operations(admin: ClusterAdmin, now: Changes) -> Iterator[tuple[str, Start]
             f"pin service {name}" if pinned else f"unpin service {name}",
             partial(admin.pin_service, name, pinned),
         )
-    for name, engines in now.placements.items():
-        yield f"place service {name} on {', '.join(engines)}", partial(admin.place_service, name, engines)
+    for name, chosen in now.placements.items():
+        yield f"place service {name} on {', '.join(chosen)}", partial(admin.place_service, name, chosen)
     for name in now.removed_services:
-        yield f"remove service {name}", partial(admin.remove_service, name)
+        if name not in services:
+            yield f"remove service {name}", partial(admin.remove_service, name)
     for name, how in now.left.items():
         leave = admin.drain_engine if how == "drained" else admin.deactivate_engine
         yield f"engine {name}: {how}", partial(leave, name)
     for name in now.removed_engines:
-        yield f"remove engine {name}", partial(admin.remove_engine, name)
+        if name not in engines:
+            yield f"remove engine {name}", partial(admin.remove_engine, name)

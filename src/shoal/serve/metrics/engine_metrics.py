@@ -52,8 +52,10 @@ class EngineCollector(Collector):
             "packing_withdrawals", "Requests that the dispatch took from the engine for lack of memory."
         )
         for engine in self._engines:
-            up.add_metric([engine.name], float(engine.runs))
-            standby.add_metric([engine.name], float(engine.state is EngineState.STANDBY))
+            on_standby = engine.state is EngineState.STANDBY
+            standby.add_metric([engine.name], float(on_standby))
+            if not on_standby:  # it is not down, either
+                up.add_metric([engine.name], float(engine.runs))
             restarts.add_metric([engine.name], engine.restarts)
             leases.add_metric([engine.name], engine.leases)
             withdrawn.add_metric([engine.name], engine.withdrawn)
