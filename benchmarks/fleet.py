@@ -17,6 +17,7 @@ import asyncio
 import csv
 import json
 import math
+import os
 import random
 import signal
 import subprocess
@@ -79,7 +80,10 @@ class Server:
 
     def _start(self) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", "shoal.cli", "serve", "--config", str(self._file)]
-        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        environment = os.environ | {"SHOAL_STATE": self._folder.name}
+        return subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
+        )
 
     def restart(self) -> None:
         self._process.kill()

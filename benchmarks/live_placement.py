@@ -6,9 +6,9 @@
 Engine processes sleep through the steps of Llama-3.1-8B on ``--device`` and run ``--max-running`` requests at
 most. Of six services another one gets ``--hot`` of all requests in each minute. Each variant is a ``shoal
 serve`` of its own, one after the other, and gets the same requests at the same times: ``even``, each service
-on one engine; ``all``, all on all; ``search``, begins as ``even`` and has ``cluster.placement: {policy:
-search}``. "late": seconds from a change of popularity until the hot service is on another engine, where that
-happened. "same": answers equal to those of the first variant.
+on one engine; ``all``, all on all; ``search``, which is placed as ``even`` at the start, may place all on all
+and has ``cluster.placement: {policy: search}``. "late": seconds from a change of popularity until the hot
+service is on another engine, where that happened. "same": answers equal to those of the first variant.
 """
 
 import argparse
@@ -16,8 +16,9 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,11 @@ def workload(options: argparse.Namespace) -> list[Call]:
     return calls
 
 
+def even(engines: int) -> dict[str, list[str]]:
+    """Each service on one engine."""
+    return {name: [str(number % engines)] for number, name in enumerate(SERVICES)}
+
+
 def config(options: argparse.Namespace, variant: str) -> dict[str, Any]:
     names = [str(number) for number in range(options.engines)]
     whole: dict[str, Any] = {
@@ -73,8 +79,8 @@ def config(options: argparse.Namespace, variant: str) -> dict[str, Any]:
         "cluster": {"name": f"placement-{variant}"},
         "server": {"host": "127.0.0.1", "port": PORT},
     }
-    if variant != "all":
-        whole["placement"] = {name: [names[number % len(names)]] for number, name in enumerate(SERVICES)}
+    if variant == "even":
+        whole["placement"] = even(options.engines)
     if variant == "search":
         whole["cluster"]["placement"] = {
             "policy": "search",
@@ -83,6 +89,17 @@ def config(options: argparse.Namespace, variant: str) -> dict[str, Any]:
             "search_time": "10s",
         }
     return whole
+
+
+async def place_evenly(client: httpx.AsyncClient, engines: int) -> None:
+    """Begin as ``even``, on engines that may have all services."""
+    for service, names in even(engines).items():
+        body = {"service": service, "engines": names}
+        started = await client.post("/admin/placement", json=body)
+        path = started.headers["location"]
+        while (operation := (await client.get(path)).json())["state"] == "running":
+            await asyncio.sleep(0.1)
+        assert operation["state"] == "done", operation
 
 
 async def ask(client: httpx.AsyncClient, call: Call) -> Seen:
@@ -116,12 +133,15 @@ async def watch(client: httpx.AsyncClient, began: float, late: dict[int, float])
             late.setdefault(minute, at_s - minute * MINUTE_S)
 
 
-async def play(calls: Sequence[Call]) -> tuple[list[Seen], dict[int, float]]:
+async def play(
+    calls: Sequence[Call], place: Callable[[httpx.AsyncClient], Awaitable[None]]
+) -> tuple[list[Seen], dict[int, float]]:
     limits, late = httpx.Limits(max_connections=None), dict[int, float]()
     async with httpx.AsyncClient(
         base_url=f"http://127.0.0.1:{PORT}", timeout=httpx.Timeout(600), limits=limits
     ) as client:
         await wait_until_ready(client)
+        await place(client)
         began = time.perf_counter()
         watching = asyncio.create_task(watch(client, began, late))
 
@@ -132,6 +152,10 @@ async def play(calls: Sequence[Call]) -> tuple[list[Seen], dict[int, float]]:
         seen = await asyncio.gather(*map(arrive, calls))
         watching.cancel()
         return list(seen), late
+
+
+async def _stay(client: httpx.AsyncClient) -> None:
+    """The placement is that of the configuration."""
 
 
 def main(options: argparse.Namespace) -> None:
@@ -146,7 +170,8 @@ def main(options: argparse.Namespace) -> None:
     for variant in options.variants:
         server = Server(config(options, variant))
         try:
-            seen, late = asyncio.run(play(calls))
+            place = partial(place_evenly, engines=options.engines) if variant == "search" else _stay
+            seen, late = asyncio.run(play(calls, place))
         finally:
             server.stop()
         assert all(each.tokens == call.output for each, call in zip(seen, calls, strict=True))
