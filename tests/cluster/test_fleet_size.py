@@ -13,12 +13,14 @@ from shoal.cluster.manager.actions import ClusterAction, FleetChanged, Reserve, 
 from shoal.cluster.manager.events import (
     Ended,
     EngineActivated,
+    EngineAdded,
     EngineDeactivated,
     EngineDraining,
     MigrationMethod,
     MigrationReserved,
     MigrationStopped,
     MigrationWanted,
+    ServiceRemoved,
 )
 from shoal.cluster.manager.goal_limit import LOWER, PERIOD_NS, RAISE, GoalLimit
 from shoal.cluster.options import ClusterOptions
@@ -285,3 +287,120 @@ def test_a_move_by_hand_does_not_keep_an_engine() -> None:
     bench.progress("1")
     live(bench, 6)
     assert running(bench) == ["y"]
+
+
+# Engines of different services, and of different sizes
+
+
+def two_and_two(**options: object) -> Bench:
+    """Two engines of a, two of b; after the idle time one of each runs: w and y."""
+    bench = Bench(ClusterOptions(fleet=FleetOptions(idle_s=5.0, **options)))  # type: ignore[arg-type]
+    bench.add("w", "x", services=("a",))
+    bench.add("y", "z", services=("b",))
+    live(bench, 8)
+    assert running(bench) == ["w", "y"]
+    return bench
+
+
+def test_engines_of_the_service_that_needs_them_are_activated() -> None:
+    bench = two_and_two(requests=4)
+    for number in range(6):
+        bench.submit(str(number), "b")
+    live(bench, 1)
+    assert running(bench) == ["w", "y", "z"]
+
+
+def crash(bench: Bench, name: str, seconds: float) -> list[ClusterAction]:
+    """Time passes in which an engine dies at each start."""
+    actions: list[ClusterAction] = []
+    for _ in range(round(4 * seconds)):
+        found = bench.wait(0.25, *((each.name, each.incarnation) for each in bench.manager.engines))
+        for each in found:
+            if isinstance(each, StopEngine):
+                bench.die(each.engine, each.incarnation)
+            elif isinstance(each, StartEngine):
+                act = bench.die if each.engine == name else bench.ready
+                actions += act(each.engine, each.incarnation)
+        actions += found
+    return actions
+
+
+def test_a_dead_engine_is_replaced_by_one_of_its_service() -> None:
+    bench = two_and_two()
+    bench.submit("r", "b")
+    bench.die("y", 1)
+    crash(bench, "y", 5)
+    assert bench.manager.owner("r") == "z"
+
+
+def test_the_only_engine_of_a_service_that_works_stays() -> None:
+    """Another one has it, but dies at each start."""
+    bench = Bench(ClusterOptions(fleet=FleetOptions(idle_s=5.0)))
+    bench.add("x", "y")
+    bench.add("z", services=("b",))
+    live(bench, 1)
+    bench.die("y", 1)
+    crash(bench, "y", 60)
+    assert {"x", "z"} <= set(running(bench))
+
+
+def test_a_request_that_only_an_engine_on_standby_holds_waits_for_it() -> None:
+    bench = Bench(ClusterOptions(fleet=FleetOptions(idle_s=5.0)))
+    for name, tokens in (("small", 100), ("large", 1000)):
+        bench.kv_tokens = {"a": tokens}
+        bench.add(name)
+    live(bench, 8)
+    assert running(bench) == ["small"]
+    assert bench.submit("r", prompt=400, most=100) == []
+    live(bench, 1)
+    assert bench.manager.owner("r") == "large"
+
+
+def test_an_engine_that_is_drained_on_standby_is_left_alone() -> None:
+    bench = fleet(engines="xy", idle_s=5.0, requests=1)
+    live(bench, 8)
+    bench.emit(EngineDraining("y"))
+    for number in range(5):
+        bench.submit(str(number), prompt=1, most=1)
+    live(bench, 5)
+    assert running(bench) == ["x"]
+
+
+def test_an_engine_without_services_is_not_activated() -> None:
+    bench = two_and_two(requests=1)
+    bench.emit(ServiceRemoved("b"))
+    live(bench, 2)
+    for number in range(5):
+        bench.submit(str(number))
+    started = [each for each in live(bench, 2) if isinstance(each, StartEngine)]
+    assert [each.engine for each in started] == ["x"]
+
+
+def test_an_engine_that_is_needed_while_it_ends_counts_as_the_one_that_comes() -> None:
+    bench = fleet(engines="xyz", idle_s=5.0, requests=4)
+    actions: list[ClusterAction] = []
+    while len(actions) < 2:
+        beats = [(each.name, each.incarnation) for each in bench.manager.engines]
+        actions += [each for each in bench.wait(0.25, *beats) if isinstance(each, StopEngine)]
+    bench.die("z", 1)  # the end of y takes longer
+    for number in range(6):
+        bench.submit(str(number), prompt=1, most=1)
+    live(bench, 1)
+    bench.die("y", 1)
+    live(bench, 1)
+    assert running(bench) == ["x", "y"]
+    assert next(each.restarts for each in bench.manager.engines if each.name == "y") == 0
+
+
+def test_goals_are_missed_at_the_load_of_engines_that_had_the_requests() -> None:
+    """One engine has all eight while another one loads: its load is eight, not four."""
+    bench = fleet(engines="x", attainment=0.9)
+    bench.emit(EngineAdded("y", ("a",)))
+    for number in range(8):
+        bench.submit(str(number), prompt=1, most=1)
+    for number in range(40):
+        bench.wait(0.5, ("x", 1))
+        bench.emit(Ended(str(number), 5, False))
+        bench.submit(str(number + 8), prompt=1, most=1)
+    limit = bench.manager._sizer._goals.per_engine  # type: ignore[union-attr]
+    assert limit == pytest.approx(LOWER * 8, rel=0.2)

@@ -25,6 +25,7 @@ from shoal.cluster.manager.events import (
     PlacementWanted,
     ServiceFailed,
     ServiceLoaded,
+    ServiceRemoved,
     ServiceUnloaded,
 )
 from shoal.cluster.status import EngineState
@@ -308,3 +309,37 @@ def test_no_engine_is_killed_for_its_standby(bench: Bench) -> None:
     """A stopped engine sends no more heartbeats, which is no reason to kill it."""
     actions = bench.emit(EngineDeactivated("x")) + bench.wait(60, ("y", 1))
     assert not of(KillEngine, actions)
+
+
+def test_an_engine_that_loses_all_its_services_at_once_keeps_one_loaded(bench: Bench) -> None:
+    actions = bench.emit(PlacementWanted("a", "x", False), PlacementWanted("b", "x", False))
+    assert actions == [UnloadService("x", 1, "a")]
+    bench.emit(ServiceUnloaded("x", 1, "a"))
+    assert (placed(bench)["x"], declared(bench)["x"]) == ((), ("b",))
+
+
+def test_a_drained_engine_may_go_to_standby(bench: Bench) -> None:
+    bench.emit(EngineDraining("x"))
+    assert bench.emit(EngineDeactivated("x")) == [StopEngine("x", 1)]
+    bench.die("x", 1)
+    assert states(bench)["x"] is EngineState.STANDBY
+
+
+def test_a_drained_engine_on_standby_runs_only_when_it_is_undrained(bench: Bench) -> None:
+    bench.emit(EngineDeactivated("x"))
+    bench.die("x", 1)
+    assert bench.emit(EngineDraining("x"), EngineActivated("x")) == []
+    assert states(bench)["x"] is EngineState.DRAINING
+    bench.emit(EngineUndrained("x"))
+    assert of(StartEngine, bench.wait(0.25, ("y", 1))) == [StartEngine("x", 2, ("a", "b"))]
+
+
+def test_an_engine_whose_services_are_gone_does_not_start() -> None:
+    bench = Bench()
+    bench.add("x")
+    bench.add("y", services=("b",))
+    bench.emit(ServiceRemoved("b"), ServiceUnloaded("y", 1, "b"))
+    bench.die("y", 1)
+    assert of(StartEngine, bench.wait(30, ("x", 1))) == []
+    bench.emit(PlacementWanted("a", "y", True))
+    assert of(StartEngine, bench.wait(0.25, ("x", 1))) == [StartEngine("y", 2, ("a",))]

@@ -153,3 +153,13 @@ def test_the_longest_work_never_grows(before: list[int], factor: float, after: l
         assert longest() <= most
         most = longest()
     assert not moved
+
+
+def test_an_engine_is_filled_when_no_move_is_worthwhile() -> None:
+    bench = bench_of()
+    bench.add("x")
+    bench.submit("one")
+    bench.add("y")
+    assert bench.manager.rebalances
+    assert live(bench, 0.5) == []
+    assert not bench.manager.rebalances

@@ -4,19 +4,21 @@ import asyncio
 import random
 from collections.abc import Coroutine
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 from engine_builders import ByteTokenizer
-from fake_cluster import FOLDER, FakeBackend
+from fake_cluster import FOLDER, FakeBackend, make_router
 from test_router import PROMPT, expected, greedy, play, tokens_of
 
 from shoal.cluster.fleet_options import FleetOptions
-from shoal.cluster.options import ClusterOptions
+from shoal.cluster.options import ClusterOptions, EnginePlan
 from shoal.cluster.router.router import Router
 from shoal.cluster.status import EngineState
 from shoal.core import SLO, ConfigError, EngineDied, Service
+from virtual_loop import run_virtually
 
 
 def states(router: Router) -> dict[str, EngineState]:
@@ -170,3 +172,53 @@ def test_no_request_is_lost_while_engines_and_services_come_and_go(seed: int) ->
 async def _die(backend: FakeBackend, engine: str) -> None:
     if engine in backend.processes:
         backend.die(backend.processes[engine], "killed by signal 9")
+
+
+def test_an_engine_that_is_activated_while_it_ends_is_ready_when_that_is_said() -> None:
+    async def scenario(router: Router, backend: FakeBackend) -> None:
+        change = router.administration
+        going = asyncio.create_task(change.deactivate_engine("0"))
+        await asyncio.sleep(0)
+        assert backend.stopped == ["0"]
+        await change.activate_engine("0")
+        assert states(router)["0"] is READY
+        assert router.engines[0].incarnation == 2
+        with pytest.raises(ConfigError, match="again: it was changed meanwhile"):
+            await going
+
+    play(scenario)
+
+
+def test_an_engine_without_services_cannot_be_activated() -> None:
+    async def scenario(router: Router, backend: FakeBackend) -> None:
+        change = router.administration
+        service = Service(name="b", model="fake")
+        await change.add_service(service, FOLDER, ByteTokenizer())
+        options = replace(router._fleet.engines["0"].plan.options, services=(service,))
+        await change.add_engine(EnginePlan(name="2", options=options))
+        await change.deactivate_engine("2")
+        await change.remove_service("b")
+        with pytest.raises(ConfigError, match="engine '2' has no service to load"):
+            await change.activate_engine("2")
+        assert states(router)["2"] is STANDBY
+
+    play(scenario, blocks=640)
+
+
+@pytest.mark.parametrize("idle_s", [0, 3])
+def test_a_server_starts_although_its_fleet_shrinks_while_a_found_engine_hangs(idle_s: int) -> None:
+    async def run() -> None:
+        backend = FakeBackend()
+        first = make_router(backend, engines=3)
+        await first.run()
+        for task in first._tasks:
+            task.cancel()
+        backend.processes["0"].hung = True
+        second = make_router(backend, engines=3, cluster=ClusterOptions(fleet=FleetOptions(idle_s=idle_s)))
+        await asyncio.wait_for(second.run(), 600)
+        await reaches(second, a=READY, b=STANDBY, c=STANDBY)
+        stream = await second.submit("a", PROMPT, greedy(max_tokens=50))
+        assert await tokens_of(stream) == expected(PROMPT, 50)
+        await second.close()
+
+    run_virtually(run())

@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from admin_builders import ChangingCluster, Operator
 
-from shoal.cluster.status import EngineState
+from shoal.cluster.status import EngineState, EngineStatus
 from shoal.config.setting_tree import node_of
 from shoal.core import SLO, ConfigError, Service
 from shoal.serve.admin.kept_changes import AddedEngine, AddedService, Changes, KeptChanges, state_dir
@@ -182,3 +183,79 @@ def test_a_change_that_fails_is_logged_and_the_others_are_made(
     assert "add service bad: service 'bad' cannot be loaded: out of luck" in caplog.text
     assert "add service new: there is no engine 'nowhere'" in caplog.text
     assert len(KeptChanges.of("c").now.added) == 3
+
+
+def after_restart(tmp_path: Path, changes: Sequence[tuple[str, str, dict[str, object] | None]]) -> set[str]:
+    """Engines and services of a server that is started again after these requests to the first."""
+
+    async def first() -> None:
+        async with Operator(TwoEngines(), tmp_path, kept=KeptChanges.of("c")) as operator:
+            for method, path, body in changes:
+                await operator.done(await operator.client.request(method, f"/admin/{path}", json=body))
+
+    async def second() -> set[str]:
+        async with Operator(TwoEngines(), tmp_path, kept=KeptChanges.of("c")) as operator:
+            await restore_changes(operator.admin)
+            return {engine.name for engine in operator.cluster.engines} | set(operator.cluster.services)
+
+    asyncio.run(first())
+    return asyncio.run(second())
+
+
+class TwoEngines(ChangingCluster):
+    """Engines 0 and 1 are those of the configuration."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        one = EngineStatus(name="1", state=EngineState.READY, services=("chat", "base"), device="cpu")
+        self.others = [*self.others, one]
+
+
+NEW = {"name": "new", "model": "smollm2"}
+B = {"device": "cpu", "name": "b"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        # The new engine gets the free name.
+        ([("DELETE", "engines/1", None), ("POST", "engines", {"device": "cpu"})], {"0", "1"}),
+        ([("DELETE", "services/base", None), ("POST", "services", NEW | {"name": "base"})], {"base", "1"}),
+        (
+            [
+                ("POST", "engines", B),
+                ("POST", "services", NEW | {"engines": ["0", "b"]}),
+                ("DELETE", "engines/b", None),
+            ],
+            {"new", "1"},
+        ),
+        (
+            [
+                ("POST", "services", NEW),
+                ("POST", "engines", B | {"services": ["chat", "new"]}),
+                ("DELETE", "services/new", None),
+            ],
+            {"b", "1"},
+        ),
+    ],
+)
+def test_what_replaced_or_lost_something_is_there_again(
+    tmp_path: Path, changes: Sequence[tuple[str, str, dict[str, object] | None]], expected: set[str]
+) -> None:
+    assert expected <= after_restart(tmp_path, changes)
+
+
+def test_changes_of_what_is_gone_from_the_configuration_are_forgotten(tmp_path: Path) -> None:
+    kept = KeptChanges.of("c")
+    kept.service_removed("gone")
+    kept.engine_removed("gone")
+    kept.engine_left("gone", "drained")
+    kept.service_pinned("gone", True)
+    kept.service_placed("gone", ["0"])
+
+    async def test() -> None:
+        async with Operator(ChangingCluster(), tmp_path, kept=KeptChanges.of("c")) as operator:
+            await restore_changes(operator.admin)
+
+    asyncio.run(test())
+    assert KeptChanges.of("c").now == Changes()

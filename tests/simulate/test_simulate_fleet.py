@@ -97,3 +97,10 @@ def test_every_request_is_answered_and_skipping_ahead_changes_nothing(
     assert [engine.up for engine in records[0].engines] == [engine.up for engine in records[1].engines]
     assert all(row.output_tokens for row in records[0].requests if row.finish != "refused")
     assert all(engine.up is not None and 0 <= engine.up <= 1 for engine in records[0].engines)
+
+
+def test_an_engine_that_loads_at_the_end_was_up_for_a_share_of_the_run() -> None:
+    """The request is refused long after the last step, while its engine loads."""
+    requests = [make_request(0, 10, 500, max_tokens=500)]
+    record = run([make_spec()], requests, FleetOptions(idle_s=10), (0.1, 0), load_s=100.0)
+    assert all(engine.up is not None and 0 <= engine.up <= 1 for engine in record.engines)

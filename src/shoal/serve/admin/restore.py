@@ -41,6 +41,9 @@ async def restore_changes(admin: ClusterAdmin) -> None:
             error = operation.error
         except ShoalError as refused:
             error = str(refused)
+        except Exception:
+            _log.exception("%s", what)
+            error = "internal error"
         if error is not None:
             _log.warning("a change of operators could not be made again: %s: %s", what, error)
 
