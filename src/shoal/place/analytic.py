@@ -62,6 +62,8 @@ class AnalyticGroups:
     """Rate at which weights come to a device, by kind; needed where ``memory`` has a limit on weights."""
     short_first: bool = True
     """Whether services with short requests go first, as in the orders of SeaLLM and ours."""
+    max_running: int | None = None
+    """Limit on the running requests of a group; None: the memory alone."""
     _speeds: dict[tuple[str, str, int], _Speed] = field(default_factory=dict)
 
     @property
@@ -110,15 +112,23 @@ class AnalyticGroups:
         return {name: waits_s[services[name].weights_name] for name in shape.services}
 
     def _most_running(self, shape: GroupShape) -> list[float]:
-        """Requests of each service that fit in an equal part of the KV memory."""
+        """Requests of each service that fit in an equal part of the KV memory, and in its part of the limit.
+
+        That part is its part of the group's output tokens.
+        """
         services = shape.services
         left = self.memory.left_bytes(services, shape.memory_bytes, shape.tp) / len(services)
         most = []
+        tokens_of = {
+            name: self.loads[name].requests * share * self.loads[name].output_tokens
+            for name, share in shape.shares
+        }
+        limit = math.inf if self.max_running is None else self.max_running / max(1.0, sum(tokens_of.values()))
         for name in services:
             load, model = self.loads[name], self.memory.services[name].model
             tokens = load.prompt_tokens + load.output_tokens / 2
             fitting = left / (tokens * model.kv_bytes_per_token(shape.tp))
-            most.append(max(1.0, min(_LARGEST_BATCH, fitting)))
+            most.append(max(1.0, min(_LARGEST_BATCH, fitting, limit * max(1.0, tokens_of[name]))))
         return most
 
     def _speed(self, name: str, kind: str, tp: int) -> _Speed:

@@ -164,7 +164,9 @@ class _Case:
             devices=devices,
             problem=problem,
             simulated=GroupwiseEvaluator(SimulatedGroups(GroupTraffic(engines=engines, requests=requests))),
-            screen=GroupwiseEvaluator(AnalyticGroups(loads, times, memory, rates)),
+            screen=GroupwiseEvaluator(
+                AnalyticGroups(loads, times, memory, rates, max_running=task.scheduler.max_running)
+            ),
             execution_s=execution_s,
             times=times,
         )
