@@ -132,7 +132,7 @@ class _Server:
         cluster: ClusterOptions,
         tracing: Tracing,
         manager: ServiceManager,
-        kept: KeptChanges,
+        kept: KeptChanges | None = None,
     ) -> None:
         self._kept = kept
         self._plans = plans
