@@ -7,31 +7,17 @@ forecast decides, for any dispatch: of KV memory, of requests, and of goals.
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
-from statistics import fmean, median_low
-from typing import NamedTuple
 
 from shoal.cluster.fleet_options import FleetOptions
 from shoal.cluster.manager.actions import FleetChanged, StartEngine
 from shoal.cluster.manager.activation import Activation
-from shoal.cluster.manager.engine_load import MILLION, UnassignedRequest
+from shoal.cluster.manager.fleet_need import FleetNeed
 from shoal.cluster.manager.goal_limit import GoalLimit
 from shoal.cluster.manager.state import Engine, ManagedCall
 from shoal.cluster.status import EngineState
 
-_PARTS = 5
-"""Parts of the time that a start takes, between which growth is measured."""
 _FIRST_START_NS = 10_000_000_000
 """Assumed time of a start before one was seen."""
-
-
-class Need(NamedTuple):
-    """What unfinished requests need."""
-
-    memory: float
-    """KV at their end, in engines of usual size."""
-    requests: float
-    """Their number, each choice counted."""
 
 
 class FleetSizer:
@@ -53,7 +39,7 @@ class FleetSizer:
         self._activation = activation
         self._waiting = waiting
         self._goals = None if options.attainment is None else GoalLimit(options.attainment)
-        self._needs: deque[tuple[int, Need]] = deque()
+        self._need = FleetNeed(engines, waiting)
         # Numbers of wanted engines over the idle time, falling: the first is the largest.
         self._wanted: deque[tuple[int, int]] = deque()
         self._started_ns: dict[tuple[str, int], int] = {}
@@ -174,7 +160,7 @@ class FleetSizer:
 
     def _needed_for(self, service: str, engines: Sequence[Engine]) -> int:
         """How many engines all requests of a service's engines need, and its waiting ones."""
-        need = self._need(engines, service)
+        need = self._need.of(engines, service)
         least = 1 if need.requests else 0
         found = [
             need.memory / self._options.kv_share,
@@ -197,11 +183,12 @@ class FleetSizer:
 
     def _size(self, running: Sequence[Engine], now_ns: int) -> None:
         """Compute ``wanted`` and ``why``, whatever the services are."""
-        need = self._need(list(self._engines.values()))
+        self._need.measure()
+        need = self._need.of(self._engines.values())
         if self._goals is not None:
             ready = sum(engine.accepts_requests for engine in running)
             self._goals.observe(need.requests, ready, self._start_ns, now_ns)
-        ahead = self._forecast(need, now_ns)
+        ahead = self._need.ahead(need, self._start_ns, now_ns)
         found = [(self._options.min, "the fewest that are to run")]
         engines = math.ceil(ahead.memory / self._options.kv_share - 1e-9)
         found.append((engines, f"KV of requests is to fill {ahead.memory:.1f} engines"))
@@ -225,50 +212,6 @@ class FleetSizer:
         if self._goals is not None and (limit := self._goals.per_engine) is not None:
             yield limit, f"and goals are met with up to {limit:.1f} for each engine"
 
-    def _need(self, engines: Sequence[Engine], service: str | None = None) -> Need:
-        """What unfinished requests of some engines need now, and waiting ones of a service (None: of all)."""
-        known = [engine.kv_bytes for engine in self._engines.values() if engine.kv_bytes]
-        usual = sum(known) / len(known) if known else 1.0
-        memory, requests = 0.0, 0
-        for engine in engines:
-            # Not the engine's sums: they count a migrating request at its destination, too.
-            filled = sum(engine.load.assigned[name].share for name in engine.calls)
-            memory += filled / MILLION * (engine.kv_bytes or usual) / usual
-            requests += sum(call.submitted.choices for call in engine.calls.values())
-        for call in self._waiting():
-            if service not in (None, call.service):
-                continue
-            unassigned = UnassignedRequest(call.submitted, call.tokens, 0, 0)
-            shares = [
-                engine.load.share(unassigned) * (engine.kv_bytes or usual) / usual
-                for engine in self._engines.values()
-                if engine.places(call.service)
-            ]
-            memory += max(shares, default=0.0) / MILLION
-            requests += call.submitted.choices
-        return Need(memory, requests)
-
-    def _forecast(self, need: Need, now_ns: int) -> Need:
-        """The need when an engine that starts now would be ready, if its growth goes on.
-
-        The growth is the median of those between parts of the time that a start takes, so that neither a
-        single burst nor the noise of arrivals counts.
-        """
-        self._needs.append((now_ns, need))
-        begin_ns = now_ns - self._start_ns
-        if self._needs[0][0] > begin_ns:
-            return need
-        while self._needs[1][0] <= begin_ns:
-            self._needs.popleft()
-        parts: list[list[Need]] = [[] for _ in range(_PARTS)]
-        for at_ns, each in self._needs:
-            parts[min(_PARTS - 1, max(0, (at_ns - begin_ns) * _PARTS // self._start_ns))].append(each)
-        means = [Need(*map(fmean, zip(*part, strict=True))) for part in parts if part]
-        return Need(
-            need.memory + _growth([each.memory for each in means]),
-            need.requests + _growth([each.requests for each in means]),
-        )
-
     def _learn_start(self, now_ns: int) -> None:
         """Measure how long the last engine took to get ready."""
         present = {(engine.name, engine.incarnation) for engine in self._engines.values()}
@@ -286,10 +229,3 @@ def _runs_on(engine: Engine) -> bool:
     if engine.state not in (EngineState.READY, EngineState.LOADING):
         return False
     return not engine.killed or engine.stopping
-
-
-def _growth(means: Sequence[float]) -> float:
-    """The expected growth over as long a time again."""
-    if len(means) < _PARTS:
-        return 0.0
-    return _PARTS * max(0.0, median_low([after - before for before, after in pairwise(means)]))
