@@ -172,7 +172,7 @@ class ManagerMachine(RuleBasedStateMachine):
         elif change == "find" and engine not in self.engines:
             self.find(engine, self.last[engine] + ahead)
         elif change == "drain":
-            if engine in self.engines and self.engines[engine].standby != "there":
+            if engine in self.engines:
                 self.engines[engine].draining, self.engines[engine].standby = True, ""
             self.emit(EngineDraining(engine))
         elif change == "undrain":
@@ -182,7 +182,7 @@ class ManagerMachine(RuleBasedStateMachine):
         elif change == "standby":
             if engine in self.engines and self.may_leave(engine):
                 own = self.engines[engine]
-                own.standby = "there" if own.state == "gone" else "going"
+                own.draining, own.standby = False, "there" if own.state == "gone" else "going"
             self.emit(EngineDeactivated(engine))
         elif change == "activate":
             if engine in self.engines:
@@ -372,10 +372,10 @@ class ManagerMachine(RuleBasedStateMachine):
         ]
 
     def may_leave(self, engine: str) -> bool:
-        """Whether an engine is active, and another is for each of its services."""
+        """Whether an engine is not on standby already, and another is active for each of its services."""
         others = [SERVICES[name] for name, each in self.engines.items() if name != engine and each.active]
         elsewhere = all(any(service in other for other in others) for service in SERVICES[engine])
-        return self.engines[engine].active and elsewhere
+        return not self.engines[engine].standby and elsewhere
 
     def able(self, request: ModelRequest) -> list[str]:
         """Engines that a request may go to: those with room for it, or all if none has and none comes."""
