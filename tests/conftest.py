@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 
 # Before anything imports torch: models this small take longer with more threads, and workers share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Servers with a cluster's name keep operators' changes: not in the home of the user.
+os.environ.setdefault("SHOAL_STATE", os.path.join(tempfile.gettempdir(), f"shoal-tests-{os.getpid()}"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from at_hand import shared_folder
