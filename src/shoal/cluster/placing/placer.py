@@ -19,7 +19,7 @@ from shoal.cluster.placing.traffic import IntervalFacts, Traffic
 from shoal.cluster.router.call import Call
 from shoal.cluster.router.fleet import Fleet
 from shoal.cluster.status import EngineState, EngineStatus, ServiceState
-from shoal.core import ConfigError, EngineDied, FinishReason, resolve_slo
+from shoal.core import ConfigError, EngineDied, FinishReason
 from shoal.engine import wire
 from shoal.engine.step_samples import StepSample
 from shoal.place.re_placement import Hysteresis
@@ -77,9 +77,7 @@ class Placer:
     def arrived(self, call: Call) -> None:
         """A call came."""
         if self._traffic is not None:
-            service = self._fleet.catalog.services[call.service]
-            slo = resolve_slo(call.request.slo, service.slo, service.execution_s)
-            self._traffic.arrived(call.id, call.request, list(call.unfinished), slo)
+            self._traffic.arrived(call.id, call.request, list(call.unfinished), call.slo)
 
     def ended(self, call: Call, choice: int, finish: FinishReason) -> None:
         """A choice of a call ends."""

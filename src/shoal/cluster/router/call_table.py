@@ -269,7 +269,8 @@ class CallTable:
             self._fleet.send(call.engine, wire.Cancel([wire_id], complete=True))
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             call.finished_tokens.append(reader.output_tokens)
-        self._judge(call, reader)
+        if reason is not FinishReason.INVALID:
+            self._judge(call, reader)
         if not call.unfinished:
             if reason in (FinishReason.ERROR, FinishReason.INVALID):
                 self.recovery_log.failed(call.id)
