@@ -289,14 +289,6 @@ def test_an_engine_that_is_loading_goes_to_standby_without_getting_ready() -> No
     assert dispatched(bench.submit("1") + bench.submit("2")) == [("1", "y", 1), ("2", "y", 1)]
 
 
-def test_an_engine_may_be_added_on_standby() -> None:
-    bench = Bench()
-    bench.add("x")
-    assert bench.emit(EngineAdded("y", ("a",), standby=True)) == []
-    assert bench.manager.service("a").wanted == 1
-    assert bench.emit(EngineActivated("y")) == [StartEngine("y", 1, ("a",))]
-
-
 def test_a_service_that_is_removed_leaves_an_engine_on_standby(bench: Bench) -> None:
     bench.emit(EngineDeactivated("x"))
     bench.die("x", 1)

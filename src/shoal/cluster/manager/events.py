@@ -32,11 +32,10 @@ class ServiceSpeed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EngineAdded(msgspec.Struct, frozen=True, tag=True):
-    """An engine is added; the manager starts it, unless it is on standby."""
+    """An engine is added; the manager starts it."""
 
     engine: str
     services: tuple[str, ...]
-    standby: bool = False
 
 
 class EngineFound(msgspec.Struct, frozen=True, tag=True):

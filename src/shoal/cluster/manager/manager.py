@@ -173,23 +173,18 @@ class Manager(ClusterView):
         if event.engine in self._engines:
             return
         incarnation = self._incarnations.get(event.engine, 0)
-        if event.standby:
-            self._add(event.engine, event.services, EngineState.STANDBY, incarnation, now_ns)
-            return
-        engine = self._add(event.engine, event.services, EngineState.LOADING, incarnation, now_ns)
+        engine = self._add(event.engine, event.services, incarnation, now_ns)
         self._actions.append(self._supervisor.start(engine, incarnation + 1))
 
     def _engine_found(self, event: EngineFound, now_ns: int) -> None:
         known = self._incarnations.get(event.engine, 0) >= event.incarnation
         if event.engine not in self._engines and not known:
-            engine = self._add(event.engine, event.services, EngineState.LOADING, event.incarnation, now_ns)
+            engine = self._add(event.engine, event.services, event.incarnation, now_ns)
             self._supervisor.watch(engine)
 
-    def _add(
-        self, name: str, services: tuple[str, ...], state: EngineState, incarnation: int, now_ns: int
-    ) -> Engine:
+    def _add(self, name: str, services: tuple[str, ...], incarnation: int, now_ns: int) -> Engine:
         load = EngineLoad(name, indexes_prefixes=self._policy.reads_prefixes)
-        engine = Engine(load, state, incarnation, runs=False)
+        engine = Engine(load, EngineState.LOADING, incarnation, runs=False)
         self._engines[name] = engine
         for service in services:
             self._residency.add(service, engine, now_ns)
