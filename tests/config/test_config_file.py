@@ -33,6 +33,7 @@ services:
     slo: {e2e: 1.5m, e2e_scale: 5}
     execution: 1200ms
     quota: 3
+    starvation: 2s
     sampling: {temperature: 0.7, top_p: 90%, top_k: 40, min_p: 0.05, repetition_penalty: 1.1}
 server: {host: 0.0.0.0, port: 9000, max_queue: 7, drain: 500ms}
 """
@@ -80,6 +81,7 @@ def test_the_plan_loads(tmp_path):
             slo=SLO(e2e_s=90, e2e_scale=5),
             execution_s=1.2,
             quota=3,
+            starvation_s=2,
             sampling=SamplingDefaults(
                 temperature=0.7, top_p=0.9, top_k=40, min_p=0.05, repetition_penalty=1.1
             ),
@@ -339,6 +341,7 @@ def test_flags_alone_need_no_file():
         ("execution: 0s", "line 2: services[0].execution: must be more than 0s, got 0s"),
         ("quota: 0", "line 2: services[0].quota: must be at least 1, got 0"),
         ("quota: 1.5", "line 2: services[0].quota: expected a whole number"),
+        ("starvation: 0s", "line 2: services[0].starvation: must be more than 0s, got 0s, or never"),
     ],
 )
 def test_errors_of_invalid_slos_have_their_place(tmp_path, lines, expected):

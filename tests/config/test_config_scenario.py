@@ -65,7 +65,7 @@ packing:
   tuning: {headroom: 1%, relief: 2%, spare: 3%, threshold: 4%, priority: {idle: 2, requests: 3, distance: 4}}
 services:
   - {name: chat, model: shape, dtype: float32, context: 4096, slo: {ttft: 2s, e2e_scale: 5}, quota: 4,
-     pin: true}
+     starvation: never, pin: true}
   - {name: code, model: meta-llama/Llama-3.1-8B-Instruct, execution: 1.2s,
      latency: {roofline: {model: llama-3.1-8b, device: RTX 4090, tp: 1}}}
 workload:
@@ -150,6 +150,7 @@ def test_every_key_is_read(tmp_path):
     chat, code = read.services
     assert chat.model == ModelSpec.from_config(shape | {"num_key_value_heads": 2}, "shape")
     assert (chat.dtype, chat.context_tokens, chat.quota, chat.pin) == ("float32", 4096, 4, True)
+    assert (chat.starvation_s, code.starvation_s) == (LONGEST_S, None)
     assert chat.slo == SLO(ttft_s=2, e2e_scale=5)
     assert chat.latency is None
     assert not code.pin

@@ -179,6 +179,7 @@ def simulated(engine: Engine, times_ns: Sequence[list[int]], requests: Sequence[
                 execution_s=limits.execution_s,
                 slo=limits.slo,
                 quota=limits.quota,
+                starvation_s=limits.starvation_s,
                 weights=limits.weights,
             )
             for name, limits in scheduler._limits.items()

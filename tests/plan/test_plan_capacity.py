@@ -131,7 +131,7 @@ def test_with_a_limit_on_weights_fewer_devices_are_enough(tmp_path: Path) -> Non
 
 
 def test_pinned_services_need_their_part_of_the_limit(tmp_path: Path) -> None:
-    pinned = LARGE.replace("{ttft: 20s}}", "{ttft: 20s}, pin: true}", 1)
+    pinned = LARGE.replace("{ttft: 20s}}", "{ttft: 20s}, starvation: 3s, pin: true}", 1)
     demand, loaded = demand_of(tmp_path, GPUS, pinned + "weights: {memory: 29GiB}\n")
     fits = [demand.engines.memory.fits(["chat", "more"], kind.memory, 1) for kind in demand.catalogue.devices]
     assert fits == [False, False], "qwen2.5-14b and llama-2-13b take 51.8 GiB"
@@ -139,6 +139,7 @@ def test_pinned_services_need_their_part_of_the_limit(tmp_path: Path) -> None:
     placement = Placement.sharing([([device], ["chat"]), ([other], ["more"])])
     settings = server_settings(demand, loaded, placement, Policies(loaded.scheduler, "max-min"))
     assert [service.get("pin") for service in settings["services"]] == [True, None]
+    assert [service.get("starvation") for service in settings["services"]] == ["3s", None]
 
 
 def test_the_bandwidth_of_weights_must_be_known(tmp_path: Path) -> None:

@@ -130,13 +130,15 @@ def make_scheduler(
     memory: WeightsOptions | None = None,
     weight_bytes: int | Mapping[str, int] = 1,
     pinned: Collection[str] = (),
+    starvation_of: Mapping[str, float] | None = None,
     **options: object,
 ) -> Scheduler:
     """A scheduler of ``pool``'s services.
 
     host_blocks: merged blocks in host memory, for swapping. execution_s: of all services, or by service.
     weights: by service; the other services have their own. memory: for weights; weight_bytes: of each
-    service, or by service. pinned: services whose weights never leave.
+    service, or by service. pinned: services whose weights never leave. starvation_of: seconds, of
+    services that have a threshold of their own.
     """
     pool = pool or make_pool()
     limits = {
@@ -147,6 +149,7 @@ def make_scheduler(
             weights=(weights or {}).get(name),
             weight_bytes=weight_bytes[name] if isinstance(weight_bytes, Mapping) else weight_bytes,
             pinned=name in pinned,
+            starvation_s=(starvation_of or {}).get(name),
         )
         for name in pool.layout.services
     }

@@ -19,6 +19,7 @@ from hypothesis_profiles import examples
 from shoal.core import NO_TOKEN, Failure, FinishReason, Idle, StepPlan, StepResult
 from shoal.schedule import Conservative, Slice
 from shoal.schedule.results import check_result
+from shoal.schedule.starvation import starving
 
 
 def by_chance(seed, share):
@@ -160,8 +161,8 @@ def test_a_postponed_request_does_not_block_other_starved_requests():
     scheduler.submit_all(requests, 0)
     plan = scheduler.schedule(0)
     scheduler.update(plan, StepResult([[NO_TOKEN, 5]], [STEP_NS], postponed=frozenset({0})), STEP_NS)
-    [starving] = scheduler._guard.starving(scheduler._services.values(), 90 * STEP_NS)
-    assert starving.request.id == requests[1].id
+    [starved] = starving(scheduler._services.values(), 90 * STEP_NS)
+    assert starved.request.id == requests[1].id
 
 
 def test_a_postponed_request_is_not_co_batched():

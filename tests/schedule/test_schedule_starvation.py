@@ -16,6 +16,7 @@ from shoal.schedule import (
     Predicted,
     ShortestRemaining,
 )
+from shoal.schedule.starvation import next_starvation_ns, starving
 
 STEP_S = STEP_NS / 1e9
 SERVICES = {"a": 1, "b": 1, "c": 1}
@@ -23,10 +24,11 @@ THRESHOLD_STEPS = 12
 STEPS = 10 * THRESHOLD_STEPS
 
 
-def waits(order, admission, preemption, starved="a", threshold=THRESHOLD_STEPS):
+def waits(order, admission, preemption, starved="a", threshold=THRESHOLD_STEPS, of=None):
     """Steps until the first of a long request of each ``starved`` service, and the longest time between two.
 
-    Service c gets two new short requests before every step, which alone would fill the pool without end.
+    of: thresholds of services, in steps. Service c gets two new short requests before every step, which alone
+    would fill the pool without end.
     """
     scheduler = make_scheduler(
         make_pool(24, per_merged=SERVICES, prefix_caching=False),
@@ -34,6 +36,7 @@ def waits(order, admission, preemption, starved="a", threshold=THRESHOLD_STEPS):
         admission=admission,
         starvation_s=threshold * STEP_S,
         execution_s=2 * STEP_S,
+        starvation_of={name: steps * STEP_S for name, steps in (of or {}).items()},
         **preemption,
     )
     now, steps, ended = 0, {name: [0] for name in starved}, set()
@@ -94,3 +97,25 @@ def test_a_starved_running_request_is_served_once_per_threshold():
     late_ns = 10 * STEP_NS
     assert isinstance(scheduler.schedule(late_ns), StepPlan)
     assert scheduler._services["a"].starved_served_ns == late_ns
+
+
+def test_a_service_may_have_a_threshold_of_its_own():
+    short, never = THRESHOLD_STEPS // 3, 1e6
+    order, preemption = ShortestRemaining(), {"preemption_mode": "swap", "preempt_for_waiting": "never"}
+    assert waits(order, Aggressive(), preemption, of={"a": short})[1] <= short + 2
+    assert waits(order, Aggressive(), preemption, threshold=never, of={"a": short})[1] <= short + 2
+    # The pool's threshold is that of services without one.
+    assert waits(order, Aggressive(), preemption, of={"c": never})[1] <= THRESHOLD_STEPS + 2
+    assert waits(order, Aggressive(), preemption, of={"a": never})[1] > 2 * THRESHOLD_STEPS
+
+
+def test_each_service_starves_at_its_own_time():
+    scheduler = make_scheduler(
+        make_pool(per_merged={"a": 1, "b": 1}), starvation_s=8 * STEP_S, starvation_of={"b": 3 * STEP_S}
+    )
+    scheduler.submit_all([make_request(4, 9, service=name, id=name) for name in "ab"], 0)
+    states = scheduler._services.values()
+    assert not starving(states, 3 * STEP_NS - 1)
+    assert [request.service for request in starving(states, 3 * STEP_NS)] == ["b"]
+    assert [request.service for request in starving(states, 8 * STEP_NS)] == ["b", "a"]
+    assert next_starvation_ns(states) == 3 * STEP_NS

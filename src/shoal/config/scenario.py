@@ -35,6 +35,8 @@ class ScenarioService:
     """Time of its mean request when it runs alone; None: computed."""
     quota: int = 8
     """As in ``core.Service``."""
+    starvation_s: float | None = None
+    """As in ``core.Service``."""
     pin: bool = False
     """As in ``core.Service``."""
 

@@ -35,8 +35,9 @@ from shoal.config.sections import Key, Section, UnknownKey, section_of
 from shoal.config.services import check_name, goal_kinds
 from shoal.config.setting_tree import Node, Scalar, Table, place_of, problem, read_yaml
 from shoal.config.settings import check_batches, hint_other_section, scheduler_section, weights_section
-from shoal.config.value_kinds import Choice, Kind, Maybe, Several, as_table, integer, number, seconds
+from shoal.config.value_kinds import Choice, Kind, Maybe, OrWord, Several, as_table, integer, number, seconds
 from shoal.core import ConfigError, slo_problem
+from shoal.core.units import LONGEST_S
 from shoal.workload import FORMATS, AtOnce, Poisson, Replay, WorkloadOptions, guess_format
 from shoal.workload.rows import LARGEST_REQUESTS
 
@@ -190,6 +191,7 @@ def scenario_section(folder: Path = Path()) -> Section:
         (ScenarioService, "context_tokens"): Maybe(integer(1)),
         (ScenarioService, "execution_s"): Maybe(seconds(above=0)),
         (ScenarioService, "quota"): integer(1),
+        (ScenarioService, "starvation_s"): Maybe(OrWord(seconds(above=0), LONGEST_S)),
         (ScenarioPool, "tokens"): Maybe(integer(1)),
         (ScenarioPool, "blocks"): Maybe(integer(1)),
         (ScenarioPool, "utilisation"): number(above=0, maximum=1),

@@ -116,6 +116,7 @@ def prepare(scenario: Scenario) -> PreparedRun:
                 times[service.name], means[service.name], scenario.scheduler.max_batched_tokens
             ),
             quota=service.quota,
+            starvation_s=service.starvation_s,
             weights=_weights_owner(service.name, deployments),
             weight_bytes=deployments[service.name].weight_bytes,
             pinned=service.pin,

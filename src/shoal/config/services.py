@@ -12,6 +12,7 @@ from shoal.config.value_kinds import Choice, Maybe, OrWord, Several, Template, T
 from shoal.core import SLO, ConfigError, SamplingDefaults, Service, service_problem, slo_problem
 from shoal.core.service import LARGEST_SEED
 from shoal.core.slo import LARGEST_SCALE
+from shoal.core.units import LONGEST_S
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 
@@ -54,6 +55,7 @@ def service_section(template_folder: Path | None) -> Section:
         (Service, "chat_template"): Maybe(Template(template_folder)),
         (Service, "execution_s"): Maybe(seconds(above=0)),
         (Service, "quota"): integer(1),
+        (Service, "starvation_s"): Maybe(OrWord(seconds(above=0), LONGEST_S)),
         (Service, "idle_after_s"): OrWord(seconds(above=0), None),
         (SamplingDefaults, "temperature"): Maybe(number(0, 100)),
         (SamplingDefaults, "top_p"): Maybe(number(above=0, maximum=1)),

@@ -58,6 +58,8 @@ class Service:
     ``slo.e2e_scale`` (measured by ``shoal profile``)."""
     quota: int = 8
     """Consecutive decode steps of the service in a round of the round-robin order."""
+    starvation_s: float | None = None
+    """Time without a step after which its requests go first; None: ``SchedulerOptions.starvation_s``."""
     idle_after_s: float | None = None
     """Time without a request after which it is unloaded; the next request loads it again. None: never. Used
     only by servers."""

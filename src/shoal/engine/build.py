@@ -187,6 +187,7 @@ def _limits(service: Service, model: "LoadedModel") -> ServiceLimits:
         slo=service.slo,
         execution_s=service.execution_s,
         quota=service.quota,
+        starvation_s=service.starvation_s,
         weights=model.weights_name,
         weight_bytes=weight_bytes(model),
         pinned=service.pin,

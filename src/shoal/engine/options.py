@@ -87,6 +87,10 @@ def _check_service(service: Service) -> None:
         )
     if service.quota < 1:
         raise ConfigError(f"quota of service {service.name} must be at least 1, got {service.quota}")
+    if service.starvation_s is not None and not service.starvation_s > 0:
+        raise ConfigError(
+            f"starvation of service {service.name} must be above 0 seconds, got {service.starvation_s}"
+        )
     if found := slo_problem(service.slo, service.execution_s):
         goal, wrong = found
         raise ConfigError(f"service {service.name}: slo.{goal} {wrong}")

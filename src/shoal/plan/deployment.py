@@ -13,8 +13,9 @@ from shoal.config.sections import section_of
 from shoal.config.services import goal_kinds
 from shoal.config.setting_tree import parse_yaml
 from shoal.config.settings import Config, scheduler_section, weights_section
-from shoal.config.value_kinds import seconds, size
+from shoal.config.value_kinds import OrWord, seconds, size
 from shoal.core import NO_GOALS, SLO, ConfigError, ModelUnavailable
+from shoal.core.units import LONGEST_S
 from shoal.models.resolve import check_model
 from shoal.place.placement import Group, Placement
 from shoal.plan.catalog import Catalogue
@@ -179,6 +180,8 @@ def _service(service: ScenarioService) -> dict[str, Any]:
         settings["execution"] = plain(seconds(), service.execution_s)
     if service.quota != ScenarioService(name="").quota:
         settings["quota"] = service.quota
+    if service.starvation_s is not None:
+        settings["starvation"] = plain(OrWord(seconds(), LONGEST_S), service.starvation_s)
     if service.pin:
         settings["pin"] = True
     return settings

@@ -23,7 +23,7 @@ from shoal.schedule.request_store import RequestStore
 from shoal.schedule.residency import Residency
 from shoal.schedule.running_batch import IntArray, RunningBatch
 from shoal.schedule.service_state import ServiceState
-from shoal.schedule.starvation import StarvationGuard
+from shoal.schedule.starvation import earliest_starvation_ns
 from shoal.schedule.step_tracker import StepTracker
 
 
@@ -107,7 +107,6 @@ class DecodeRuns:
         options: SchedulerOptions,
         steps: StepTracker,
         builder: PlanBuilder,
-        guard: StarvationGuard,
         steppable: Mapping[str, ServiceState],
         residency: Residency,
     ) -> None:
@@ -118,7 +117,6 @@ class DecodeRuns:
         self._options = options
         self._steps = steps
         self._builder = builder
-        self._guard = guard
         self._rejected: _Rejected | None = None
 
     def note_rejection(self, request: RequestState, reason: Rejection) -> None:
@@ -171,7 +169,7 @@ class DecodeRuns:
         limit = limit and min(limit, _steps_left(batch))
         if limit <= 0:
             return None
-        until_ns = min(self._guard.earliest_starvation_ns(state), self._residency.settled_until(now_ns))
+        until_ns = min(earliest_starvation_ns(state), self._residency.settled_until(now_ns))
         # The order of a queue changes then, or a request ends; also one that waits for weights.
         for other in store.services.values():
             if other.waiting and (slo_expired_ns := other.waiting.next_slo_expired_ns) is not None:

@@ -19,7 +19,7 @@ from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import RequestStore
 from shoal.schedule.residency import Residency
 from shoal.schedule.service_registry import ServiceRegistry
-from shoal.schedule.starvation import StarvationGuard
+from shoal.schedule.starvation import next_starvation_ns, starved_turns
 from shoal.schedule.step_tracker import StepTracker
 
 
@@ -34,7 +34,6 @@ class PlanChooser:
         options: SchedulerOptions,
         steps: StepTracker,
         builder: PlanBuilder,
-        guard: StarvationGuard,
         decode_runs: DecodeRuns,
         residency: Residency,
     ) -> None:
@@ -43,7 +42,6 @@ class PlanChooser:
         self._registry = registry
         self._steps = steps
         self._builder = builder
-        self._guard = guard
         self._decode_runs = decode_runs
         self._residency = residency
         self._itl_guard = InterTokenLatencyGuard(round(options.max_token_gap_s * 1e9))
@@ -73,11 +71,11 @@ class PlanChooser:
         return plan
 
     def _serve_starved(self, now_ns: int) -> StepPlan | None:
-        for request, turn in self._guard.turns(self._services, now_ns):
+        for request, turn in starved_turns(self._services, now_ns):
             plan = self._plan_turn(turn, now_ns, starved=request)
             if plan is not None:
                 if request in self._steps.in_flight[-1].parts[0].requests:
-                    self._guard.served(self._services[turn.service], now_ns)
+                    self._services[turn.service].starved_served_ns = now_ns
                 return plan
         return None
 
@@ -88,7 +86,7 @@ class PlanChooser:
             until_ns = min(decides_ns, sys.maxsize if until_ns is None else until_ns)
         if self._steps.in_flight or not store.requests:
             return Idle(until_ns)
-        starves_ns = self._guard.next_starvation_ns(self._services.values())
+        starves_ns = next_starvation_ns(self._services.values())
         if starves_ns is not None and starves_ns < now_ns and store.leases.demand:
             starves_ns = None  # the starved request waits for leases to end, which time alone does not do
         times = [until_ns, starves_ns]

@@ -25,7 +25,6 @@ from shoal.schedule.request_state import RequestState
 from shoal.schedule.request_store import RequestStore
 from shoal.schedule.running_batch import RequestTable
 from shoal.schedule.service_state import ServiceState
-from shoal.schedule.starvation import StarvationGuard
 from shoal.schedule.step_tracker import StepTracker
 from shoal.schedule.weights import MAX_FAILURES, Weights, WeightsEntry
 
@@ -37,13 +36,10 @@ _SOON_NS = 1_000_000
 class Residency:
     """Fetches and evicts weights, as the policy of ``weights.options`` and the rules say."""
 
-    def __init__(
-        self, weights: Weights, store: RequestStore, steps: StepTracker, guard: StarvationGuard
-    ) -> None:
+    def __init__(self, weights: Weights, store: RequestStore, steps: StepTracker) -> None:
         self._weights = weights
         self._store = store
         self._steps = steps
-        self._guard = guard
         options = weights.options
         self._policy = options.policy
         self._quantum_ns = round(options.quantum_s * 1e9)
@@ -190,7 +186,7 @@ class Residency:
         for state in entry.states.values():
             waiting = state.waiting.first_to_starve()
             if waiting is not None:
-                due.append(self._guard.due_ns(waiting))
+                due.append(state.starvation.due_ns(waiting))
             if len(state.running):
                 due.append(int(state.running.last_scheduled_ns.min()) + self._max_absence_ns)
         if not due:
@@ -198,7 +194,8 @@ class Residency:
         if not entry.num_evictions:
             return min(due)
         # Under overload all are due, and a turn of each would be as short as possible.
-        return max(min(due), entry.since_ns + min(self._max_absence_ns, self._guard.threshold_ns))
+        starvation_ns = min(state.starvation.ns for state in entry.states.values())
+        return max(min(due), entry.since_ns + min(self._max_absence_ns, starvation_ns))
 
     def _view(self, now_ns: int) -> ResidencyView:
         views = {entry.name: self._weights_view(entry, now_ns) for entry in self._entries()}

@@ -23,7 +23,6 @@ from shoal.schedule.results import check_result
 from shoal.schedule.running_batch import IntArray
 from shoal.schedule.service_limits import ServiceLimits, max_total_tokens
 from shoal.schedule.service_registry import ServiceRegistry
-from shoal.schedule.starvation import StarvationGuard
 from shoal.schedule.stats import Observed, SchedulerStats
 from shoal.schedule.step_tracker import InFlightStep, StepTracker
 from shoal.schedule.submission import Submitter, resumable_request
@@ -60,10 +59,7 @@ class Scheduler:
     ) -> None:
         self.options = options
         self._pool = pool
-        self._guard = StarvationGuard(round(options.starvation_s * 1e9))
-        self._registry = ServiceRegistry(
-            pool, options, self._guard.due_ns, services, weights or WeightsOptions()
-        )
+        self._registry = ServiceRegistry(pool, options, services, weights or WeightsOptions())
         self._services, self._limits = self._registry.states, self._registry.limits
         longest_gap_ns = round(options.max_token_gap_s * 1e9)
         self._store = RequestStore(pool, self._services, options.order, host, on_end, longest_gap_ns)
@@ -72,20 +68,20 @@ class Scheduler:
         self._outputs = OutputProcessor(pool, self._store)
         self._recovery = Recovery(self._store, self._outputs)
         self._steps = StepTracker()
-        self._residency = Residency(self._registry.weights, self._store, self._steps, self._guard)
+        self._residency = Residency(self._registry.weights, self._store, self._steps)
         self._reset_planning()
 
     def _reset_planning(self) -> None:
         """Replace the objects that cache anything about services and layouts."""
-        pool, store, options, steps, guard = self._pool, self._store, self.options, self._steps, self._guard
+        pool, store, options, steps = self._pool, self._store, self.options, self._steps
         registry, residency = self._registry, self._residency
         self._builder = PlanBuilder(pool, store, registry.weights, steps, options)
         self.decode_runs = DecodeRuns(
-            pool, store, options, steps, self._builder, guard, registry.steppable, residency
+            pool, store, options, steps, self._builder, registry.steppable, residency
         )
         """Runs of decode steps that need no decision; replaced when a service is added or removed."""
         self._chooser = PlanChooser(
-            pool, store, registry, options, steps, self._builder, guard, self.decode_runs, residency
+            pool, store, registry, options, steps, self._builder, self.decode_runs, residency
         )
 
     @property

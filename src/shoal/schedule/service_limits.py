@@ -10,9 +10,9 @@ from shoal.kvcache import BlockPool
 class ServiceLimits:
     """Limits of a service's model, and options of the service.
 
-    context_tokens: context length of the model. slo, execution_s, quota: as in ``Service``. weights: equal
-    for services that share weights; None: it has its own. weight_bytes: size of its weights. pinned: they
-    never leave the device.
+    context_tokens: context length of the model. slo, execution_s, quota, starvation_s: as in ``Service``.
+    weights: equal for services that share weights; None: it has its own. weight_bytes: size of its weights.
+    pinned: they never leave the device.
     """
 
     context_tokens: int
@@ -20,6 +20,7 @@ class ServiceLimits:
     slo: SLO = NO_GOALS
     execution_s: float | None = None
     quota: int = 8
+    starvation_s: float | None = None
     weights: str | None = None
     weight_bytes: int = 0
     pinned: bool = False

@@ -1,12 +1,11 @@
 """Services of a scheduler: adding and removing, which of them are co-batched, limit on running requests."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from shoal.core import ConfigError
 from shoal.kvcache import BlockPool
 from shoal.schedule.options import SchedulerOptions
-from shoal.schedule.request_state import RequestState
 from shoal.schedule.service_limits import ServiceLimits
 from shoal.schedule.service_state import ServiceState, new_service_state
 from shoal.schedule.weights import Weights
@@ -14,16 +13,12 @@ from shoal.schedule.weights_options import WeightsOptions
 
 
 class ServiceRegistry:
-    """Owner of the services' states; the pool's layout has all of them.
-
-    due_ns: time at which a waiting request starves.
-    """
+    """Owner of the services' states; the pool's layout has all of them."""
 
     def __init__(
         self,
         pool: BlockPool,
         options: SchedulerOptions,
-        due_ns: Callable[[RequestState], int],
         services: Mapping[str, ServiceLimits],
         weights: WeightsOptions,
     ) -> None:
@@ -35,7 +30,6 @@ class ServiceRegistry:
         self.weights = Weights(weights)
         self._pool = pool
         self._options = options
-        self._due_ns = due_ns
         for name, limits in services.items():
             self._add(name, limits)
         self.refresh()
@@ -56,7 +50,7 @@ class ServiceRegistry:
         self.refresh()
 
     def _add(self, service: str, limits: ServiceLimits) -> None:
-        state = new_service_state(self._pool, service, limits, self._options, self._due_ns)
+        state = new_service_state(self._pool, service, limits, self._options)
         self.weights.add(state, limits)
         self.states[service] = state
         self.limits[service] = limits

@@ -25,6 +25,7 @@ from shoal.schedule.running_batch import IntArray, RunningBatch
 from shoal.schedule.service_limits import ServiceLimits, max_total_tokens
 from shoal.schedule.shared_prefixes import SharedPrefixes
 from shoal.schedule.slo_expired import slo_expired_ns
+from shoal.schedule.starvation_threshold import StarvationThreshold
 from shoal.schedule.stats import Observed
 from shoal.schedule.step_limit import StepLimit
 from shoal.schedule.waiting_queue import WaitingQueue
@@ -72,8 +73,8 @@ class ServiceStatistics:
 class ServiceState:
     """Scheduler state of one service; policies see it as ``ServiceView``.
 
-    due_ns: time at which a waiting request starves. slo_expired_ns: time at which it is put last because its
-    latency goals can no longer be met; None: never.
+    starvation: when its requests starve. slo_expired_ns: time at which a waiting request is put last because
+    its latency goals can no longer be met; None: never.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class ServiceState:
         layout: ServiceLayout,
         block_size: int,
         statistics: ServiceStatistics,
-        due_ns: Callable[[RequestState], int],
+        starvation: StarvationThreshold,
         limit: StepLimit,
         limits: ServiceLimits,
         *,
@@ -96,7 +97,8 @@ class ServiceState:
         self.execution_s = limits.execution_s
         self.weights = limits.weights
         self.weight_bytes = limits.weight_bytes
-        self.waiting = WaitingQueue(due_ns, slo_expired_ns)
+        self.starvation = starvation
+        self.waiting = WaitingQueue(starvation.due_ns, slo_expired_ns)
         self.running = RunningBatch()
         self.shared = SharedPrefixes()
         self.limit = limit
@@ -210,7 +212,6 @@ def new_service_state(
     service: str,
     limits: ServiceLimits,
     options: SchedulerOptions,
-    due_ns: Callable[[RequestState], int],
 ) -> ServiceState:
     """A service without requests, with the statistics that the scheduler's order and admission use."""
     longest = max(1, max_total_tokens(pool, service, limits) - 1)
@@ -222,7 +223,7 @@ def new_service_state(
         pool.layout.services[service],
         pool.block_size,
         ServiceStatistics(history, monitor, make_predictor(lengths, longest, history)),
-        due_ns,
+        StarvationThreshold(options.starvation_s if limits.starvation_s is None else limits.starvation_s),
         StepLimit(options.max_batched_tokens),
         limits,
         slo_expired_ns=None if options.on_hopeless == "serve" else slo_expired_ns,

@@ -28,6 +28,8 @@ class ServiceSpec:
     """As in ``core.Service``."""
     quota: int = 8
     """As in ``core.Service``."""
+    starvation_s: float | None = None
+    """As in ``core.Service``."""
     weights: str | None = None
     """Services with the same value share weights; None: its own."""
     weight_bytes: int = 0
@@ -82,6 +84,7 @@ class EngineSpec:
                 slo=service.slo,
                 execution_s=service.execution_s,
                 quota=service.quota,
+                starvation_s=service.starvation_s,
                 weights=service.weights,
                 weight_bytes=service.weight_bytes,
                 pinned=service.pinned,

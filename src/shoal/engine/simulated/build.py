@@ -117,6 +117,7 @@ def _limits(service: Service, model: ModelOutline) -> ServiceLimits:
         slo=service.slo,
         execution_s=service.execution_s,
         quota=service.quota,
+        starvation_s=service.starvation_s,
         weights=model.weights_name,
         weight_bytes=model.weight_bytes,
         pinned=service.pin,
