@@ -309,7 +309,7 @@ def test_nothing_heavy_is_imported_before_it_is_needed(arguments):
         "import sys\n"
         "from shoal.cli.app import run\n"
         f"run({arguments!r})\n"
-        "heavy = {'torch', 'transformers'} & set(sys.modules)\n"
+        "heavy = {'torch', 'transformers', 'scipy'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)\n"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from shoal.core import ConfigError
 from shoal.core.cluster import Device
@@ -93,6 +92,8 @@ def difference(before: Placement, after: Placement, memory: MemoryCheck) -> Diff
 
 def _matches(before: Placement, after: Placement, memory: MemoryCheck) -> list[tuple[int, Group]]:
     """(index in ``after``, present group whose devices it takes), by falling kept bytes."""
+    from scipy.optimize import linear_sum_assignment  # a slow import
+
     found: list[tuple[float, int, Group]] = []
     shapes = {(group.devices[0].kind, group.tp) for group in after.groups}
     for shape in sorted(shapes):
