@@ -73,6 +73,7 @@ def test_ranks_that_divide_experts_are_simulated(tmp_path: Path) -> None:
     assert "overhead fitted to 20 requests: 0.0 us a step, 0.0 us a layer" in fitted.stdout
 
 
+@pytest.mark.slow
 def test_missing_files_and_keys_are_named(folder: Path) -> None:
     (folder / "measured" / "meta.json").write_text(json.dumps({**META, "kv_cache": {}}))
     assert "meta.json does not say 'num_gpu_blocks'" in run(folder).stderr

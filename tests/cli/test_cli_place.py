@@ -108,6 +108,7 @@ def test_the_written_placement_is_simulated_with_the_same_figures(compared: Comp
     assert read == compared.told["placements"][0] | {"name": str(compared.out)}
 
 
+@pytest.mark.slow
 def test_a_compared_file_keeps_its_scheduler_and_dispatch(tmp_path: Path) -> None:
     placement = {"chat": ["a100-80-0"], "big": ["a100-80-0"]}
     slow = write_server(

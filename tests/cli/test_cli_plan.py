@@ -310,6 +310,7 @@ def test_ctrl_c_shows_and_writes_what_was_tried(tmp_path: Path) -> None:
     assert f"{told['fleets'][0]['slo_attainment']:.1%} of the goals met" in line
 
 
+@pytest.mark.slow
 def test_ctrl_c_shows_and_writes_the_rounds_of_a_search(tmp_path: Path) -> None:
     scenario = ["--model", "llama-3.1-8b", "--device", "a100-80", "--workload", "azure-code", "--rate", "8"]
     search = ["--requests", "4000", "--trials", "4", "--json", "tuned.json", "--out", "scheduler.yaml"]

@@ -57,6 +57,7 @@ def profiled(model, tmp_path_factory):
     return result, folder
 
 
+@pytest.mark.slow
 def test_the_profile_predicts_what_the_table_says(profiled):
     result, folder = profiled
     profile = load_profile(folder / "out.json")

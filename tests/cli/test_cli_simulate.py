@@ -124,6 +124,7 @@ def test_unwritable_outputs_are_reported_before_the_run(scenario, flags, says, t
     assert "simulating" not in result.output
 
 
+@pytest.mark.slow
 def test_files_are_written_if_standard_output_is_closed(scenario, tmp_path):
     """As with ``| head``."""
     out, summary = tmp_path / "out", tmp_path / "summary.json"

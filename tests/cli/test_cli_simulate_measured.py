@@ -61,6 +61,7 @@ def test_the_log_replaces_the_workload_of_the_file(folder: Path) -> None:
     assert "Measured and simulated, 60 requests" in simulate(*flags)
 
 
+@pytest.mark.slow
 def test_requests_of_a_log_keep_their_services(folder: Path, tmp_path: Path) -> None:
     two = tmp_path / "two.yaml"
     services = "services: [{name: a}, {name: b}]\n"

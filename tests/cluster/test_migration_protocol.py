@@ -65,6 +65,7 @@ def thaw(state: bytes) -> World:
     return world
 
 
+@pytest.mark.slow
 def test_every_order_of_events_with_one_fault_ends_well():
     World.taken.clear()
     for situation in MOVING:

@@ -151,6 +151,7 @@ def test_where_no_process_can_be_started_the_command_goes_on(monkeypatch):
     drop_early_node()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["serve", "no-such-model"], ["serve", "--no-such-flag"]])
 def test_a_command_that_fails_leaves_nothing(words):
     end = subprocess.run([sys.executable, "-m", "shoal.cli", *words], capture_output=True, check=False)

@@ -9,6 +9,7 @@ import pytest
 from fake_cluster import FakeBackend
 from test_router import PROMPT, QUICK, expected, greedy, play, tokens_of
 
+from crossed import each_nth
 from shoal.cluster.batching_options import BatchingOptions
 from shoal.cluster.manager.actions import ClusterAction, Dispatch
 from shoal.cluster.router.router import Router
@@ -120,7 +121,7 @@ def test_a_request_that_is_cancelled_between_its_slices_is_gone():
     play(scenario, engines=1, **with_batches(SLICES))
 
 
-@pytest.mark.parametrize("batching", [SLICES, IDLE, PREDICTED])
+@pytest.mark.parametrize("batching", each_nth([SLICES, IDLE, PREDICTED], 3))
 @pytest.mark.parametrize("kills", [20, pytest.param(300, marks=pytest.mark.slow)])
 def test_nothing_is_lost_in_batches_under_many_kills(batching: BatchingOptions, kills: int):
     async def scenario(router: Router, backend: FakeBackend) -> None:

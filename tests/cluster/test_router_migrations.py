@@ -14,6 +14,7 @@ from fake_cluster import FakeBackend
 from test_router import PROMPT, expected, greedy, tokens_of
 from test_router import play as play_router
 
+from crossed import crossed
 from shoal.cluster.manager.actions import ClusterAction, MigrationEnded, MigrationOutcome
 from shoal.cluster.manager.events import MigrationMethod
 from shoal.cluster.router.router import Router
@@ -127,8 +128,9 @@ def test_lost_kv_brings_the_request_back():
     play(scenario)
 
 
-@pytest.mark.parametrize("killed", ["0", "1"])
-@pytest.mark.parametrize("after_s", [0.001, 0.02, 0.04, 0.06, 0.08, 0.1, 0.12, 0.16, 0.2])
+@pytest.mark.parametrize(
+    ("after_s", "killed"), crossed([0.001, 0.02, 0.04, 0.06, 0.08, 0.1, 0.12, 0.16, 0.2], ["0", "1"])
+)
 def test_source_or_destination_dies_during_a_migration(killed, after_s):
     async def scenario(router: Router, backend: FakeBackend) -> None:
         stream = await router.submit("a", PROMPT, greedy(max_tokens=100))

@@ -217,6 +217,7 @@ def test_operators_place_services():
     follow(scenario, Scripted({}), cluster=QUICK)
 
 
+@pytest.mark.slow
 def test_an_engine_that_cannot_load_a_service_is_not_asked_again():
     search = Scripted({"0": "ab", "1": "b"})
 
@@ -238,6 +239,7 @@ def test_an_engine_that_cannot_load_a_service_is_not_asked_again():
     follow(scenario, search)
 
 
+@pytest.mark.slow
 def test_a_fixed_placement_is_not_searched():
     search = Scripted({"0": "a", "1": "b"})
 

@@ -14,7 +14,7 @@ from end_to_end_builders import Outcome, make_request, run_engine
 from execute_builders import make_model, make_prompt, tiny_config
 from references import assert_greedy
 
-from crossed import crossed
+from crossed import crossed, each_nth
 from shoal.config import PRESETS
 from shoal.config.batch_presets import BATCH_PRESETS
 from shoal.core import Request, derive_seed
@@ -100,7 +100,7 @@ def crowded() -> list[list[Request]]:
 
 
 @pytest.mark.parametrize("depth", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("preset", KINDS)
+@pytest.mark.parametrize("preset", each_nth(KINDS, 3))
 def test_greedy_output_equals_transformers(preset: str, depth: int, folders: dict[str, Path]) -> None:
     rounds = in_batches(crowded()) if preset in BATCH_PRESETS else crowded()
     outcome = run(folders, preset, rounds, depth=depth)
@@ -112,7 +112,7 @@ def test_greedy_output_equals_transformers(preset: str, depth: int, folders: dic
         assert outcome.recomputed_tokens > 0
 
 
-@pytest.mark.parametrize(("preset", "layout"), crossed(SWAPPING, ["merged", "split"]))
+@pytest.mark.parametrize(("preset", "layout"), crossed(each_nth(SWAPPING, 2), ["merged", "split"]))
 def test_swapping_in_both_layouts_with_and_without_prefix_caching(
     preset: str, layout: str, folders: dict[str, Path]
 ) -> None:
@@ -128,7 +128,7 @@ def test_what_the_host_cannot_hold_is_computed_again(folders: dict[str, Path]) -
     assert outcome.recomputed_tokens > 0
 
 
-@pytest.mark.parametrize(("preset", "layout"), crossed(PREEMPTING, ["merged", "split"]))
+@pytest.mark.parametrize(("preset", "layout"), crossed(each_nth(PREEMPTING, 3), ["merged", "split"]))
 def test_preemption_alone(preset: str, layout: str, folders: dict[str, Path]) -> None:
     """Where memory is set aside for the longest outputs, nobody but a more urgent one preempts anybody."""
     patient = {"admission": Conservative(), "every": 3, "layout": layout}
@@ -172,7 +172,7 @@ def test_the_split_layout_needs_no_compaction(folders: dict[str, Path]) -> None:
     assert run(folders, "muxserve", holes(18), after={ONE: 14}, **HOLES).compacted_blocks == 0
 
 
-@pytest.mark.parametrize("preset", ["fastserve", "scls-cb", "seallm-join"])
+@pytest.mark.parametrize("preset", each_nth(["fastserve", "scls-cb", "seallm-join"], 3))
 def test_beside_a_service_of_another_dtype(preset: str, folders: dict[str, Path]) -> None:
     for exact in PAIR:
         dtypes = {name: "float32" if name == exact else "bfloat16" for name in PAIR}
@@ -188,7 +188,8 @@ SAMPLING: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize(
-    ("preset", "layout"), crossed(["shoal", "fastserve", "seallm-join", "scls-cb"], ["merged", "split"])
+    ("preset", "layout"),
+    crossed(each_nth(["shoal", "fastserve", "seallm-join", "scls-cb"], 2), ["merged", "split"]),
 )
 def test_sampled_output_with_a_seed_is_the_same_when_preempted(
     preset: str, layout: str, folders: dict[str, Path]

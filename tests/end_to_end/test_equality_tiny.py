@@ -95,6 +95,7 @@ SAMPLING: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 def test_sampled_output_with_a_seed_is_the_same_in_all_circumstances(folders: dict[str, Path]) -> None:
     def requests(suffix: str) -> list[Any]:
         return [

@@ -164,6 +164,7 @@ class IdTokenizer:
         return "".join(f" {token}" for token in tokens)
 
 
+@pytest.mark.slow
 def test_a_served_request_that_fails_alone_gets_an_error_and_the_server_goes_on(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -137,7 +137,7 @@ def test_requests_move_while_their_weights_come_and_go(
 
 @pytest.mark.parametrize(
     ("layout", "depth", "live"),
-    crossed(["merged", "split"], [1, 2], [True, False], of_each=2),
+    crossed(["merged", "split"], [1, 2], [True, False]),
     ids=lambda value: ("stop", "live")[value] if isinstance(value, bool) else str(value),
 )
 def test_requests_move_after_every_token(layout: str, depth: int, live: bool, two_engines: Engines) -> None:

@@ -37,9 +37,7 @@ def assert_all_greedy(folder: Path, outputs: Sequence[Sequence[int]]) -> None:
         assert_greedy(folder, prompt, output, OUTPUT)
 
 
-@pytest.mark.parametrize(
-    ("kind", "layout", "attention"), crossed(KINDS, ["merged", "split"], BACKENDS, of_each=2)
-)
+@pytest.mark.parametrize(("kind", "layout", "attention"), crossed(KINDS, ["merged", "split"], BACKENDS))
 def test_every_kind_in_a_poisoned_pool(
     kind: str, layout: str, attention: str, folders: dict[str, Path]
 ) -> None:
@@ -49,9 +47,10 @@ def test_every_kind_in_a_poisoned_pool(
         assert_all_greedy(folders[kind], scheduler.generate(kind, PROMPTS, OUTPUT, chunk=chunk))
 
 
-@pytest.mark.parametrize("attention", BACKENDS)
-@pytest.mark.parametrize("kind", ["llama", "mistral", "gemma2", "gemma3"])
-@pytest.mark.parametrize("length", [64, 65, 200])
+@pytest.mark.parametrize(
+    ("length", "kind", "attention"),
+    crossed([64, 65, 200], ["llama", "mistral", "gemma2", "gemma3"], BACKENDS, of_each=2),
+)
 def test_logits_after_longer_prompts(
     length: int, kind: str, attention: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

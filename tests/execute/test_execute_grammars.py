@@ -349,7 +349,7 @@ def test_rows_get_the_masks_of_their_own_grammars(steps: Steps, letters: Letters
         (Grammar(GrammarKind.LARK, "root ::= ("), "Unexpected|Expected|expected"),
         (Grammar(GrammarKind.REGEX, "(" * 10_000 + "a" + ")" * 10_000), "regex"),
         (Grammar(GrammarKind.LARK, DEEP), "stack"),
-        (ENDLESS, "CPU"),
+        pytest.param(ENDLESS, "CPU", marks=pytest.mark.slow),
         (Grammar(GrammarKind.JSON_SCHEMA, json.dumps(MANY_PROPERTIES)), "items"),
     ],
     ids=lambda value: str(value)[:60],

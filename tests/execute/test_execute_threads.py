@@ -25,10 +25,12 @@ def waiting(**settings: str) -> list[str]:
     return re.findall(r"(?:GOMP_SPINCOUNT|KMP_BLOCKTIME) ?= ?'(\d+)", output)
 
 
+@pytest.mark.slow
 def test_threads_spin_before_they_sleep() -> None:
     assert waiting() in (["1500"], ["0"])
 
 
+@pytest.mark.slow
 def test_the_wait_policy_of_the_environment_is_kept() -> None:
     assert waiting(OMP_WAIT_POLICY="PASSIVE") == ["0"]
     assert waiting(GOMP_SPINCOUNT="7") in (["7"], ["0"])

@@ -13,6 +13,7 @@ from execute_builders import VOCAB, make_model, tiny_config
 from weight_builders import image_of, next_arrival
 
 from at_hand import on_cpu
+from crossed import crossed
 from shoal.core import ConfigError, ModelUnavailable, ModelUnsupported, ShoalError
 from shoal.execute.linear import packed_linear
 from shoal.execute.model import images, make_image
@@ -51,8 +52,7 @@ def logits_in_halves(forward: Forward) -> torch.Tensor:
     return forward.logits(forward.hidden(ids, positions, torch.arange(ids.shape[1]), RecordingStep(LENGTHS)))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "dtype"), crossed(KINDS, [torch.float32, torch.bfloat16, torch.int8]))
 @pytest.mark.usefixtures("image_cache")
 def test_a_model_from_an_image_computes_the_same_bits(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
     folder = make_model(tmp_path / kind, tiny_config(kind), torch.float32)

@@ -201,6 +201,7 @@ def test_the_table_has_every_line_of_the_paper_once():
         assert all(line[3] < 1.66 * best for line in own)
 
 
+@pytest.mark.slow
 def test_a_quick_table_has_our_line_beside_the_papers(monkeypatch):
     monkeypatch.setattr(table1, "QUICK_REQUESTS", 60)
     reported = []

@@ -88,6 +88,7 @@ def test_overloaded_scls_serves_more_in_larger_batches(engine) -> None:
     assert scls.early_return_ratio < 0.01
 
 
+@pytest.mark.slow
 def test_each_step_of_the_ladder_serves_more() -> None:
     result = REPRODUCTIONS["scls-ablation"].run(QUICK)
     for engine in ENGINES:

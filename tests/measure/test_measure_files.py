@@ -86,6 +86,7 @@ def test_samples_and_summary(tmp_path):
     assert plain["overall"] == json.loads(json.dumps(summarise(run).to_dict()))["overall"]
 
 
+@pytest.mark.slow
 def test_equal_runs_give_equal_files(tmp_path):
     first = write_run(random_run(), tmp_path / "first")
     second = write_run(random_run(), tmp_path / "second")

@@ -108,6 +108,7 @@ def test_an_unreachable_hub_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     assert "Did you mean the alias 'smollm2'?" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_tokenizer_without_tokenizer_json_is_converted_once_into_the_cache(
     empty_cache: Path, tmp_path: Path
 ) -> None:

@@ -118,6 +118,7 @@ def test_a_failed_build_reports_the_compilers_output(
 WHEEL = "import backend; print('built', backend.build_wheel('dist'))"
 
 
+@pytest.mark.slow
 def test_a_wheel_holds_the_library_for_its_platform_or_none_for_any(built: Path, tmp_path: Path) -> None:
     tree = make_tree(tmp_path)
     platform = build_info(built / "src/shoal/native")["platform"] or "linux_x86_64"

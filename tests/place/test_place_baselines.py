@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from placement_builders import RandomGroups, problem_of, random_case
 
 from shoal.place.baselines import even_split, tight
@@ -69,6 +70,7 @@ def test_no_baseline_beats_the_search_in_random_cases():
             assert found.estimate.attainment <= best.estimate.attainment
 
 
+@pytest.mark.slow
 def test_with_a_floor_every_service_is_placed():
     for seed in range(12):
         problem, evaluator = random_case(devices=8, services=4, seed=seed)

@@ -111,6 +111,7 @@ def test_a_service_that_does_not_fit_misses_its_goals(tmp_path: Path) -> None:
     assert [later.attainment.mean for later in found.one_less] == [0]
 
 
+@pytest.mark.slow
 def test_with_a_limit_on_weights_fewer_devices_are_enough(tmp_path: Path) -> None:
     """Of two models one is in memory at a time, and requests wait for the other."""
     devices = "devices: [{name: l40s, price: 0.9, most: 2}]\n"

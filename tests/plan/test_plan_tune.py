@@ -42,6 +42,7 @@ def test_candidates_have_all_single_changes_before_drawn_ones():
     assert few != scheduler_candidates(default, 8, seed=1)
 
 
+@pytest.mark.slow
 def test_where_weights_come_and_go_no_admission_is_by_slices(tmp_path):
     default = SchedulerOptions()
     assert any(each.admission.slice_tokens for each in scheduler_candidates(default, 81, seed=0))
@@ -120,6 +121,7 @@ def test_without_goals_latency_counts(tmp_path):
     assert 0 < tuned.table[1].gain.mean <= 1
 
 
+@pytest.mark.slow
 def test_processes_change_nothing(tmp_path):
     run = prepared(tmp_path, SCENARIO.replace("400", "100"))
     with small_searches():

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from migration_builders import Engine, engine_of, make_some_request
 from schedule_builders import SECOND, make_pool, make_request, make_scheduler, run
 
+from crossed import each_nth
 from hypothesis_profiles import examples
 from shoal.config import PRESETS
 from shoal.core import Idle, InvalidRequest, StepPlan
@@ -122,7 +123,7 @@ class RandomMigrations:
         destination.submit(request)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", each_nth(PRESETS, 4, at=3))
 @given(seed=st.integers(0, 2**32), depths=st.tuples(st.sampled_from((1, 2)), st.sampled_from((1, 2))))
 @settings(max_examples=examples(25), deadline=None)
 def test_migration_with_kv_changes_no_output(preset, seed, depths):

@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 from schedule_builders import STEP_NS, make_pool, make_request, make_scheduler, run
 
+from crossed import crossed
 from shoal.core import SLO, Client, FinishReason
 from shoal.schedule.policies.orders import (
     ORDERS,
@@ -78,9 +79,9 @@ def serve(order, **options):
     return run(scheduler, first, before_step=before_step)
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("preempt_for_waiting", ["never", "less-urgent"])
-@pytest.mark.parametrize("order", TUNED, ids=repr)
+@pytest.mark.parametrize(
+    ("order", "preempt_for_waiting", "depth"), crossed(TUNED, ["never", "less-urgent"], [1, 2]), ids=repr
+)
 def test_every_order_answers_all_requests(order, preempt_for_waiting, depth):
     done = serve(order, preempt_for_waiting=preempt_for_waiting, depth=depth)
     assert len(done.ends) == 24

@@ -19,6 +19,7 @@ def refused(response):
 BODY = {"name": "new", "model": "smollm2"}
 
 
+@pytest.mark.slow
 def test_a_template_is_compiled_within_limits(tmp_path):
     async def main():
         workers = WorkerProcesses(TaskLimits(cpu_s=1.0), preload="shoal.serve.app")

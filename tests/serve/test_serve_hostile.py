@@ -202,6 +202,7 @@ def worker_functions(monkeypatch):
     return worker_functions
 
 
+@pytest.mark.slow
 def test_work_beyond_its_limits_is_refused_and_the_next_is_done(worker_functions):
     async def main():
         workers = WorkerProcesses(TaskLimits(cpu_s=1.0, memory_bytes=2**26), preload="shoal.serve.app")
@@ -246,14 +247,14 @@ def limited_workers():
     ("template", "answers_meanwhile"),
     [
         ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", 2),
-        ("{{ 'x' * 10000000000 }}", 1),
+        pytest.param("{{ 'x' * 10000000000 }}", 1, marks=pytest.mark.slow),
         ("{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}", 1),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", 1),
+        pytest.param("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", 1, marks=pytest.mark.slow),
         ("{{ '\\ud800' }}", 1),
         ("{{ raise_exception('\\ud800') }}", 1),
-        ("{% for x in cycler() %}{% endfor %}", 1),
+        pytest.param("{% for x in cycler() %}{% endfor %}", 1, marks=pytest.mark.slow),
         ("{% for a in [1] %}" * 30 + "{% endfor %}" * 30, 1),
-        ("{{ 9**(9**9) }}", 1),  # Jinja computes it when it compiles
+        pytest.param("{{ 9**(9**9) }}", 1, marks=pytest.mark.slow),  # Jinja computes it when it compiles
     ],
 )
 def test_a_runaway_template_is_a_400_and_does_not_block_the_server(

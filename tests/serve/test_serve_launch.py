@@ -234,6 +234,7 @@ def test_stopping_says_what_it_waits_for():
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_ctrl_c_does_not_reach_a_worker_that_starts():
     async def main():
         starting = asyncio.create_task(WorkerProcesses(preload="shoal.serve.app").start())
@@ -294,6 +295,7 @@ def test_a_closed_terminal_drains_the_server():
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_template_of_the_configuration_is_compiled_before_engines_start(monkeypatch, tmp_path):
     from shoal.serve import launch as server
     from shoal.serve.model_download import PulledService

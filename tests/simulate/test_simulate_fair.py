@@ -4,6 +4,8 @@ import csv
 from collections import defaultdict
 from statistics import mean, median
 
+import pytest
+
 from at_hand import shared_folder
 from shoal.core import Request
 from shoal.forecast import RooflineTimes, device_spec, kv_tokens, model_spec
@@ -42,6 +44,7 @@ def test_a_steady_client_does_not_wait_behind_a_flood() -> None:
     assert mean(fair["flood"]) < 1.1 * mean(fcfs["flood"])
 
 
+@pytest.mark.slow
 def test_light_clients_of_a_trace_hardly_wait_under_overload() -> None:
     """Half of the clients ask for little; what they wait under overload is what the others make them wait."""
     arena = shared_folder("traces") / "vtc_arena/arena_multiclient_trace.csv"

@@ -25,6 +25,7 @@ def steps_taking(seconds: float) -> list[StepSample]:
     return decodes + prompts
 
 
+@pytest.mark.slow
 def test_a_service_with_more_traffic_than_its_engine_can_serve_gets_another():
     task = make_task({"a": 8.0, "b": 1.0, "c": 0.3}, {"0": "abc", "1": "c", "2": "c"})
     result = search(task)

@@ -24,10 +24,10 @@ def measured(requests: list[Request], overhead: HostOverhead, **more: int) -> li
     return sorted(simulate(requests, overhead, **more).requests, key=lambda row: row.arrival_ns)
 
 
+@pytest.mark.parametrize("blocks", [400, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("step_ms", "layer_us"), [(0.0, 0.0), (2.0, 0.0), (0.0, 150.0), (0.7, 180.0), (3.0, 300.0)]
 )
-@pytest.mark.parametrize("blocks", [400, 60])
 def test_an_overhead_is_found_again(step_ms: float, layer_us: float, blocks: int) -> None:
     """Also with 60 blocks, where most are preempted and a little time more makes another schedule."""
     overhead = HostOverhead(step_s=step_ms / 1e3, layer_s=layer_us / 1e6)
