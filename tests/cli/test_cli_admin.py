@@ -172,6 +172,32 @@ def test_a_placement_is_a_table_and_what_was_decided(capsys):
     assert json.loads(text) == FIXED
 
 
+PROPOSED = {
+    "steps": ["+chat on b", "-new on b"],
+    "why": "goals met 80.0% -> 90.0%",
+    "requests": 120,
+    "window_s": 42.4,
+    "present": {"attainment": 0.8, "normalised_latency": 2.0},
+    "found": {"attainment": 0.9, "normalised_latency": 1.5},
+}
+
+
+@pytest.mark.parametrize(("command", "says"), [("plan", "would change: "), ("apply", "changed: ")])
+def test_a_placement_is_proposed_for_the_latest_requests(capsys, command, says):
+    path = f"placement/{command}"
+    answers = {path: (202, OPERATION), "operations/7": [DONE], "placement": FIXED | {"proposal": PROPOSED}}
+    text, api = ask(capsys, "placement", command, **answers)
+    assert api.changes == [("POST", path, None)]
+    assert "for the last 120 requests, of 42 s:" in text
+    assert f"{says}+chat on b, -new on b (goals met 80.0% -> 90.0%)" in text
+    answers["operations/7"] = [DONE]
+    assert json.loads(ask(capsys, "placement", command, "--json", **answers)[0]) == PROPOSED
+    stays = PROPOSED | {"steps": [], "why": "the present placement is best"}
+    answers |= {"operations/7": [DONE], "placement": FIXED | {"proposal": stays}}
+    text, _ = ask(capsys, "placement", command, **answers)
+    assert "the placement should stay: the present placement is best" in text
+
+
 CHANGES = [
     (("services", "remove", "a/b"), "DELETE", "services/a/b", None),
     (("services", "load", "a b"), "POST", "services/a%20b/load", None),

@@ -250,3 +250,61 @@ def test_a_fixed_placement_is_not_searched():
 
     follow(scenario, search, cluster=QUICK)
     assert search.tasks == []
+
+
+@pytest.mark.parametrize("cluster", [QUICK, FOLLOWS])
+def test_an_operator_asks_for_a_search(cluster):
+    search = Scripted({"0": "a", "1": "b"}, gain=0.0)
+
+    async def scenario(router: Router, backend: FakeBackend) -> None:
+        propose = router.administration.propose_placement
+        await serve_until(router, 5.0)
+        with pytest.raises(ConfigError, match=r"proposed: [0-9]+ requests came, fewer than 20"):
+            await propose(apply=False)
+        await serve_until(router, 15.0)
+        kept = await propose(apply=True)
+        assert (kept.steps, kept.why.partition(":")[0]) == ([], "too little gain")
+        search.gain = 0.5
+        planned = await propose(apply=False)
+        assert [str(step) for step in planned.steps] == ["-b on 0", "-a on 1"]
+        assert len(planned.facts.requests) == len(search.tasks[-1].requests) >= 20
+        assert placed(router) == {"0": "ab", "1": "ab"}
+        applied = await propose(apply=True)
+        assert router.placing.proposal is applied
+        assert placed(router) == {"0": "a", "1": "b"}
+        assert router.placing.changes == {"done": 1, "abandoned": 0}
+        again = await propose(apply=True)
+        assert (again.steps, again.why) == ([], "the present placement is best")
+        search.fails = 1
+        with pytest.raises(ConfigError, match="be proposed: the search failed: its process ended"):
+            await propose(apply=True)
+
+    follow(scenario, search, cluster=cluster)
+
+
+def test_a_search_is_for_the_last_interval_while_few_requests_have_come_since():
+    search = Scripted({"0": "ab", "1": "ab"})
+
+    async def scenario(router: Router, backend: FakeBackend) -> None:
+        await serve_until(router, 64.0)
+        proposal = await router.administration.propose_placement(apply=False)
+        assert proposal.facts.length_s == pytest.approx(60)
+        await serve_until(router, 80.0)
+        proposal = await router.administration.propose_placement(apply=False)
+        assert 16 < proposal.facts.length_s < 25
+
+    follow(scenario, search, cluster=QUICK)
+
+
+def test_what_is_proposed_may_fail():
+    search = Scripted({"0": "ab", "1": "b"})
+
+    async def scenario(router: Router, backend: FakeBackend) -> None:
+        await router.administration.set_engines("a", ["1"])
+        backend.processes["0"].core.fake_services.fails = True
+        await serve_until(router, 15.0, "b")
+        with pytest.raises(ConfigError, match="not changed as proposed: engine 0 cannot load a"):
+            await router.administration.propose_placement(apply=True)
+        assert placed(router) == {"0": "b", "1": "ab"}
+
+    follow(scenario, search, cluster=QUICK)

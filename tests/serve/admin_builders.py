@@ -36,6 +36,8 @@ class FakeAdministration:
         self.plans = []
         self.kept = []
         self.placed = []
+        self.proposal = None
+        self.applied = []
 
     async def _wait(self):
         self.held += 1
@@ -77,6 +79,14 @@ class FakeAdministration:
         if service == "base":
             raise ConfigError("service 'base' is not placed as asked for: engine 0 cannot load base")
         self.placed.append((service, engines))
+
+    async def propose_placement(self, *, apply):
+        await self._wait()
+        if self.proposal is None:
+            raise ConfigError("no placement can be proposed: 3 requests came, fewer than 20")
+        self.cluster.placing.proposal = self.proposal
+        self.applied += [apply]
+        return self.proposal
 
     async def keep_service(self, name, idle_after_s):
         self.kept.append((name, idle_after_s))

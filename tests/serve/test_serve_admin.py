@@ -97,6 +97,7 @@ def test_services_and_their_engines():
         "policy": "fixed",
         "interval_s": None,
         "last": None,
+        "proposal": None,
         "change": None,
     }
     assert ask("/admin/operations").json() == {"data": [], "object": "list"}
@@ -148,6 +149,7 @@ def test_a_placement_that_follows_the_load_says_what_it_did():
             "search_s": 2.5,
             "learned": 2,
         },
+        "proposal": None,
         "change": {"steps": ["+chat on b", "-base on 0"], "outcome": "done"},
     }
 

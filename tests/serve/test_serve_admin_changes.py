@@ -6,9 +6,13 @@ import pytest
 from admin_builders import UNLOADED, ChangingCluster, Operator
 from serve_builders import SERVICES, chat, completion, until
 
+from shoal.cluster.placing.change import Step
+from shoal.cluster.placing.status import Proposal
+from shoal.cluster.placing.traffic import IntervalFacts, ReplayedRequest
 from shoal.cluster.status import EngineState
 from shoal.core import SLO
 from shoal.forecast.device_specs import device_spec
+from shoal.place.estimate import Estimate, ServiceEstimate
 from simulated_engines import simulated_options
 
 NEW = {"name": "new", "model": "smollm2"}
@@ -247,6 +251,42 @@ def test_a_service_is_placed_on_engines(tmp_path):
         assert "at least one engine" in error_of(await place(service="chat", engines=[]), 400)["message"]
         assert "must be given" in error_of(await place(service="chat"), 400)["message"]
         assert "unknown key" in error_of(await place(service="chat", engine="0"), 400)["message"]
+
+    with_operator(test, tmp_path)
+
+
+def test_a_placement_is_proposed_and_applied(tmp_path):
+    async def test(operator):
+        async def propose(command, state="done"):
+            return await operator.done(await operator.client.post(f"/admin/placement/{command}"), state)
+
+        changes = operator.cluster.administration
+        failed = await propose("plan", "failed")
+        assert failed["error"] == "no placement can be proposed: 3 requests came, fewer than 20"
+        present, found = (Estimate({"chat": ServiceEstimate(10, missed, 10, 20.0)}) for missed in (5, 1))
+        facts = IntervalFacts(
+            length_s=60, services={}, requests=(ReplayedRequest("chat", 0, 3, 4, 4),) * 30, window_s=12.5
+        )
+        changes.proposal = Proposal(
+            facts=facts, steps=[Step("chat", "b", True)], why="it is better", present=present, found=found
+        )
+        operation = await propose("plan")
+        assert (operation["kind"], operation["target"]) == ("plan_placement", "of all services")
+        assert (await operator.client.get("/admin/placement")).json()["proposal"] == {
+            "steps": ["+chat on b"],
+            "why": "it is better",
+            "requests": 30,
+            "window_s": 12.5,
+            "present": {"attainment": 0.5, "normalised_latency": 2.0},
+            "found": {"attainment": 0.9, "normalised_latency": 2.0},
+        }
+        assert (await propose("apply"))["kind"] == "apply_placement"
+        assert changes.applied == [False, True]
+        changes.hold.clear()
+        running = await operator.client.post("/admin/placement/apply")
+        error_of(await operator.client.post("/admin/placement/plan"), 409, "conflict")
+        changes.hold.set()
+        await operator.done(running)
 
     with_operator(test, tmp_path)
 

@@ -45,9 +45,9 @@ def run_operation(
     body: Mapping[str, Any] | None = None,
     *,
     no_wait: bool,
-    done: str,
+    done: str | None,
 ) -> None:
-    """Start an operation on the server, show its progress until it ends, and print ``done``.
+    """Start an operation on the server, show its progress until it ends, and print ``done``, if anything.
 
     no_wait: print the operation and return at once. Raises as ``AdminClient`` does.
     """
@@ -63,7 +63,8 @@ def run_operation(
         return
     with ProgressDisplay() as progress:
         client.wait(operation, progress.update)
-    typer.echo(done)
+    if done is not None:
+        typer.echo(done)
 
 
 def parse_settings(pairs: Sequence[str] | None) -> dict[str, Any]:

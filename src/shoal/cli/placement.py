@@ -42,6 +42,52 @@ def show(url: Url = DEFAULT_URL, admin_key: AdminKey = None, as_json: AsJson = F
         Console().print(Text(line), soft_wrap=True)
 
 
+@placement.command()
+def plan(
+    url: Url = DEFAULT_URL, admin_key: AdminKey = None, as_json: AsJson = False, no_wait: NoWait = False
+) -> None:
+    """Search the best placement for the latest requests, and show what it would change.
+
+    The server simulates these requests on its engines, with step times that it has learned; that takes up to
+    `cluster.placement.search_time`. Nothing is changed.
+
+    **Example:** `shoal placement plan --url http://127.0.0.1:9000`
+    """
+    _propose("plan", url, admin_key, as_json=as_json, no_wait=no_wait)
+
+
+@placement.command()
+def apply(
+    url: Url = DEFAULT_URL, admin_key: AdminKey = None, as_json: AsJson = False, no_wait: NoWait = False
+) -> None:
+    """Search the best placement for the latest requests, and change to it if the gain is worth it.
+
+    Services are loaded where they come to before they leave other engines; running requests move live.
+
+    **Example:** `shoal placement apply`
+    """
+    _propose("apply", url, admin_key, as_json=as_json, no_wait=no_wait)
+
+
+def _propose(command: str, url: str, admin_key: str | None, *, as_json: bool, no_wait: bool) -> None:
+    """Have the server search a placement, and print what it proposed."""
+    from shoal.cli.admin_client import AdminClient
+
+    run_operation(url, admin_key, "POST", f"placement/{command}", no_wait=no_wait, done=None)
+    if no_wait:
+        return
+    proposal = AdminClient(url, admin_key).get("placement")["proposal"]
+    if as_json:
+        typer.echo(json.dumps(proposal, indent=2))
+        return
+    typer.echo(f"for the last {proposal['requests']} requests, of {proposal['window_s']:.0f} s:")
+    if not proposal["steps"]:
+        typer.echo(f"the placement should stay: {proposal['why']}")
+        return
+    word = "changed" if command == "apply" else "would change"
+    typer.echo(f"{word}: {', '.join(proposal['steps'])} ({proposal['why']})")
+
+
 @placement.command("set")
 def set_engines(
     service: Annotated[str, typer.Argument(metavar="SERVICE", help="As in `shoal services list`.")],

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from shoal.cluster.options import EnginePlan
-from shoal.cluster.placing.status import PlacingStatus
+from shoal.cluster.placing.status import PlacingStatus, Proposal
 from shoal.cluster.status import ClusterInfo, EngineStatus, RequestTable, ServiceStatus
 from shoal.core import SLO, Client, SamplingParams, Service
 from shoal.core.service import NO_GOALS
@@ -94,6 +94,12 @@ class Administration(Protocol):
 
     async def set_engines(self, service: str, engines: Sequence[str]) -> None:
         """Have exactly these engines take requests of a service; raises ConfigError if one cannot load it."""
+
+    async def propose_placement(self, *, apply: bool) -> Proposal:
+        """Search a placement for the latest traffic; apply: and change to it, if it is worth it.
+
+        Raises ConfigError if there is nothing to search with, or if the change is given up.
+        """
 
     async def keep_service(self, name: str, idle_after_s: float | None) -> None:
         """Unload a service after ``idle_after_s`` without a request; None: never.

@@ -60,7 +60,7 @@ class PlacementController:
 
         achieved: of its requests that ended. differs: whether the placement that was found is another one.
         """
-        changes, why = self._choose(present, found) if differs else (False, "the present placement is best")
+        changes, why = self.judge(present, found, differs=differs)
         estimated = self._estimated
         if estimated is not None:
             self.interval_s = self._rule.next_s(self.interval_s, estimated, achieved)
@@ -75,7 +75,10 @@ class PlacementController:
             found=found,
         )
 
-    def _choose(self, present: Estimate, found: Estimate) -> tuple[bool, str]:
+    def judge(self, present: Estimate, found: Estimate, *, differs: bool) -> tuple[bool, str]:
+        """Whether to change to the placement that was found, and why; arguments as for ``decide``."""
+        if not differs:
+            return False, "the present placement is best"
         gains = (
             f"goals met {present.attainment:.1%} -> {found.attainment:.1%}, "
             f"normalised latency {present.normalised_latency:.2f} -> {found.normalised_latency:.2f}"

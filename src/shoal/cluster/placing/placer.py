@@ -13,7 +13,7 @@ from shoal.cluster.placing.change import PlacementChange, ServingEngine, Step, s
 from shoal.cluster.placing.controller import Decision, PlacementController
 from shoal.cluster.placing.search_process import SearchFailed
 from shoal.cluster.placing.search_task import SearchResult, SearchTask
-from shoal.cluster.placing.status import PlacingStatus
+from shoal.cluster.placing.status import PlacingStatus, Proposal
 from shoal.cluster.placing.task_builder import ClusterFacts, build_task
 from shoal.cluster.placing.traffic import IntervalFacts, Traffic
 from shoal.cluster.router.call import Call
@@ -60,9 +60,11 @@ class Placer:
         self._emit = emit
         self._clock = clock
         self._search = search
-        self.searches = self._options.policy == "search"
-        """Whether ``run`` is to be called."""
-        self._traffic = Traffic(clock()) if self.searches else None
+        self._follows = self._options.policy == "search"
+        """Whether the placement changes at the end of intervals."""
+        self._traffic = Traffic(clock())
+        self._last: IntervalFacts | None = None
+        """The last interval."""
         self._controller = PlacementController(
             self._options.rule, Hysteresis(requests=_LEAST_GAIN) if self._options.hysteresis else None
         )
@@ -71,25 +73,22 @@ class Placer:
         self._not_loaded: set[tuple[str, str]] = set()
         """(engine, service) whose load has failed."""
         self._changing = asyncio.Lock()
-        interval_s = self._controller.interval_s if self.searches else 0.0
+        interval_s = self._controller.interval_s if self._follows else 0.0
         self.status = PlacingStatus(self._options.policy, interval_s)
 
     def arrived(self, call: Call) -> None:
         """A call came."""
-        if self._traffic is not None:
-            self._traffic.arrived(call.id, call.request, list(call.unfinished), call.slo)
+        self._traffic.arrived(call.id, call.request, list(call.unfinished), call.slo)
 
     def ended(self, call: Call, choice: int, finish: FinishReason) -> None:
         """A choice of a call ends."""
-        if self._traffic is not None:
-            reader = call.unfinished[choice]
-            self._traffic.ended(call.id, choice, finish, reader.output_tokens, reader.record())
+        reader = call.unfinished[choice]
+        self._traffic.ended(call.id, choice, finish, reader.output_tokens, reader.record())
 
     async def run(self) -> None:
-        """Follow the load until cancelled."""
+        """End intervals, and follow the load if that is the policy, until cancelled."""
         due_ns = self._clock()
-        if self._traffic is not None:
-            self._traffic.begin(due_ns)
+        self._traffic.begin(due_ns)
         while True:
             interval_ns = round(self._controller.interval_s * 1e9)
             due_ns = max(due_ns, self._clock() - interval_ns) + interval_ns
@@ -110,6 +109,35 @@ class Placer:
         if change.abandoned is not None:
             raise ConfigError(f"service {service!r} is not placed as asked for: {change.abandoned}")
 
+    async def propose(self, *, apply: bool = False) -> Proposal:
+        """Search a placement for the latest traffic, as an operator asks; apply: and change to it.
+
+        Nothing is changed for a gain that is too small. Raises ConfigError if too few requests came, there
+        is nothing to choose from, the search fails, or the change is given up.
+        """
+        async with self._changing:
+            facts = self._latest_facts()
+            found = await self._find(facts)
+            if isinstance(found, str):
+                raise ConfigError(f"no placement can be proposed: {found}")
+            task, result = found
+            changes, why = self._controller.judge(
+                result.present, result.estimate, differs=_differs(task, result)
+            )
+            steps = self._steps_to(result) if changes else []
+            proposal = self.status.proposal = Proposal(
+                facts=facts, steps=steps, why=why, present=result.present, found=result.estimate
+            )
+            change = await self._carry_out(steps) if apply and steps else None
+        if change is not None and change.abandoned is not None:
+            raise ConfigError(f"the placement is not changed as proposed: {change.abandoned}")
+        return proposal
+
+    def _latest_facts(self) -> IntervalFacts:
+        """Those of the present interval; of the last one, while few requests have come since."""
+        now = self._traffic.facts(self._fleet.catalog.services, self._clock())
+        return now if self._last is None or len(now.requests) >= MIN_REQUESTS else self._last
+
     def _require(self, service: str, engines: Sequence[str]) -> None:
         if service not in self._fleet.catalog.services:
             known = ", ".join(self._fleet.catalog.services)
@@ -128,10 +156,11 @@ class Placer:
 
     async def _end_interval(self) -> None:
         """Search a placement for the traffic of the interval that ends now, and perhaps change to it."""
-        assert self._traffic is not None
         now_ns = self._clock()
-        facts = self._traffic.facts(self._fleet.catalog.services, now_ns)
+        facts = self._last = self._traffic.facts(self._fleet.catalog.services, now_ns)
         self._traffic.begin(now_ns)
+        if not self._follows:
+            return
         async with self._changing:
             decision, steps = await self._decide(facts)
             self._report(facts, decision, steps)
@@ -141,24 +170,35 @@ class Placer:
     async def _decide(self, facts: IntervalFacts) -> tuple[Decision, list[Step]]:
         """The decision, and the steps of the change."""
         achieved = facts.achieved(self._execution_s)
+        found = await self._find(facts)
+        if isinstance(found, str):
+            return self._controller.skip(found, achieved), []
+        task, result = found
+        decision = self._controller.decide(
+            achieved, result.present, result.estimate, differs=_differs(task, result)
+        )
+        return decision, self._steps_to(result) if decision.changes else []
+
+    async def _find(self, facts: IntervalFacts) -> tuple[SearchTask, SearchResult] | str:
+        """Search for some traffic; or why there is no result."""
         if len(facts.requests) < MIN_REQUESTS:
-            few = f"{len(facts.requests)} requests came, fewer than {MIN_REQUESTS}"
-            return self._controller.skip(few, achieved), []
+            return f"{len(facts.requests)} requests came, fewer than {MIN_REQUESTS}"
         task = build_task(await self._cluster_facts(facts), self._options.search_time_s)
         if task is None:
-            return self._controller.skip("there are no two ready engines to choose from", achieved), []
+            return "there are no two ready engines to choose from"
         try:
             result = await self._search(task)
         except SearchFailed as error:
             self.status.searches["failed"] += 1
-            return self._controller.skip(f"the search failed: {error}", achieved), []
+            return f"the search failed: {error}"
         self.status.searches["done"] += 1
         self.status.search_s, self.status.learned = result.took_s, len(result.learned)
         self._execution_s = result.execution_s
-        differs = dict(result.placement) != dict(task.present)
-        decision = self._controller.decide(achieved, result.present, result.estimate, differs=differs)
+        return task, result
+
+    def _steps_to(self, result: SearchResult) -> list[Step]:
         present = {engine.name: frozenset(engine.placed) for engine in self._manager.engines}
-        return decision, steps_between(present, result.placement) if decision.changes else []
+        return steps_between(present, result.placement)
 
     async def _cluster_facts(self, traffic: IntervalFacts) -> ClusterFacts:
         engines = self._fleet.engines
@@ -241,3 +281,8 @@ class Placer:
             loads = frozenset(name for name in placed if self._manager.loads(name, engine.name))
             found[engine.name] = ServingEngine(placed, has if ready else frozenset(), loads, ready)
         return found
+
+
+def _differs(task: SearchTask, result: SearchResult) -> bool:
+    """Whether a search found another placement than the present one."""
+    return dict(result.placement) != dict(task.present)

@@ -6,6 +6,22 @@ from dataclasses import dataclass, field
 from shoal.cluster.placing.change import Step
 from shoal.cluster.placing.controller import Decision
 from shoal.cluster.placing.traffic import IntervalFacts
+from shoal.place.estimate import Estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """What a search proposed for which an operator asked."""
+
+    facts: IntervalFacts
+    """The traffic that it was made for."""
+    steps: Sequence[Step]
+    """The change; none: the placement should stay."""
+    why: str
+    present: Estimate
+    """Of the present placement, for the requests of ``facts``."""
+    found: Estimate
+    """Of the best placement that was found, for the same."""
 
 
 @dataclass(slots=True)
@@ -25,6 +41,8 @@ class PlacingStatus:
     """How long the last search took."""
     learned: int = 0
     """Pairs of a service and a kind of engine whose step times the last search fitted to their steps."""
+    proposal: Proposal | None = None
+    """The last that an operator asked for."""
     steps: Sequence[Step] = ()
     """Of the last change."""
     outcome: str | None = None

@@ -22,6 +22,7 @@ from shoal.cluster.manager.events import (
 from shoal.cluster.manager.manager import Manager
 from shoal.cluster.options import EnginePlan
 from shoal.cluster.placing.placer import Placer
+from shoal.cluster.placing.status import Proposal
 from shoal.cluster.router.fleet import Fleet
 from shoal.cluster.status import EngineState, EngineStatus, ServiceState
 from shoal.core import ConfigError, EngineDied, Service
@@ -228,6 +229,13 @@ class Administration:
         perhaps on more engines.
         """
         await self._placer.set_engines(service, engines)
+
+    async def propose_placement(self, *, apply: bool) -> Proposal:
+        """Search a placement for the latest traffic; apply: and change to it, if it is worth it.
+
+        Raises ConfigError as ``Placer.propose``.
+        """
+        return await self._placer.propose(apply=apply)
 
     async def remove_engine(self, name: str) -> None:
         """End an engine; its requests resume on other engines. Raises ConfigError as ``check_leaving``."""

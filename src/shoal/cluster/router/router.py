@@ -156,8 +156,7 @@ class Router:
         try:
             await self._fleet.start(progress)
             self.administration.watch_idle_services()
-            if self._placer.searches:
-                self._spawn(self._placer.run())
+            self._spawn(self._placer.run())
         except BaseException:
             await self.close()
             raise

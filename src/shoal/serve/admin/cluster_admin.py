@@ -179,6 +179,20 @@ class ClusterAdmin:
 
         return self.operations.start("place_service", name, work)
 
+    def propose_placement(self, *, apply: bool) -> Operation:
+        """Search a placement for the latest traffic; apply: and change to it, if it is worth it."""
+
+        async def work(operation: Operation) -> None:
+            _set_progress(operation, "searching a placement")
+            proposal = await self._changes.propose_placement(apply=apply)
+            if apply:
+                now = self.placement()
+                for name in sorted({step.service for step in proposal.steps}):
+                    self.kept.service_placed(name, now[name])
+
+        kind = "apply_placement" if apply else "plan_placement"
+        return self.operations.start(kind, "of all services", work)
+
     def add_engine(self, settings: Table) -> Operation:
         """Start an engine; settings: one of ``devices``, with ``services`` beside it (without: all).
 

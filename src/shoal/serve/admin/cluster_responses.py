@@ -196,9 +196,10 @@ class Operation(Struct, kw_only=True):
 
     id: str
     kind: str
-    """add, remove, load, unload, place, pin or unpin _service; add, drain or remove _engine."""
+    """add, remove, load, unload, place, pin or unpin _service; add, drain or remove _engine; plan or apply
+    _placement."""
     target: str
-    """Name of the service or engine."""
+    """Name of the service or engine; ``of all services`` for a placement."""
     state: Literal["running", "done", "failed"] = "running"
     progress: str = ""
     """The current step."""

@@ -53,6 +53,8 @@ class AdminEndpoints:
             "engines/{name}/activate": self.activate_engine,
             "engines/{name}/standby": self.deactivate_engine,
             "placement": self.place_service,
+            "placement/plan": self.plan_placement,
+            "placement/apply": self.apply_placement,
             "services": self.add_service,
             "services/{name:path}/load": self.load_service,
             "services/{name:path}/unload": self.unload_service,
@@ -112,6 +114,12 @@ class AdminEndpoints:
         with settings_errors():
             service, engines = read_placed_service(settings)
             return _started(self._admin.place_service(service, engines))
+
+    async def plan_placement(self, request: Request) -> Response:
+        return _started(self._admin.propose_placement(apply=False))
+
+    async def apply_placement(self, request: Request) -> Response:
+        return _started(self._admin.propose_placement(apply=True))
 
     async def add_engine(self, request: Request) -> Response:
         """Add an engine; the body is as one of ``devices``, with ``services`` beside it."""

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from shoal.cluster.placing.status import PlacingStatus
+from shoal.cluster.placing.status import PlacingStatus, Proposal
 from shoal.cluster.placing.traffic import IntervalFacts
 from shoal.place.estimate import Estimate
 
@@ -56,6 +56,35 @@ class PlacementDecision(Struct):
     """Pairs of a service and a kind of engine whose step times it fitted to steps as they ran."""
 
 
+class PlacementProposal(Struct):
+    """What the last search proposed for which an operator asked."""
+
+    steps: list[str]
+    """Empty: the placement should stay."""
+    why: str
+    requests: int
+    """How many requests it was made for, ..."""
+    window_s: float
+    """... which came in this time."""
+    present: Estimated | None
+    """Of the placement as it was, for these requests."""
+    found: Estimated | None
+    """Of the best placement that was found, for the same."""
+
+    @classmethod
+    def of(cls, proposal: Proposal | None) -> "PlacementProposal | None":
+        if proposal is None:
+            return None
+        return cls(
+            [str(step) for step in proposal.steps],
+            proposal.why,
+            len(proposal.facts.requests),
+            round(proposal.facts.window_s, 3),
+            Estimated.of(proposal.present),
+            Estimated.of(proposal.found),
+        )
+
+
 class PlacementChangeCard(Struct):
     """The last change, of the policy or an operator."""
 
@@ -75,6 +104,8 @@ class PlacementTable(Struct):
     """Length of the policy's present interval; null without one."""
     last: PlacementDecision | None
     """Null before the end of the first interval."""
+    proposal: PlacementProposal | None
+    """Null if no operator asked for one."""
     change: PlacementChangeCard | None
     """Null if there was none."""
 
@@ -86,6 +117,7 @@ class PlacementTable(Struct):
             status.policy,
             round(status.interval_s, 3) or None,
             _decision(status),
+            PlacementProposal.of(status.proposal),
             PlacementChangeCard(steps, status.outcome) if steps else None,
         )
 
