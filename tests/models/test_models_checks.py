@@ -15,7 +15,7 @@ from shoal.models.download.pull import bundled_folder
 from shoal.models.folder.json_files import read_json
 
 CODE = {"AutoConfig": "configuration_mine.MineConfig", "AutoModelForCausalLM": "modeling_mine.Mine"}
-GPTQ = {"quant_method": "gptq", "bits": 4}
+BITSANDBYTES = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 SIZES = {"vocab_size": 9, "num_attention_heads": 2, "hidden_size": 8, "max_position_embeddings": 16}
 
 
@@ -27,8 +27,8 @@ def with_config(folder: Path, **config: object) -> Path:
     ("config", "message"),
     [
         ({"model_type": "mine", "auto_map": CODE}, "brings its own code .*auto_map.* no model_type 'mine'"),
-        ({"quantization_config": GPTQ}, r"quantised \(gptq\)"),
-        ({"text_config": {"quantization_config": GPTQ}}, r"quantised \(gptq\)"),
+        ({"quantization_config": BITSANDBYTES}, r"quantised \(bitsandbytes\).* possible are .*awq, gptq"),
+        ({"text_config": {"quantization_config": BITSANDBYTES}}, r"quantised \(bitsandbytes\)"),
         ({"num_hidden_layers": 10**9}, r"num_hidden_layers: 1000000000, but no more than 100000"),
         ({"num_hidden_layers": 3}, r"num_hidden_layers: 3, but no more than 2 could be in its weight files"),
         ({"num_labels": 10**400}, r"num_labels: 10{19}, but no more than 100000"),

@@ -19,12 +19,15 @@ from shoal.models.folder.weights import (
     groups_file,
     is_quantised,
     open_weights,
-    read_weight_headers,
     refuse_incomplete,
     summarize_names,
+    weight_files,
 )
 from shoal.models.listing import ModelInfo, list_models
 from shoal.models.progress import Progress, in_words
+from shoal.models.quantised.assemble import QuantisedTensor
+from shoal.models.quantised.scheme import Scheme, Storage
+from shoal.models.quantised.tensors import keeps_integers, read_quantised, read_weight_headers
 from shoal.models.resolve import check_model, pull_model, resolve_model
 from shoal.models.services import check_service, resolve_service
 from shoal.models.tokenizer.no_tokenizer import NoTokenizer
@@ -42,6 +45,9 @@ __all__ = [
     "ModelInfo",
     "NoTokenizer",
     "Progress",
+    "QuantisedTensor",
+    "Scheme",
+    "Storage",
     "StoredImage",
     "Tokenizer",
     "TokenizerDescription",
@@ -62,11 +68,13 @@ __all__ = [
     "images_dir",
     "in_words",
     "is_quantised",
+    "keeps_integers",
     "list_images",
     "list_models",
     "open_weights",
     "pull_model",
     "read_facts",
+    "read_quantised",
     "read_sampling_defaults",
     "read_weight_headers",
     "refuse_incomplete",
@@ -74,5 +82,6 @@ __all__ = [
     "summarize_names",
     "resolve_model",
     "resolve_service",
+    "weight_files",
     "word_tokens",
 ]

@@ -14,6 +14,7 @@ from transformers import __version__ as transformers_version
 
 from shoal.core import ModelUnsupported, ShoalError
 from shoal.execute.model.thread_local_dtype import keep_dtypes_local
+from shoal.execute.quantised.weights import open_slices
 from shoal.models import check_config, check_weights, read_weight_headers, refuse_incomplete, summarize_names
 
 _log = logging.getLogger(__name__)
@@ -49,6 +50,11 @@ def read_model_config(name: str, folder: Path) -> Any:
     # We choose how attention and experts are computed; a folder may name code on a hub here.
     config._attn_implementation = None
     config._experts_implementation = None
+    # Weights are dequantised here; transformers would ask for the packages of their formats.
+    for part in (config, config.get_text_config()):
+        for field in ("quantization_config", "compression_config"):
+            if hasattr(part, field):
+                delattr(part, field)
     return config
 
 
@@ -64,11 +70,12 @@ def load_module(
     if not isinstance(config, model_class.config_class):  # multimodal: only its text model is loaded
         config = config.get_text_config()
     keep_dtypes_local()
-    with unsupported_on_error("load", name):
+    with unsupported_on_error("load", name), open_slices(folder) as slices:
         _refuse_if_far_larger(model_class, folder, config, name)
         module, info = model_class.from_pretrained(
-            folder,
+            None,
             config=config,
+            state_dict=slices,
             dtype=dtype,
             use_safetensors=True,
             trust_remote_code=False,

@@ -143,9 +143,9 @@ def _revision(folder: Path, dtype: torch.dtype, seed: int | None) -> str:
 
 @cache
 def _code_digest() -> str:
-    """Hash of the modules whose classes and packing images contain."""
+    """Hash of the modules whose classes, packing and reading of checkpoints images contain."""
     total = hashlib.sha256()
-    for room in ("attention", "linear", "model", "weights"):
+    for room in ("attention", "linear", "model", "quantised", "weights"):
         for file in sorted((_EXECUTE / room).glob("*.py")):
             content = file.read_bytes()
             total.update(f"{room}/{file.name} {len(content)}\n".encode())

@@ -8,7 +8,9 @@ from typing import Any
 
 from shoal.core import ModelUnsupported
 from shoal.models.folder.json_files import read_json
-from shoal.models.folder.weights import StoredTensor, read_weight_headers
+from shoal.models.folder.weights import StoredTensor
+from shoal.models.quantised.config import quantisation_of
+from shoal.models.quantised.tensors import read_weight_headers
 
 _BUILT = re.compile(r"(num|n)_(\w+_)?(layers?|experts)")
 """Names in config.json of counts of modules that are built before the weights are read."""
@@ -43,13 +45,7 @@ def check_config(folder: Path) -> None:
                 f"{folder / 'config.json'} has an attribute_map, which would make its names mean others"
             )
         _refuse_counts(folder, part, _LISTED, _MAX_LIST, "are read here")
-        quantisation = part.get("quantization_config") or part.get("compression_config")
-        if quantisation:
-            method = quantisation.get("quant_method") if isinstance(quantisation, Mapping) else quantisation
-            raise ModelUnsupported(
-                f"{folder} is quantised ({method!s:.40}), which is not read here; possible are weights"
-                " in float32, bfloat16 or float16, and GGUF files"
-            )
+    quantisation_of(config, folder)
     if (folder / "adapter_config.json").exists():
         raise ModelUnsupported(
             f"{folder} holds an adapter (adapter_config.json), which is not read here: merge it into the"

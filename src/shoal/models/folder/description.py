@@ -12,8 +12,10 @@ from shoal.models.conversion.run_conversion import SOURCE_FILE
 from shoal.models.download.catalog import BUNDLED
 from shoal.models.folder.facts import read_facts
 from shoal.models.folder.json_files import read_json, text_config
-from shoal.models.folder.weights import groups_file, read_weight_headers, weight_files
+from shoal.models.folder.weights import groups_file, weight_files
 from shoal.models.gguf.header import gguf_quantisation
+from shoal.models.quantised.config import quantisation_of
+from shoal.models.quantised.tensors import read_weight_headers
 
 # GGUF's names for weights that are loaded in these dtypes. int8 has a scale for each 32 elements, as Q8_0
 # does, or for each row.
@@ -30,7 +32,7 @@ class ModelDescription:
     """Format of its source: ``gguf``, ``safetensors``, or ``random`` for random weights."""
     parameters: int
     quantisation: str
-    """Type of its weights, as GGUF names it: ``Q4_K_M``, ``BF16``."""
+    """Type of its weights, as GGUF names it: ``Q4_K_M``, ``BF16``; of other quantised files ``AWQ-INT4``."""
     size_bytes: int
     """Size of its weights on disk."""
     digest: str
@@ -56,10 +58,11 @@ def describe_model(name: str, folder: Path, dtype: str) -> ModelDescription:
     # Not a hash of the contents, which would take minutes for large models.
     identity = [(file.name, s.st_size, s.st_mtime_ns) for file, s in zip(files, stats, strict=True)]
     stored = _gguf(name, folder)
+    quantisation = quantisation_of(read_json(folder / "config.json"), folder)
     return ModelDescription(
         format="safetensors" if stored is None else "gguf",
         parameters=sum(prod(tensor.shape) for tensor in read_weight_headers(folder).values()),
-        quantisation=stored or _LOADED.get(dtype, dtype),
+        quantisation=stored or (_LOADED.get(dtype, dtype) if quantisation is None else quantisation.label),
         size_bytes=sum(s.st_size for s in stats),
         digest=_digest(name, identity),
         modified_s=max(s.st_mtime for s in stats),

@@ -21,7 +21,8 @@ with another suffix, since other programs load all *.safetensors as weights of t
 COMPLETE = "complete"
 """Metadata key of GROUPS_FILE: whether it has all linear layers of the model, "True" or "False"."""
 _MAX_NAMES = 4
-_DENSE = ("F64", "F32", "F16", "BF16")
+DENSE = ("F64", "F32", "F16", "BF16")
+"""Element types of weights that are not quantised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +34,12 @@ class StoredTensor:
     """Element type as safetensors names it, such as ``BF16``."""
 
 
-def read_weight_headers(folder: Path) -> Mapping[str, StoredTensor]:
+def stored_tensors(folder: Path) -> Mapping[str, StoredTensor]:
     """All tensors in the weight files of the model in ``folder``, by name; reads headers only.
 
-    Raises ModelUnavailable if a file is absent, damaged or outside the folder, ModelUnsupported if a weight
-    is not a dense floating-point tensor.
+    Raises ModelUnavailable if a file is absent, damaged or outside the folder.
     """
-    tensors = {name: tensor for file in weight_files(folder) for name, tensor in _tensors(file)}
-    for name, tensor in tensors.items():
-        if name.endswith(".weight") and tensor.dtype not in _DENSE:
-            raise ModelUnsupported(
-                f"{folder} stores {name} as {tensor.dtype}, so it is quantised in a way that is not read;"
-                " possible are float32, bfloat16, float16 and GGUF files"
-            )
-    return tensors
+    return {name: tensor for file in weight_files(folder) for name, tensor in _tensors(file)}
 
 
 def derived_folder(kind: str, folder: Path, revision: str, build: Callable[[Path], None]) -> Path:
