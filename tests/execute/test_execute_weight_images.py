@@ -14,6 +14,7 @@ from weight_builders import image_of, next_arrival
 
 from at_hand import on_cpu
 from crossed import crossed
+from quantised_folders import awq_config, pack_awq, quantise_folder
 from shoal.core import ConfigError, ModelUnavailable, ModelUnsupported, ShoalError
 from shoal.execute.linear import packed_linear
 from shoal.execute.model import images, make_image
@@ -65,6 +66,14 @@ def test_a_model_from_an_image_computes_the_same_bits(kind: str, dtype: torch.dt
     for name in (*facts, "folder", "weights_name"):
         assert getattr(model, name) == getattr(expected, name), name
     assert type(model.forward) is type(expected.forward)
+
+
+@pytest.mark.usefixtures("image_cache")
+def test_an_image_of_a_quantised_folder_has_its_integers(tmp_path: Path) -> None:
+    source = make_model(tmp_path / "source", tiny_config("qwen2"))
+    folder, _ = quantise_folder(source, tmp_path, {"_proj": pack_awq(-1)}, awq_config(-1))
+    expected = load_model("tiny", folder, torch.int8, CPU, None, onednn=False)
+    assert torch.equal(logits(fetched(folder, torch.int8).forward), logits(expected.forward))
 
 
 @pytest.mark.usefixtures("image_cache")

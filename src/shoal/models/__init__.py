@@ -26,6 +26,7 @@ from shoal.models.folder.weights import (
 from shoal.models.listing import ModelInfo, list_models
 from shoal.models.progress import Progress, in_words
 from shoal.models.quantised.assemble import QuantisedTensor
+from shoal.models.quantised.config import stated_quantisation
 from shoal.models.quantised.scheme import Scheme, Storage
 from shoal.models.quantised.tensors import keeps_integers, read_quantised, read_weight_headers
 from shoal.models.resolve import check_model, pull_model, resolve_model
@@ -78,6 +79,7 @@ __all__ = [
     "read_sampling_defaults",
     "read_weight_headers",
     "refuse_incomplete",
+    "stated_quantisation",
     "remove_orphans",
     "summarize_names",
     "resolve_model",

@@ -6,7 +6,7 @@ import torch
 
 from shoal.core import ConfigError, Service
 from shoal.execute.model.checkpoint import read_model_config
-from shoal.models import is_quantised
+from shoal.models import is_quantised, keeps_integers
 from shoal.native import load_native
 
 DTYPES = {
@@ -35,8 +35,9 @@ def resolve_dtype(service: Service, folder: Path) -> torch.dtype:
 
 
 def prefers_int8(service: Service, folder: Path, device: torch.device) -> bool:
-    """Whether "auto" means int8: for a model from a quantised GGUF file on a CPU where our kernel is fast."""
+    """Whether "auto" means int8: for a model of quantised integers on a CPU where our kernel is fast."""
     if service.dtype != "auto" or device.type != "cpu" or service.random_seed is not None:
         return False
     native = load_native()
-    return native is not None and native.variant in FAST_INT8 and is_quantised(folder)
+    fast = native is not None and native.variant in FAST_INT8
+    return fast and (is_quantised(folder) or keeps_integers(folder))

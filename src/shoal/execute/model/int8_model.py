@@ -2,8 +2,9 @@
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,7 +16,9 @@ from shoal.execute.huge_pages import HugePages
 from shoal.execute.linear.packed_linear import PackedLinear, dense_weight
 from shoal.execute.linear.packed_weights import GROUP, PackedWeights, pack_int8, quantise_channels
 from shoal.execute.model.replace import Place, places
-from shoal.models import derived_folder, groups_file, open_weights
+from shoal.execute.quantised.int8 import kept_integers
+from shoal.execute.quantised.weights import open_slices
+from shoal.models import derived_folder, groups_file, open_weights, stated_quantisation
 from shoal.native import load_native
 
 LAYOUT = 2
@@ -29,7 +32,8 @@ def use_int8(model: nn.Module, folder: Path | None) -> None:
     """Replace all linear layers of ``model``, which was loaded from ``folder``, and free their weights.
 
     folder: None for weights that come from no files; then the cache is not used. Layers that the conversion
-    of a GGUF file kept in int8 have scales of groups, others one for each output channel. The int8 weights
+    of a GGUF file or a quantised folder has as integers have its values and scales, others one scale for each
+    output channel. The int8 weights
     come from the cache, or are stored there if it is writable. Other weights (embeddings, norms, experts
     stored as one tensor) stay as they are. Raises ModelUnavailable if the file in the cache or from the
     conversion is damaged.
@@ -40,18 +44,22 @@ def use_int8(model: nn.Module, folder: Path | None) -> None:
     memory = HugePages()
     if folder is None:
         for place in dense:
-            _put(place, _quantised(place, None), memory)
+            _put(place, _quantised(place, None, {}), memory)
     else:
         _use_cached(dense, folder, memory)
 
 
 def _use_cached(layers: Sequence[Place], folder: Path, memory: HugePages) -> None:
     """Replace all layers with weights from the cache; quantises and stores them first if they are missing."""
-    groups = groups_file(folder)
+
+    def convert(places: Sequence[Place]) -> None:
+        groups = groups_file(folder)
+        with open_slices(folder) as slices:
+            for place in places:
+                _put(place, _quantised(place, groups, slices), memory)
 
     def build(target: Path) -> None:
-        for place in layers:
-            _put(place, _quantised(place, groups), memory)
+        convert(layers)
         save_file(dict(_tensors(layers)), target / _FILE)
 
     shapes = [
@@ -59,15 +67,15 @@ def _use_cached(layers: Sequence[Place], folder: Path, memory: HugePages) -> Non
     ]
     cached = None
     try:
-        cached = derived_folder("int8", folder, json.dumps([LAYOUT, shapes]), build) / _FILE
+        revision = json.dumps([LAYOUT, shapes, stated_quantisation(folder)])
+        cached = derived_folder("int8", folder, revision, build) / _FILE
     except (OSError, SafetensorError) as error:
         _log.warning("int8 weights cannot be kept in the cache: %s", error)
     dense = [place for place in layers if not isinstance(place.module, PackedLinear)]
     if cached is not None and dense:
         _read(cached, dense, memory)
-    for place in dense:
-        if cached is None:
-            _put(place, _quantised(place, groups), memory)
+    if cached is None:
+        convert(dense)
 
 
 def int8_bytes(model: nn.Module) -> int:
@@ -79,11 +87,18 @@ def _put(place: Place, weights: PackedWeights, memory: HugePages) -> None:
     place.put(PackedLinear(weights.copied(memory.put), load_native()))
 
 
-def _quantised(place: Place, groups: Path | None) -> PackedWeights:
-    """Weights of a layer in int8; groups: file with the layers that a GGUF file had quantised, or None."""
+def _quantised(place: Place, groups: Path | None, slices: Mapping[str, Any]) -> PackedWeights:
+    """Weights of a layer in int8.
+
+    groups: file with the layers that a GGUF file had quantised, or None. slices: of the model's folder, by
+    name.
+    """
     weight = dense_weight(place.module)
     assert weight is not None
-    stored = None if groups is None else _stored(groups, place.path, weight.shape)
+    if groups is None:
+        stored = kept_integers(slices.get(f"{place.path}.weight"), weight)
+    else:
+        stored = _stored(groups, place.path, weight.shape)
     return pack_int8(*(stored or quantise_channels(weight)), place.module.bias)
 
 

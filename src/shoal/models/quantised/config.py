@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core import ModelUnsupported
-from shoal.models.folder.json_files import text_config
+from shoal.models.folder.json_files import read_json, text_config
 from shoal.models.quantised.awq_gptq import awq, gptq
 from shoal.models.quantised.compressed_tensors import compressed_tensors, fp8
 from shoal.models.quantised.scheme import Quantisation
@@ -19,8 +19,7 @@ def quantisation_of(config: Mapping[str, Any], folder: Path) -> Quantisation | N
 
     folder: of that file. Raises ModelUnsupported, with what is possible, if it is not read.
     """
-    text = text_config(config)
-    found = text.get("quantization_config") or text.get("compression_config")
+    found = _stated(config)
     if not found:
         return None
     fields = found if isinstance(found, Mapping) else {"quant_method": found}
@@ -33,3 +32,13 @@ def quantisation_of(config: Mapping[str, Any], folder: Path) -> Quantisation | N
         return _METHODS[method](fields)
     except ModelUnsupported as error:
         raise ModelUnsupported(f"{folder} is quantised ({method}): {error}") from None
+
+
+def stated_quantisation(folder: Path) -> Any:
+    """What config.json in ``folder`` says of quantisation, unchecked; None if nothing."""
+    return _stated(read_json(folder / "config.json"))
+
+
+def _stated(config: Mapping[str, Any]) -> Any:
+    text = text_config(config)
+    return text.get("quantization_config") or text.get("compression_config")
