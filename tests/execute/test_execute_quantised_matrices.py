@@ -78,8 +78,7 @@ def random_words(draw: Callable[..., Any], *shape: int) -> torch.Tensor:
 
 
 @st.composite
-def matrices(draw: Callable[..., Any]) -> tuple[QuantisedTensor, dict[str, torch.Tensor]]:
-    storage = draw(st.sampled_from(Storage))
+def matrices(draw: Callable[..., Any], storage: Storage) -> tuple[QuantisedTensor, dict[str, torch.Tensor]]:
     bits = 4 if storage is Storage.AWQ else 8 if storage is Storage.PLAIN else draw(st.sampled_from([4, 8]))
     outputs, inputs = 8 * draw(st.integers(1, 4)), 8 * draw(st.integers(1, 9))
     if storage is Storage.PLAIN or (storage is Storage.PACKED and draw(st.booleans())):
@@ -120,14 +119,31 @@ def matrices(draw: Callable[..., Any]) -> tuple[QuantisedTensor, dict[str, torch
     return tensor, slices
 
 
-@given(made=matrices(), chunk=st.sampled_from([1, 300, 1 << 22]))
-def test_a_matrix_is_what_its_bits_say(
-    made: tuple[QuantisedTensor, dict[str, torch.Tensor]], chunk: int
-) -> None:
-    tensor, slices = made
+@pytest.mark.parametrize("storage", Storage)
+@given(data=st.data(), chunk=st.sampled_from([1, 300, 1 << 22]))
+def test_a_matrix_is_what_its_bits_say(data: st.DataObject, storage: Storage, chunk: int) -> None:
+    tensor, slices = data.draw(matrices(storage))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(matrix, "_CHUNK", chunk)
         assert torch.equal(QuantisedMatrix(tensor, slices)[...], slow(tensor, slices))
+
+
+@pytest.mark.parametrize("storage", Storage)
+@given(data=st.data())
+def test_int8_is_the_same_matrix_or_none(data: st.DataObject, storage: Storage) -> None:
+    tensor, slices = data.draw(matrices(storage))
+    made = QuantisedMatrix(tensor, slices)
+    found, dense = made.in_int8(), made[...]
+    columns = slices.get("groups", torch.arange(dense.shape[1]) // (tensor.scheme.block[1] or dense.shape[1]))
+    in_groups = all(len(set(part.tolist())) == 1 for part in columns.split(32))
+    if found is not None:
+        values, scales = found
+        assert values.dtype == torch.int8
+        spread = scales[:, None] if scales.ndim == 1 else scales.repeat_interleave(32, 1)
+        assert torch.equal(values * spread[:, : dense.shape[1]], dense)
+        assert in_groups
+    else:
+        assert tensor.scheme.is_float or not in_groups or tensor.scheme.bits == 8
 
 
 @pytest.mark.parametrize("group", [-1, 2])

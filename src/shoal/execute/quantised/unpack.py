@@ -12,14 +12,16 @@ import torch
 from shoal.models import QuantisedTensor, Storage
 
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in a word AWQ has each of eight columns: a word begins with columns 0, 2, 4, 6, 1, 3, 5, 7."""
+"""Where in a word AWQ has each of eight outputs: a word begins with outputs 0, 2, 4, 6, 1, 3, 5, 7."""
 _ONES = {4: 0x11111111, 8: 0x01010101}
 """A word with 1 for each number, by bits."""
 
 
 def unpack_words(words: torch.Tensor, bits: int) -> torch.Tensor:
     """The numbers in int32 words, of 4 or 8 bits, the lowest first: uint8 [..., words * 32 / bits]."""
-    found = words.contiguous().view(torch.uint8)  # the lowest byte first, on all machines that we run on
+    # A column may have any stride and still count as contiguous.
+    words = words.clone(memory_format=torch.contiguous_format)
+    found = words.view(torch.uint8)  # the lowest byte first, on all machines that we run on
     return found if bits == 8 else torch.stack((found & 15, found >> 4), dim=-1).flatten(-2)
 
 
@@ -31,7 +33,7 @@ def unpack_numbers(tensor: QuantisedTensor, slices: Mapping[str, Any], first: in
     bits, numbers = tensor.scheme.bits, slices["numbers"]
     match tensor.scheme.storage:
         case Storage.AWQ:
-            return _unpack_awq(numbers[:, first // 8 : last // 8]).T
+            return _unpack_awq(numbers[:, first // 8 : last // 8])
         case Storage.GPTQ:
             return unpack_words(numbers[:, first:last].T, bits)
         case Storage.PACKED:
@@ -51,7 +53,7 @@ def unpack_zeros(tensor: QuantisedTensor, slices: Mapping[str, Any]) -> torch.Te
         return stored.view(tensor.blocks).to(torch.int16) + middle
     match scheme.storage:
         case Storage.AWQ:
-            zeros = _unpack_awq(stored)
+            return _unpack_awq(stored).to(torch.int16)
         case Storage.GPTQ:
             # One is added to whole words, with carries, as GPTQModel subtracts it also from zeros that are 0.
             zeros = unpack_words(
@@ -63,6 +65,9 @@ def unpack_zeros(tensor: QuantisedTensor, slices: Mapping[str, Any]) -> torch.Te
 
 
 def _unpack_awq(words: torch.Tensor) -> torch.Tensor:
-    """uint8 [rows, columns] from int32 [rows, columns / 8]."""
-    found = unpack_words(words, 4).view(len(words), -1, 8)
-    return found[..., _AWQ_PLACES].flatten(1)
+    """uint8 [outputs, rows] from int32 [rows, outputs / 8]."""
+    words = words.T.contiguous()
+    found = torch.empty(len(words), 8, words.shape[1], dtype=torch.uint8)
+    for column, place in enumerate(_AWQ_PLACES):
+        found[:, column] = words >> 4 * place & 15
+    return found.flatten(0, 1)
