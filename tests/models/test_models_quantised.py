@@ -94,6 +94,7 @@ def group(**fields: object) -> dict[str, Any]:
         (group(weights=weights_of(8, "block", block_structure=[1])), r"blocks of \[1\]"),
         (group(targets=["re:["]), r"pattern '\['"),
         ({**FP8_BLOCKS, "expert_dtype": "fp4"}, "experts in fp4"),
+        ({**FP8_BLOCKS, "kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
         ({**FP8_BLOCKS, "fmt": "e5m2"}, "format e5m2"),
         ({**FP8_BLOCKS, "weight_block_size": "x"}, "blocks of x"),
     ],

@@ -77,7 +77,6 @@ def load_module(
             config=config,
             state_dict=slices,
             dtype=dtype,
-            use_safetensors=True,
             trust_remote_code=False,
             local_files_only=True,
             ignore_mismatched_sizes=True,  # so that all can be reported below

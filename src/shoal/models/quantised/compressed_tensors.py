@@ -31,11 +31,7 @@ def compressed_tensors(config: Mapping[str, Any]) -> Quantisation:
         raise unsupported("sparse weights (sparsity_config)", "dense matrices")
     if _mapping(config, "transform_config").get("config_groups"):
         raise unsupported("rotations that are part of the model (transform_config)", "models without")
-    if config.get("kv_cache_scheme") is not None:
-        raise unsupported(
-            "a kv_cache_scheme, with which keys and values would be rounded to it",
-            "models without; if you remove it from config.json, KV is kept in the dtype of the service",
-        )
+    _refuse_kv_scheme(config)
     found = dict(_targets(config, form))
     schemes = [scheme for scheme in found.values() if scheme is not None]
     if not schemes:
@@ -53,9 +49,18 @@ def fp8(config: Mapping[str, Any]) -> Quantisation:
         raise unsupported(f"experts in {config['expert_dtype']!s:.40} (expert_dtype)", "fp8")
     if str(config.get("fmt", "e4m3")) not in ("e4m3", "float8_e4m3fn"):
         raise unsupported(f"the format {config['fmt']!s:.40} (fmt)", "e4m3")
+    _refuse_kv_scheme(config)
     size = config.get("weight_block_size")
     block = (WHOLE, WHOLE) if size is None else _block(size)
     return Quantisation("FP8", [Rule(ALL, Scheme(Storage.PLAIN, 8, block, is_float=True))])
+
+
+def _refuse_kv_scheme(config: Mapping[str, Any]) -> None:
+    if config.get("kv_cache_scheme") is not None:
+        raise unsupported(
+            "a kv_cache_scheme, by which keys and values would be rounded",
+            "models without; if you remove it from config.json, KV is kept in the dtype of the service",
+        )
 
 
 def _targets(config: Mapping[str, Any], form: str) -> list[tuple[str, Scheme | None]]:

@@ -38,9 +38,12 @@ def keeps_integers(folder: Path) -> bool:
     Embeddings and the output head, which have a row for each token, may be dense. Raises as
     ``read_weight_headers`` does.
     """
+    config = read_json(folder / "config.json")
+    if quantisation_of(config, folder) is None:
+        return False
     stored = stored_tensors(folder)
     quantised = _quantised(folder, stored)
-    tokens = text_config(read_json(folder / "config.json")).get("vocab_size")
+    tokens = text_config(config).get("vocab_size")
     dense = (tensor.shape for tensor in _others(stored, quantised).values() if tensor.dtype in DENSE)
     if any(len(shape) == 2 and shape[0] != tokens for shape in dense):
         return False
