@@ -18,12 +18,34 @@ enum {
     GROUP = 32, /* inputs that share a scale */
     STEPS = GROUP / 4,
     PANEL = 32, /* columns that are stored together */
-    ROWS = 6,   /* of a tile: as many as leave registers for their sums */
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    ROWS = 12, /* of a tile: they pass by a panel's group one by one, while it is in the first cache */
+#else
+    ROWS = 6, /* of a tile: as many as leave registers for their sums */
+#endif
     PART_ROWS = ROWS,
     BLOCK_TILES = 16,
     LARGE_BLOCK_TILES = BLOCK_TILES,
     GROUP_BYTES = GROUP * PANEL,
 };
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE void begin_products(void) {}
+INLINE void end_products(void) {}
+
+/* 32 columns of weights. */
+struct panel {
+    const uint8_t *weights; /* [groups, STEPS, PANEL, 4], weight + 128 */
+    const float *scales;    /* [groups, PANEL], or NULL where groups have none */
+    int64_t groups;
+    const uint8_t *ahead; /* other weights, to be fetched into the second cache meanwhile */
+    int64_t ahead_groups;
+};
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#include "int8_tile_avx2.h"
+#else
 
 #if defined(__AVX512VNNI__)
 enum { WORDS = 1 }; /* four bytes */
@@ -53,27 +75,7 @@ typedef __m512 floats;
 #define EVEN_BYTES(w) _mm512_and_si512(w, _mm512_set1_epi16(255))
 #define ODD_BYTES(w) _mm512_srli_epi16(w, 8)
 #define ADD_PAIRS(sum, w, x) _mm512_add_epi32(sum, _mm512_madd_epi16(w, x))
-#elif defined(__AVX2__)
-#define LANES 8
-typedef __m256i ints;
-typedef __m256 floats;
-#define SET_INT _mm256_set1_epi32
-#define SET_FLOAT _mm256_set1_ps
-#define LOAD_INTS(p) _mm256_loadu_si256((const __m256i *)(p))
-#define LOAD_FLOATS _mm256_loadu_ps
-#define STORE_FLOATS _mm256_storeu_ps
-#define TO_FLOATS _mm256_cvtepi32_ps
-#define MULTIPLY _mm256_mul_ps
-#define MULTIPLY_ADD _mm256_fmadd_ps
-#define EVEN_BYTES(w) _mm256_and_si256(w, _mm256_set1_epi16(255))
-#define ODD_BYTES(w) _mm256_srli_epi16(w, 8)
-#define ADD_PAIRS(sum, w, x) _mm256_add_epi32(sum, _mm256_madd_epi16(w, x))
 #endif
-
-#define INLINE static inline __attribute__((always_inline))
-
-INLINE void begin_products(void) {}
-INLINE void end_products(void) {}
 
 /* Store the 32 values of a row's group as the products want them. */
 INLINE void put_values(const int32_t *values, struct group *group, int row) {
@@ -87,16 +89,10 @@ INLINE void put_values(const int32_t *values, struct group *group, int row) {
         group->values[row][step][1] = (four[1] & 0xffff) | (int32_t)((uint32_t)four[3] << 16);
     }
 #endif
+    int32_t sum = 0;
+    for (int i = 0; i < GROUP; i++) sum += values[i];
+    group->offsets[row] = -128 * sum;
 }
-
-/* 32 columns of weights. */
-struct panel {
-    const uint8_t *weights; /* [groups, STEPS, PANEL, 4], weight + 128 */
-    const float *scales;    /* [groups, PANEL], or NULL where groups have none */
-    int64_t groups;
-    const uint8_t *ahead; /* other weights, to be fetched into the second cache meanwhile */
-    int64_t ahead_groups;
-};
 
 #ifdef LANES
 enum { VECTORS = 2 }; /* of columns at a time */
@@ -126,51 +122,41 @@ INLINE void add_step(ints sums[][VECTORS], const int32_t (*values)[STEPS][WORDS]
 #endif
 }
 
-/* out[row][column] for some rows and VECTORS * LANES columns. */
-INLINE void multiply_part(const struct group *x, const struct panel *panel, float (*out)[PANEL], const int first,
-                          const int rows, const int column) {
+/* out[row][column] for a number of rows that is known to the compiler. */
+INLINE void multiply_part(const struct group *x, const struct panel *panel, float (*out)[PANEL], const int rows) {
     const uint8_t *weights = panel->weights;
     const float *scales = panel->scales;
     floats totals[ROWS][VECTORS];
     for (int row = 0; row < rows; row++)
         for (int v = 0; v < VECTORS; v++) totals[row][v] = SET_FLOAT(0);
     for (int64_t g = 0; g < panel->groups; g++, x++, weights += GROUP * PANEL) {
-        if (first + column == 0 && g < panel->ahead_groups) fetch_group(panel->ahead + g * GROUP * PANEL);
+        if (g < panel->ahead_groups) fetch_group(panel->ahead + g * GROUP * PANEL);
         ints sums[ROWS][VECTORS];
         for (int row = 0; row < rows; row++)
-            for (int v = 0; v < VECTORS; v++) sums[row][v] = SET_INT(x->offsets[first + row]);
+            for (int v = 0; v < VECTORS; v++) sums[row][v] = SET_INT(x->offsets[row]);
 #pragma GCC unroll 8
         for (int step = 0; step < STEPS; step++)
-            add_step(sums, x->values + first, step, weights + (step * PANEL + column) * 4, rows);
+            add_step(sums, x->values, step, weights + step * PANEL * 4, rows);
         for (int row = 0; row < rows; row++)
             for (int v = 0; v < VECTORS; v++) {
                 floats sum = TO_FLOATS(sums[row][v]);
-                if (scales) sum = MULTIPLY(sum, LOAD_FLOATS(scales + g * PANEL + column + v * LANES));
-                totals[row][v] = MULTIPLY_ADD(sum, SET_FLOAT(x->scales[first + row]), totals[row][v]);
+                if (scales) sum = MULTIPLY(sum, LOAD_FLOATS(scales + g * PANEL + v * LANES));
+                totals[row][v] = MULTIPLY_ADD(sum, SET_FLOAT(x->scales[row]), totals[row][v]);
             }
     }
     for (int row = 0; row < rows; row++)
-        for (int v = 0; v < VECTORS; v++) STORE_FLOATS(out[first + row] + column + v * LANES, totals[row][v]);
+        for (int v = 0; v < VECTORS; v++) STORE_FLOATS(out[row] + v * LANES, totals[row][v]);
 }
 
 /* out[row][column] for the first rows of a tile and the columns of a panel. */
 INLINE void multiply_tile(const struct inputs *inputs, const struct panel *panel, const int rows,
                           float (*out)[PANEL]) {
     const struct group *x = (const struct group *)inputs->first;
-#if LANES == 16
     switch (rows) {
-#define CASE(n) case n: multiply_part(x, panel, out, 0, n, 0); break;
+#define CASE(n) case n: multiply_part(x, panel, out, n); break;
         CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
 #undef CASE
     }
-#else
-    for (int column = 0; column < PANEL; column += VECTORS * LANES) {
-        int first = 0;
-        for (; first + 3 <= rows; first += 3) multiply_part(x, panel, out, first, 3, column);
-        if (rows - first == 2) multiply_part(x, panel, out, first, 2, column);
-        if (rows - first == 1) multiply_part(x, panel, out, first, 1, column);
-    }
-#endif
 }
 
 #else
@@ -197,6 +183,8 @@ INLINE void multiply_tile(const struct inputs *inputs, const struct panel *panel
     for (int row = 0; row < rows; row++)
         for (int column = 0; column < PANEL; column++) out[row][column] = multiply_column(x, panel, row, column);
 }
+#endif
+
 #endif
 
 #endif

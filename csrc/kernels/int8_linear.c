@@ -30,16 +30,14 @@ INLINE uint32_t largest_of(const float *x) {
 INLINE void quantise_group(const float *x, uint32_t largest, struct group *group, int row) {
     const int finite = largest < 0x7f800000, usable = finite && from_bits(largest) >= 0x1p-100f;
     const float inverse = 127.0f / from_bits(usable ? largest : 0x7f800000);
-    int32_t rounded[GROUP], sum = 0;
+    int32_t rounded[GROUP];
     for (int i = 0; i < GROUP; i++) {
         /* Adding 1.5 * 2^23 rounds to the nearest integer, ties to even, in the lowest bits. */
         rounded[i] = (int32_t)to_bits(x[i] * inverse + 12582912.0f) - 0x4b400000;
         rounded[i] = finite ? rounded[i] : 0;
-        sum += rounded[i];
     }
     put_values(rounded, group, row);
     group->scales[row] = finite ? from_bits(usable ? largest : 0) * (1.0f / 127) : from_bits(0x7fc00000);
-    group->offsets[row] = -128 * sum;
 }
 
 static int can_read_inputs(const struct job *job) {
@@ -52,11 +50,11 @@ static void prepare_row(const struct job *job, int64_t row, struct group *groups
     _Alignas(64) float values[GROUP];
     for (int64_t g = 0; g < job->groups; g++) {
         read_group(job, row, g * GROUP, values);
-        groups[g].offsets[row % ROWS] = (int32_t)largest_of(values);
+        groups[g].scales[row % ROWS] = from_bits(largest_of(values));
     }
     for (int64_t g = 0; g < job->groups; g++) {
         read_group(job, row, g * GROUP, values);
-        quantise_group(values, (uint32_t)groups[g].offsets[row % ROWS], groups + g, row % ROWS);
+        quantise_group(values, to_bits(groups[g].scales[row % ROWS]), groups + g, row % ROWS);
     }
 }
 

@@ -55,8 +55,8 @@ static void check(int64_t rows, int64_t inputs, int64_t columns, int64_t activat
 }
 
 int main(void) {
-    const int64_t rows[] = {0, 1, 2, 3, 4, 5, 6, 7, 100}, inputs[] = {1, 32, 71}, columns[] = {1, 32, 67};
-    for (int r = 0; r < 9; r++)
+    const int64_t rows[] = {0, 1, 2, 3, 4, 5, 6, 7, 12, 13, 100}, inputs[] = {1, 32, 71}, columns[] = {1, 32, 67};
+    for (int r = 0; r < 11; r++)
         for (int i = 0; i < 3; i++)
             for (int c = 0; c < 3; c++)
                 for (int64_t activation = NO_ACTIVATION; activation <= GELU_ERF; activation++)
