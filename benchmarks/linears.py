@@ -1,4 +1,4 @@
-"""Times of all linear layers of a step, in float32, bfloat16 and int8.
+"""Times of all linear layers of a step, in float32, bfloat16, int8 and four bits.
 
     python -m benchmarks.linears                               # smollm2 at 1, 16, 64 and 2,048 rows
     python -m benchmarks.linears --model gemma3-270m --rows 1 64
@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.interrupts import print_at_end
 from shoal.execute.huge_pages import HugePages
 from shoal.execute.linear.packed_linear import OnednnLinear, PackedLinear, bf16_library, onednn_packs_bf16
-from shoal.execute.linear.packed_weights import GROUP, pack_bf16, pack_int8, quantise_channels
+from shoal.execute.linear.packed_weights import GROUP, pack_bf16, pack_int8, pack_integers, quantise_channels
 from shoal.execute.model.checkpoint import read_model_config
 from shoal.models import resolve_model
 from shoal.native import load_native
@@ -68,6 +68,7 @@ def formats_of(shapes: list[tuple[int, int]]) -> dict[str, tuple[torch.dtype, li
         "bfloat16": (torch.bfloat16, []),
         "int8": (torch.bfloat16, []),
         "int8 in groups": (torch.bfloat16, []),
+        "four bits in groups": (torch.bfloat16, []),
         "oneDNN int8, quantised before": (torch.uint8, []),
     }
     products = [products for _, products in formats.values()]
@@ -85,7 +86,9 @@ def formats_of(shapes: list[tuple[int, int]]) -> dict[str, tuple[torch.dtype, li
         products[3].append(PackedLinear(pack_int8(values, scales).copied(pages.put), native))
         grouped = scales[:, None].expand(-1, -(-inputs // GROUP))
         products[4].append(PackedLinear(pack_int8(values, grouped).copied(pages.put), native))
-        products[5].append(onednn_int8(values, scales))
+        narrow = pack_integers((values // 16).to(torch.int8), grouped)
+        products[5].append(PackedLinear(narrow.copied(pages.put), native))
+        products[6].append(onednn_int8(values, scales))
     return formats
 
 

@@ -1,7 +1,9 @@
-/* A tile of quantised rows times a panel of 32 int8 columns, for each instruction set.
+/* A tile of quantised rows times a panel of 32 columns of int8, for each instruction set.
 
    All variants compute the same bits: sums of a group of 32 products are exact integers, and groups are
-   added in order by one fused multiply-add each. */
+   added in order by one fused multiply-add each. A file that includes this has defined WEIGHT_BITS, 8 or 4. Weights are
+   stored as weight + 128 or weight + 8. Those of four bits, -8 to 7, are two to a byte: the lower ones are of a step, and
+   the upper ones, of the same columns, of the next step. */
 #ifndef SHOAL_INT8_TILE_H
 #define SHOAL_INT8_TILE_H
 
@@ -26,7 +28,8 @@ enum {
     PART_ROWS = ROWS,
     BLOCK_TILES = 16,
     LARGE_BLOCK_TILES = BLOCK_TILES,
-    GROUP_BYTES = GROUP * PANEL,
+    GROUP_BYTES = GROUP * PANEL * WEIGHT_BITS / 8,
+    ZERO = 1 << (WEIGHT_BITS - 1), /* what is added to stored weights */
 };
 
 #define INLINE static inline __attribute__((always_inline))
@@ -36,7 +39,7 @@ INLINE void end_products(void) {}
 
 /* 32 columns of weights. */
 struct panel {
-    const uint8_t *weights; /* [groups, STEPS, PANEL, 4], weight + 128 */
+    const uint8_t *weights; /* [groups, STEPS, PANEL, 4], or STEPS / 2 where weights have four bits */
     const float *scales;    /* [groups, PANEL], or NULL where groups have none */
     int64_t groups;
     const uint8_t *ahead; /* other weights, to be fetched into the second cache meanwhile */
@@ -53,11 +56,11 @@ enum { WORDS = 1 }; /* four bytes */
 enum { WORDS = 2 }; /* the even two of four values, then the odd two, in 16 bits each */
 #endif
 
-/* A group of inputs of all rows of a tile. Weights are stored as weight + 128, so sums start at offset. */
+/* A group of inputs of all rows of a tile. Sums start at offset, since stored weights are not the weights. */
 struct group {
     int32_t values[ROWS][STEPS][WORDS]; /* four inputs each */
     float scales[ROWS];
-    int32_t offsets[ROWS]; /* -128 * sum of the row's values */
+    int32_t offsets[ROWS]; /* -ZERO * sum of the row's values */
 };
 
 #if defined(__AVX512F__)
@@ -72,6 +75,8 @@ typedef __m512 floats;
 #define TO_FLOATS _mm512_cvtepi32_ps
 #define MULTIPLY _mm512_mul_ps
 #define MULTIPLY_ADD _mm512_fmadd_ps
+#define LOWER_BITS(w) _mm512_and_si512(w, _mm512_set1_epi8(15))
+#define UPPER_BITS(w) _mm512_srli_epi16(w, 4)
 #define EVEN_BYTES(w) _mm512_and_si512(w, _mm512_set1_epi16(255))
 #define ODD_BYTES(w) _mm512_srli_epi16(w, 8)
 #define ADD_PAIRS(sum, w, x) _mm512_add_epi32(sum, _mm512_madd_epi16(w, x))
@@ -91,7 +96,7 @@ INLINE void put_values(const int32_t *values, struct group *group, int row) {
 #endif
     int32_t sum = 0;
     for (int i = 0; i < GROUP; i++) sum += values[i];
-    group->offsets[row] = -128 * sum;
+    group->offsets[row] = -ZERO * sum;
 }
 
 #ifdef LANES
@@ -99,14 +104,21 @@ enum { VECTORS = 2 }; /* of columns at a time */
 
 INLINE void fetch_group(const uint8_t *weights) {
 #pragma GCC unroll 16
-    for (int i = 0; i < GROUP * PANEL; i += 64) _mm_prefetch((const char *)weights + i, _MM_HINT_T1);
+    for (int i = 0; i < GROUP_BYTES; i += 64) _mm_prefetch((const char *)weights + i, _MM_HINT_T1);
+}
+
+/* A step's weights of a group, as stored, in bytes: four of each column of a vector. */
+INLINE ints load_weights(const uint8_t *weights, const int step, const int v) {
+    if (WEIGHT_BITS == 8) return LOAD_INTS(weights + (step * PANEL + v * LANES) * 4);
+    const ints both = LOAD_INTS(weights + (step / 2 * PANEL + v * LANES) * 4);
+    return LOWER_BITS(step % 2 ? UPPER_BITS(both) : both);
 }
 
 /* sums[row] += 4 inputs of a row times 4 bytes of each column, for all rows. */
 INLINE void add_step(ints sums[][VECTORS], const int32_t (*values)[STEPS][WORDS], const int step,
                      const uint8_t *weights, const int rows) {
     ints w[VECTORS];
-    for (int v = 0; v < VECTORS; v++) w[v] = LOAD_INTS(weights + v * LANES * 4);
+    for (int v = 0; v < VECTORS; v++) w[v] = load_weights(weights, step, v);
 #if defined(__AVX512VNNI__)
     for (int row = 0; row < rows; row++)
         for (int v = 0; v < VECTORS; v++)
@@ -129,14 +141,14 @@ INLINE void multiply_part(const struct group *x, const struct panel *panel, floa
     floats totals[ROWS][VECTORS];
     for (int row = 0; row < rows; row++)
         for (int v = 0; v < VECTORS; v++) totals[row][v] = SET_FLOAT(0);
-    for (int64_t g = 0; g < panel->groups; g++, x++, weights += GROUP * PANEL) {
-        if (g < panel->ahead_groups) fetch_group(panel->ahead + g * GROUP * PANEL);
+    for (int64_t g = 0; g < panel->groups; g++, x++, weights += GROUP_BYTES) {
+        if (g < panel->ahead_groups) fetch_group(panel->ahead + g * GROUP_BYTES);
         ints sums[ROWS][VECTORS];
         for (int row = 0; row < rows; row++)
             for (int v = 0; v < VECTORS; v++) sums[row][v] = SET_INT(x->offsets[row]);
 #pragma GCC unroll 8
         for (int step = 0; step < STEPS; step++)
-            add_step(sums, x->values, step, weights + step * PANEL * 4, rows);
+            add_step(sums, x->values, step, weights, rows);
         for (int row = 0; row < rows; row++)
             for (int v = 0; v < VECTORS; v++) {
                 floats sum = TO_FLOATS(sums[row][v]);
@@ -161,15 +173,22 @@ INLINE void multiply_tile(const struct inputs *inputs, const struct panel *panel
 
 #else
 
+/* A weight of a column, as stored: of four inputs of a step. */
+static int32_t weight_at(const uint8_t *group, int step, int column, int i) {
+    if (WEIGHT_BITS == 8) return group[(step * PANEL + column) * 4 + i];
+    return group[(step / 2 * PANEL + column) * 4 + i] >> step % 2 * 4 & 15;
+}
+
 /* One output of the above. */
 static float multiply_column(const struct group *x, const struct panel *panel, int row, int column) {
     float total = 0;
     for (int64_t g = 0; g < panel->groups; g++) {
+        const uint8_t *weights = panel->weights + g * GROUP_BYTES;
         int32_t sum = x[g].offsets[row];
         for (int step = 0; step < STEPS; step++) {
-            const uint8_t *w = panel->weights + ((g * STEPS + step) * PANEL + column) * 4;
             const int32_t even = x[g].values[row][step][0], odd = x[g].values[row][step][WORDS - 1];
-            sum += w[0] * (int16_t)even + w[2] * (even >> 16) + w[1] * (int16_t)odd + w[3] * (odd >> 16);
+            sum += weight_at(weights, step, column, 0) * (int16_t)even + weight_at(weights, step, column, 2) * (even >> 16);
+            sum += weight_at(weights, step, column, 1) * (int16_t)odd + weight_at(weights, step, column, 3) * (odd >> 16);
         }
         const float value = panel->scales ? (float)sum * panel->scales[g * PANEL + column] : (float)sum;
         total = fmaf(value, x[g].scales[row], total);

@@ -17,7 +17,7 @@ from at_hand import on_cpu
 from gguf_files import write_tiny_llama
 from shoal.core import ModelUnavailable, Service
 from shoal.execute.linear.packed_linear import PackedLinear
-from shoal.execute.linear.packed_weights import unpack_int8
+from shoal.execute.linear.packed_weights import pack_int8, unpack_int8
 from shoal.execute.model import choose_dtype, int8_model
 from shoal.execute.model.choose_dtype import FAST_INT8
 from shoal.execute.model.int8_model import use_int8
@@ -40,8 +40,17 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a model whose file has all matrices in Q8_0."""
-    root = tmp_path_factory.mktemp("gguf")
-    write_tiny_llama(root / "m.gguf", hidden=64, inner=96, kv_heads=2, kind=GGMLQuantizationType.Q8_0)
+    return convert_tiny(tmp_path_factory.mktemp("gguf"), GGMLQuantizationType.Q8_0)
+
+
+@pytest.fixture(scope="module")
+def in_four_bits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same in Q4_0."""
+    return convert_tiny(tmp_path_factory.mktemp("gguf"), GGMLQuantizationType.Q4_0)
+
+
+def convert_tiny(root: Path, kind: GGMLQuantizationType) -> Path:
+    write_tiny_llama(root / "m.gguf", hidden=64, inner=96, kv_heads=2, kind=kind)
     (root / "m").mkdir()
     assert convert.main(["gguf", str(root / "m.gguf"), str(root / "m")]) == 0
     return root / "m"
@@ -106,6 +115,39 @@ def test_logits_are_those_of_exact_integers(converted: Path, monkeypatch: pytest
     ours = logits_of(HandScheduler({"m": converted}, dtype="int8"), "m", prompts, 4)
     monkeypatch.setattr(int8_model, "load_native", lambda: None)
     assert logits_of(HandScheduler({"m": converted}, dtype="int8"), "m", prompts, 4) == ours
+
+
+def test_layers_of_q4_0_stay_in_four_bits(in_four_bits: Path) -> None:
+    groups = load_file(in_four_bits / GROUPS_FILE)
+    for _ in ("quantised", "from the cache"):
+        layers = in_int8(in_four_bits)
+        assert len(layers) == len(groups) // 2 == 15
+        assert {layer.weights.bits for layer in layers.values()} == {4}
+        assert all(has_groups(layer, groups, name) for name, layer in layers.items())
+
+
+@on_cpu
+@pytest.mark.parametrize("wide", [(), ("v_proj", "up_proj")], ids=["all", "beside int8"])
+def test_logits_in_four_bits_are_those_of_int8(
+    wide: tuple[str, ...], in_four_bits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(in_four_bits, tmp_path / "m"))
+    groups = load_file(folder / GROUPS_FILE)
+    for name in groups:
+        if name.endswith(tuple(f"{layer}.values" for layer in wide)):
+            row, column = (groups[name] == 7).nonzero()[0]
+            groups[name][row, column] = 8
+    rewrite(folder, groups)
+    prompts = [make_prompt(n, seed=n) for n in (1, 5, 23)]
+    narrow = logits_of(HandScheduler({"m": folder}, dtype="int8"), "m", prompts, 4)
+    others = {"down_proj", "lm_head"}  # of no input that a wide layer has
+    for name, layer in in_int8(folder).items():
+        assert layer.weights.bits == (8 if wide and name.rpartition(".")[2] not in others else 4), name
+    bytes_narrow = load(folder, "int8")[0].weight_bytes
+    monkeypatch.setattr(int8_model, "pack_integers", pack_int8)
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "other"))
+    assert logits_of(HandScheduler({"m": folder}, dtype="int8"), "m", prompts, 4) == narrow
+    assert load(folder, "int8")[0].weight_bytes > bytes_narrow
 
 
 def load(folder: Path, dtype: str = "auto") -> tuple[LoadedModel, list[str]]:

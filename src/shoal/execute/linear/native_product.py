@@ -2,8 +2,8 @@
 
 A row's result has the same bits in any batch, chunking and number of threads. With int8 weights the input is
 quantised in groups of 32, whose sums are exact integers and are added in order, so the bits are the same on
-every instruction set, too. bfloat16 weights are summed in float32; if the CPU's bfloat16 dot products are no
-faster than float32, the kernel widens weights in registers.
+every instruction set, too, and with the same weights in four bits. bfloat16 weights are summed in float32; if
+the CPU's bfloat16 dot products are no faster than float32, the kernel widens weights in registers.
 """
 
 import ctypes
@@ -16,8 +16,8 @@ import torch
 from shoal.execute.linear.packed_weights import PackedWeights
 from shoal.native import NativeLibrary
 
-_KERNELS = {torch.bfloat16: "shoal_bf16_product", torch.uint8: "shoal_int8_product"}
-"""By the dtype of packed weights; in ``csrc/kernels``."""
+_KERNELS = {16: "shoal_bf16_product", 8: "shoal_int8_product", 4: "shoal_int4_product"}
+"""By the bits of packed weights; in ``csrc/kernels``."""
 _IS_BF16 = {torch.float32: 0, torch.bfloat16: 1}
 
 
@@ -55,7 +55,7 @@ class NativeProduct:
         self._recipe = (native, self.parts, activation)
         self.in_features = parts[0].in_features
         self.out_features = output_features(parts, activation)
-        kernel = _KERNELS[parts[0].packed.dtype]
+        kernel = _KERNELS[parts[0].bits]
         self._kernel = native.kernel(kernel, *_ARGUMENTS, result=_INT)
         self._layers = (_Linear * len(parts))(*map(_linear, parts))
         self._product = _Product(

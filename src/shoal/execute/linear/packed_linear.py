@@ -1,4 +1,4 @@
-"""Linear layers with packed weights, ours (bfloat16, int8) and oneDNN's (bfloat16), and which are in use."""
+"""Linear layers with packed weights, ours and oneDNN's, and which are in use."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -46,7 +46,7 @@ def joint_product(
     """One product for layers with the same input, as in NativeProduct; None if they are not all PackedLinear
     of one format."""
     packed = [layer for layer in layers if isinstance(layer, PackedLinear)]
-    if len(packed) < len(layers) or len({layer.weights.packed.dtype for layer in packed}) > 1:
+    if len(packed) < len(layers) or len({layer.weights.bits for layer in packed}) > 1:
         return None
     return packed_product([layer.weights for layer in packed], packed[0].native, activation)
 

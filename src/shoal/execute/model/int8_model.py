@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,20 @@ from torch import nn
 from shoal.core import ModelUnavailable
 from shoal.execute.huge_pages import HugePages
 from shoal.execute.linear.packed_linear import PackedLinear, dense_weight
-from shoal.execute.linear.packed_weights import GROUP, PackedWeights, pack_int8, quantise_channels
+from shoal.execute.linear.packed_weights import (
+    GROUP,
+    PackedWeights,
+    pack_integers,
+    quantise_channels,
+    widened,
+)
 from shoal.execute.model.replace import Place, places
 from shoal.execute.quantised.int8 import kept_integers
 from shoal.execute.quantised.weights import open_slices
 from shoal.models import derived_folder, groups_file, open_weights, stated_quantisation
 from shoal.native import load_native
 
-LAYOUT = 2
+LAYOUT = 3
 """Version of quantisation and packing; part of the cache key."""
 
 _FILE = "int8.safetensors"
@@ -33,18 +40,16 @@ def use_int8(model: nn.Module, folder: Path | None) -> None:
 
     folder: None for weights that come from no files; then the cache is not used. Layers that the conversion
     of a GGUF file or a quantised folder has as integers have its values and scales, others one scale for each
-    output channel. The int8 weights
-    come from the cache, or are stored there if it is writable. Other weights (embeddings, norms, experts
-    stored as one tensor) stay as they are. Raises ModelUnavailable if the file in the cache or from the
-    conversion is damaged.
+    output channel. The int8 weights come from the cache, or are stored there if it is writable. Other weights
+    (embeddings, norms, experts stored as one tensor) stay as they are. Raises ModelUnavailable if the file in
+    the cache or from the conversion is damaged.
     """
     if load_native() is None:
         _log.warning("the native library is not in use: int8 layers are computed by torch, many times slower")
     dense = [place for place in places(model) if dense_weight(place.module) is not None]
     memory = HugePages()
     if folder is None:
-        for place in dense:
-            _put(place, _quantised(place, None, {}), memory)
+        _quantise_all(dense, None, memory)
     else:
         _use_cached(dense, folder, memory)
 
@@ -52,14 +57,8 @@ def use_int8(model: nn.Module, folder: Path | None) -> None:
 def _use_cached(layers: Sequence[Place], folder: Path, memory: HugePages) -> None:
     """Replace all layers with weights from the cache; quantises and stores them first if they are missing."""
 
-    def convert(places: Sequence[Place]) -> None:
-        groups = groups_file(folder)
-        with open_slices(folder) as slices:
-            for place in places:
-                _put(place, _quantised(place, groups, slices), memory)
-
     def build(target: Path) -> None:
-        convert(layers)
+        _quantise_all(layers, folder, memory)
         save_file(dict(_tensors(layers)), target / _FILE)
 
     shapes = [
@@ -75,7 +74,24 @@ def _use_cached(layers: Sequence[Place], folder: Path, memory: HugePages) -> Non
     if cached is not None and dense:
         _read(cached, dense, memory)
     if cached is None:
-        convert(dense)
+        _quantise_all(dense, folder, memory)
+
+
+def _quantise_all(layers: Sequence[Place], folder: Path | None, memory: HugePages) -> None:
+    """Replace dense layers by int8 layers; folder: of the model, None: it has no files."""
+    groups = None if folder is None else groups_file(folder)
+    nothing: dict[str, Any] = {}
+    with nullcontext(nothing) if folder is None else open_slices(folder) as slices:
+        for place in layers:
+            _put(place, _quantised(place, groups, slices), memory)
+    siblings: dict[tuple[str, int], list[Place]] = {}
+    for place in layers:
+        siblings.setdefault((place.path.rpartition(".")[0], place.module.in_features), []).append(place)
+    for together in siblings.values():
+        # They may have the same input, and only layers of one format become one product.
+        if len({place.module.weights.bits for place in together}) > 1:
+            for place in together:
+                _put(place, widened(place.module.weights), memory)
 
 
 def int8_bytes(model: nn.Module) -> int:
@@ -99,7 +115,7 @@ def _quantised(place: Place, groups: Path | None, slices: Mapping[str, Any]) -> 
         stored = kept_integers(slices.get(f"{place.path}.weight"), weight)
     else:
         stored = _stored(groups, place.path, weight.shape)
-    return pack_int8(*(stored or quantise_channels(weight)), place.module.bias)
+    return pack_integers(*(stored or quantise_channels(weight)), place.module.bias)
 
 
 def _stored(file: Path, path: str, shape: torch.Size) -> tuple[torch.Tensor, torch.Tensor] | None:
