@@ -21,7 +21,7 @@ enum {
     STEPS = GROUP / 4,
     PANEL = 32, /* columns that are stored together */
 #if defined(__AVX2__) && !defined(__AVX512F__)
-    ROWS = 12, /* of a tile: they pass by a panel's group one by one, while it is in the first cache */
+    ROWS = 12, /* of a tile: multiplied in turn with a panel's group, which stays in the first cache */
 #else
     ROWS = 6, /* of a tile: as many as leave registers for their sums */
 #endif
