@@ -122,7 +122,7 @@ def test_a_request_that_is_cancelled_between_its_slices_is_gone():
 
 
 @pytest.mark.parametrize("batching", each_nth([SLICES, IDLE, PREDICTED], 3))
-@pytest.mark.parametrize("kills", [20, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [20, pytest.param(100, marks=pytest.mark.slow)])
 def test_nothing_is_lost_in_batches_under_many_kills(batching: BatchingOptions, kills: int):
     async def scenario(router: Router, backend: FakeBackend) -> None:
         rng = random.Random(4)
