@@ -83,7 +83,6 @@ def group(**fields: object) -> dict[str, Any]:
         (group(format="mxfp4-pack-quantized"), "format mxfp4"),
         ({**GROUP_32, "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse weights"),
         ({**GROUP_32, "transform_config": {"config_groups": {"u": {}}}}, "rotations"),
-        ({**GROUP_32, "kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme.*if you remove it"),
         ({**GROUP_32, "config_groups": {"W4A16": ["Linear"]}}, "names of schemes only"),
         ({**GROUP_32, "config_groups": {}}, "no weights that are quantised"),
         ({**GROUP_32, "ignore": "lm_head"}, "ignore: 'lm_head'.*a list"),
@@ -94,7 +93,6 @@ def group(**fields: object) -> dict[str, Any]:
         (group(weights=weights_of(8, "block", block_structure=[1])), r"blocks of \[1\]"),
         (group(targets=["re:["]), r"pattern '\['"),
         ({**FP8_BLOCKS, "expert_dtype": "fp4"}, "experts in fp4"),
-        ({**FP8_BLOCKS, "kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
         ({**FP8_BLOCKS, "fmt": "e5m2"}, "format e5m2"),
         ({**FP8_BLOCKS, "weight_block_size": "x"}, "blocks of x"),
     ],
@@ -111,6 +109,14 @@ def test_a_config_may_have_the_older_names() -> None:
     assert found is not None
     assert found.scheme_of(UP) == Scheme(Storage.PACKED, 4, (1, 32))
     assert quantisation_of({"quantization_config": None}, Path("m")) is None
+
+
+@pytest.mark.parametrize("config", [GROUP_32, FP8_BLOCKS])
+def test_a_scheme_of_kv_changes_nothing_of_weights(config: dict[str, Any]) -> None:
+    def found(**fields: object) -> object:
+        return quantisation_of({"quantization_config": {**config, **fields}}, Path("m"))
+
+    assert found() == found(kv_cache_scheme={"num_bits": 8, "type": "float", "strategy": "tensor"})
 
 
 def test_exact_names_come_before_patterns_and_patterns_before_classes() -> None:

@@ -39,7 +39,7 @@ class Service:
     dtype: str = "auto"
     """"auto", "float32", "bfloat16", "float16", or "int8": linear layers in int8 and everything else in
     bfloat16 (KV as ``kv_cache.dtype`` says); on CPUs only. "auto" is the dtype in which the weights are
-    stored; for a quantised GGUF file int8 where the kernel for that is fast, else bfloat16."""
+    stored; for quantised integers (of GGUF files and folders) int8 where the kernel for that is fast."""
     weights: Weights = "files"
     """"files": those of the model's files. "random": generated on the device from config.json alone, so that
     the speed of a model can be measured without its files."""

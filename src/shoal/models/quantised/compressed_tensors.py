@@ -23,7 +23,7 @@ _LEAST_ACTIVATION_BITS = 8
 
 
 def compressed_tensors(config: Mapping[str, Any]) -> Quantisation:
-    """Config groups with their targets. Activations are not quantised here, whatever their scheme is."""
+    """Config groups with their targets. Schemes of activations and of KV change nothing here."""
     form = config.get("format")
     if form not in _FORMATS:
         raise unsupported(f"compressed-tensors' format {form!s:.40}", ", ".join(_FORMATS))
@@ -31,7 +31,6 @@ def compressed_tensors(config: Mapping[str, Any]) -> Quantisation:
         raise unsupported("sparse weights (sparsity_config)", "dense matrices")
     if _mapping(config, "transform_config").get("config_groups"):
         raise unsupported("rotations that are part of the model (transform_config)", "models without")
-    _refuse_kv_scheme(config)
     found = dict(_targets(config, form))
     schemes = [scheme for scheme in found.values() if scheme is not None]
     if not schemes:
@@ -49,18 +48,9 @@ def fp8(config: Mapping[str, Any]) -> Quantisation:
         raise unsupported(f"experts in {config['expert_dtype']!s:.40} (expert_dtype)", "fp8")
     if str(config.get("fmt", "e4m3")) not in ("e4m3", "float8_e4m3fn"):
         raise unsupported(f"the format {config['fmt']!s:.40} (fmt)", "e4m3")
-    _refuse_kv_scheme(config)
     size = config.get("weight_block_size")
     block = (WHOLE, WHOLE) if size is None else _block(size)
     return Quantisation("FP8", [Rule(ALL, Scheme(Storage.PLAIN, 8, block, is_float=True))])
-
-
-def _refuse_kv_scheme(config: Mapping[str, Any]) -> None:
-    if config.get("kv_cache_scheme") is not None:
-        raise unsupported(
-            "a kv_cache_scheme, by which keys and values would be rounded",
-            "models without; if you remove it from config.json, KV is kept in the dtype of the service",
-        )
 
 
 def _targets(config: Mapping[str, Any], form: str) -> list[tuple[str, Scheme | None]]:
