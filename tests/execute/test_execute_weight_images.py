@@ -4,6 +4,7 @@ import errno
 import gc
 import json
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -396,3 +397,20 @@ def test_a_child_process_reports_its_error(
     with pytest.raises(type(expected.value)) as raised:
         load_image("tiny", llama, torch.float32, CPU, None)
     assert str(raised.value) == str(expected.value)
+
+
+def test_images_are_made_again_if_the_reading_of_checkpoints_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Path(images.__file__).parents[2]
+    for room in ("execute", "models"):
+        shutil.copytree(source / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(images, "_EXECUTE", tmp_path / "execute")
+    digest = images._code_digest.__wrapped__
+    before = digest()
+    assert digest() == before
+    for changed in ("execute/linear/packed_weights.py", "models/quantised/awq_gptq.py"):
+        file = tmp_path / changed
+        file.write_text(file.read_text() + "\n")
+        assert digest() != before
+        before = digest()

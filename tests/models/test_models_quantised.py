@@ -1,6 +1,7 @@
 """What quantization_config says, what is refused of it, and facts of quantised folders."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -213,3 +214,49 @@ def test_tensors_that_the_config_does_not_describe_are_named(
     folder = make(tmp_path, {UP: packer}, config, without=without, **others)
     with pytest.raises(ModelUnsupported, match=message):
         check_weights(folder)
+
+
+@pytest.mark.parametrize("form", ["gptq", "compressed-tensors"])
+def test_a_pattern_that_would_take_for_ever_is_refused(form: str) -> None:
+    endless, name = "(a|a)*$", "a" * 60 + "!"
+    config = {**GPTQ, "dynamic": {f"-:{endless}": {}}}
+    if form != "gptq":
+        config = {**GROUP_32, "ignore": [f"re:{endless}"]}
+    found = quantisation_of({"quantization_config": config}, Path("m"))
+    assert found is not None
+    assert found.scheme_of("aaaa!") is not None
+    with pytest.raises(ModelUnsupported, match=r"\(a\|a\).*takes too long"):
+        found.scheme_of(name)
+
+
+def test_a_null_in_the_text_config_hides_no_quantisation() -> None:
+    config = {"quantization_config": AWQ, "text_config": {"quantization_config": None}}
+    assert quantisation_of(config, Path("m")) is not None
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        [1],
+        5,
+        {"quant_method": None},
+        {**AWQ, "group_size": 10**30},
+        {**GPTQ, "dynamic": {"+:x": 5}},
+        {**GPTQ, "dynamic": {"(?P<a>x)(?P<a>y)": {}}},
+        {**GPTQ, "bits": True},
+        {**GROUP_32, "format": ["x"], "config_groups": 5},
+        {**GROUP_32, "ignore": [None, {}, "re:("]},
+        {**FP8_BLOCKS, "weight_block_size": [10**40, 1]},
+        {**FP8_BLOCKS, "weight_block_size": [0, 1]},
+        {**FP8_BLOCKS, "fmt": None},
+        group(targets="Linear"),
+        group(targets=[["x"]]),
+        group(targets=["re:" + "(" * 5000 + ")" * 5000]),
+        group(targets=["re:a{99999999999999}"]),
+        group(targets=["re:" + "(" * 400 + ")" * 400]),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_odd_configs_are_read_or_refused_by_an_error_of_ours(tmp_path: Path, config: object) -> None:
+    with suppress(ModelUnsupported):
+        resolve_model(str(make(tmp_path, {}, config)))

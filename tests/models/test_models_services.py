@@ -52,7 +52,7 @@ def test_config_json_is_enough_for_random_weights(tmp_path: Path, monkeypatch: p
 
 def test_config_json_is_checked(tmp_path: Path) -> None:
     with pytest.raises(ModelUnsupported, match="is quantised"):
-        resolve_service(random_service(config_folder(tmp_path, quantization_config={"quant_method": "awq"})))
+        resolve_service(random_service(config_folder(tmp_path, quantization_config={"quant_method": "hqq"})))
     with pytest.raises(ModelUnavailable, match=r"has no config\.json"):
         resolve_service(random_service(make_folder(tmp_path / "none", byte_level_backend())))
 

@@ -1,7 +1,7 @@
 """Loading the config and weights of a model folder as a `transformers` module, or rejecting the model."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from math import prod
@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoConfig
 from transformers import __version__ as transformers_version
+from transformers.pytorch_utils import Conv1D
 
 from shoal.core import ModelUnsupported, ShoalError
 from shoal.execute.model.thread_local_dtype import keep_dtypes_local
+from shoal.execute.quantised.matrix import QuantisedMatrix
 from shoal.execute.quantised.weights import open_slices
 from shoal.models import check_config, check_weights, read_weight_headers, refuse_incomplete, summarize_names
 
@@ -71,7 +74,10 @@ def load_module(
         config = config.get_text_config()
     keep_dtypes_local()
     with unsupported_on_error("load", name), open_slices(folder) as slices:
-        _refuse_if_far_larger(model_class, folder, config, name)
+        with torch.device("meta"):
+            described = model_class(deepcopy(config))
+        _refuse_if_far_larger(described, folder, name)
+        _refuse_transposed(described, slices, name)
         module, info = model_class.from_pretrained(
             None,
             config=config,
@@ -89,14 +95,26 @@ def load_module(
     return module
 
 
-def _refuse_if_far_larger(model_class: Any, folder: Path, config: Any, name: str) -> None:
+def _refuse_transposed(described: nn.Module, slices: Mapping[str, Any], name: str) -> None:
+    """Raise ModelUnsupported for quantised weights of a model that has them as [inputs, outputs], as GPT-2.
+
+    described: the model without memory.
+    """
+    quantised = any(isinstance(part, QuantisedMatrix) for part in slices.values())
+    if quantised and any(isinstance(layer, Conv1D) for layer in described.modules()):
+        raise ModelUnsupported(
+            f"{name}: quantised weights are read for models with linear layers only, and this one has Conv1D;"
+            " use the folder that it was made of"
+        )
+
+
+def _refuse_if_far_larger(described: nn.Module, folder: Path, name: str) -> None:
     """Raise ModelUnsupported, before memory is allocated, if config.json describes a far larger model.
 
-    Up to twice the stored size is allowed, because tied weights are stored once; missing weights are reported
-    later.
+    described: that model without memory. Up to twice the stored size is allowed, because tied weights are
+    stored once; missing weights are reported later.
     """
-    with torch.device("meta"):
-        wanted = sum(parameter.numel() for parameter in model_class(deepcopy(config)).parameters())
+    wanted = sum(parameter.numel() for parameter in described.parameters())
     stored = sum(prod(tensor.shape) for tensor in read_weight_headers(folder).values())
     if wanted > 2 * stored:
         raise ModelUnsupported(

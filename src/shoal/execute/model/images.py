@@ -145,10 +145,11 @@ def _revision(folder: Path, dtype: torch.dtype, seed: int | None) -> str:
 def _code_digest() -> str:
     """Hash of the modules whose classes, packing and reading of checkpoints images contain."""
     total = hashlib.sha256()
-    for room in ("attention", "linear", "model", "quantised", "weights"):
-        for file in sorted((_EXECUTE / room).glob("*.py")):
+    rooms = [_EXECUTE / room for room in ("attention", "linear", "model", "quantised", "weights")]
+    for room in (*rooms, _EXECUTE.parent / "models" / "quantised"):
+        for file in sorted(room.glob("*.py")):
             content = file.read_bytes()
-            total.update(f"{room}/{file.name} {len(content)}\n".encode())
+            total.update(f"{room.parent.name}/{room.name}/{file.name} {len(content)}\n".encode())
             total.update(content)
     return total.hexdigest()[:16]
 

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -82,16 +82,22 @@ def _quantise_all(layers: Sequence[Place], folder: Path | None, memory: HugePage
     groups = None if folder is None else groups_file(folder)
     nothing: dict[str, Any] = {}
     with nullcontext(nothing) if folder is None else open_slices(folder) as slices:
-        for place in layers:
-            _put(place, _quantised(place, groups, slices), memory)
-    siblings: dict[tuple[str, int], list[Place]] = {}
+        for together in _siblings(layers):
+            packed = [_quantised(place, groups, slices) for place in together]
+            # They may have the same input, and only layers of one format become one product.
+            mixed = len({weights.bits for weights in packed}) > 1
+            for place, weights in zip(together, packed, strict=True):
+                _put(place, widened(weights) if mixed else weights, memory)
+
+
+def _siblings(layers: Sequence[Place]) -> Iterable[Sequence[Place]]:
+    """Layers in groups of one parent module and as many inputs."""
+    groups: dict[tuple[str, int], list[Place]] = {}
     for place in layers:
-        siblings.setdefault((place.path.rpartition(".")[0], place.module.in_features), []).append(place)
-    for together in siblings.values():
-        # They may have the same input, and only layers of one format become one product.
-        if len({place.module.weights.bits for place in together}) > 1:
-            for place in together:
-                _put(place, widened(place.module.weights), memory)
+        weight = dense_weight(place.module)
+        assert weight is not None
+        groups.setdefault((place.path.rpartition(".")[0], weight.shape[1]), []).append(place)
+    return groups.values()
 
 
 def int8_bytes(model: nn.Module) -> int:
@@ -112,10 +118,20 @@ def _quantised(place: Place, groups: Path | None, slices: Mapping[str, Any]) -> 
     weight = dense_weight(place.module)
     assert weight is not None
     if groups is None:
-        stored = kept_integers(slices.get(f"{place.path}.weight"), weight)
+        found = (kept_integers(part, weight) for part in _stored_as(f"{place.path}.weight", slices))
+        stored = next(filter(None, found), None)
     else:
         stored = _stored(groups, place.path, weight.shape)
     return pack_integers(*(stored or quantise_channels(weight)), place.module.bias)
+
+
+def _stored_as(name: str, slices: Mapping[str, Any]) -> Iterator[Any]:
+    """What a checkpoint may call this weight: transformers adds or drops the names of outer modules."""
+    yield slices.get(name)
+    tail = name.partition(".")[2]
+    for other, part in slices.items():
+        if other == tail or other.endswith((f".{name}", f".{tail}")):
+            yield part
 
 
 def _stored(file: Path, path: str, shape: torch.Size) -> tuple[torch.Tensor, torch.Tensor] | None:

@@ -92,6 +92,8 @@ class QuantisedMatrix:
         if "groups" not in self._slices:
             return self._in_order()
         groups: torch.Tensor = self._slices["groups"][...].long()
+        if (groups == -1).all():  # as compressed-tensors has them where inputs are in order
+            return self._in_order()
         if not ((groups >= 0) & (groups < count)).all():
             raise ModelUnsupported(
                 f"{self.tensor.parts['groups']} has groups beyond the {count} that have scales"

@@ -149,12 +149,18 @@ def _tensors(file: Path) -> Iterator[tuple[str, StoredTensor]]:
 def open_weights(file: Path, framework: str = "numpy") -> Iterator[Any]:
     """Open a safetensors file; raises ModelUnavailable if it is damaged."""
     try:
-        with safe_open(file, framework=framework) as opened:
-            yield opened
+        opening = safe_open(file, framework=framework)
     except (SafetensorError, OSError) as error:
-        raise ModelUnavailable(
-            f"{file} is damaged or was not copied whole ({error}); {_repair(file)}"
-        ) from error
+        raise _damaged(file, error) from error
+    with opening as opened:
+        try:
+            yield opened
+        except SafetensorError as error:
+            raise _damaged(file, error) from error
+
+
+def _damaged(file: Path, error: Exception) -> ModelUnavailable:
+    return ModelUnavailable(f"{file} is damaged or was not copied whole ({error}); {_repair(file)}")
 
 
 def _repair(file: Path) -> str:

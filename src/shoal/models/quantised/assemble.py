@@ -13,7 +13,8 @@ from shoal.models.quantised.scheme import WHOLE, Quantisation, Scheme, Storage
 _WORD_BITS = 32
 _ELEMENTS = {False: "I8", True: "F8_E4M3"}
 """Types of numbers in Storage.PLAIN, for integers and floats."""
-_FLOAT8 = ("F8_E4M3", "F8_E5M2")
+_NUMBERS = ("I8", "U8", "I32", "F8_E4M3", "F8_E5M2")
+"""Types of which quantised weights are."""
 _WEIGHTS = (".weight", ".qweight", ".weight_packed")
 """Ends of names of weights."""
 
@@ -28,6 +29,11 @@ class _Names(NamedTuple):
     groups: str
     shape: str = ".weight_shape"
 
+    @property
+    def others(self) -> tuple[str, ...]:
+        """All but those of the numbers."""
+        return tuple(filter(None, (*self.scales, self.zeros, self.groups, self.shape)))
+
 
 _GPTQ_NAMES = _Names(".qweight", (".scales",), ".qzeros", ".g_idx")
 _NAMES = {
@@ -36,6 +42,10 @@ _NAMES = {
     Storage.PACKED: _Names(".weight_packed", (".weight_scale",), ".weight_zero_point", ".weight_g_idx"),
     Storage.PLAIN: _Names(".weight", (".weight_scale", ".weight_scale_inv"), ".weight_zero_point", ""),
 }
+
+
+_OTHERS = (".bias", ".masked_bias", *(end for names in _NAMES.values() for end in names.others))
+"""Ends of names of masks, and of what belongs to weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +97,18 @@ def assemble(
                 f"{folder} stores {name} as {tensor.dtype}, so it is quantised, and config.json {says};"
                 f" possible are {POSSIBLE}"
             )
+        if end != ".weight" and f"{module}.weight" in stored:
+            raise ModelUnsupported(f"{folder} stores {module} twice: as {name} and as {module}.weight")
         found[f"{module}.weight"] = _assembled(folder, stored, module, scheme)
     return found
 
 
 def _is_weight(name: str, tensor: StoredTensor) -> bool:
     """Whether a tensor that is not dense is a weight, and not a mask or a part of another."""
-    return name.endswith(_WEIGHTS) or (tensor.dtype in _FLOAT8 and len(tensor.shape) > 1)
+    if name.endswith(_WEIGHTS):
+        return True
+    # Experts in one tensor, for example, have names of their own.
+    return tensor.dtype in _NUMBERS and len(tensor.shape) > 1 and not name.endswith(_OTHERS)
 
 
 def _assembled(

@@ -1,8 +1,9 @@
 """The quantization_config of compressed-tensors (llm-compressor), and of FP8 folders (DeepSeek, Qwen)."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
+
+import regex
 
 from shoal.models.quantised.scheme import (
     ALL,
@@ -111,11 +112,11 @@ def _label(scheme: Scheme) -> str:
     return "FP8" if scheme.is_float else f"INT{scheme.bits}"
 
 
-def _matcher(target: Any) -> re.Pattern[str]:
+def _matcher(target: Any) -> "regex.Pattern[str]":
     """What a target matches: "re:PATTERN" names, "Linear" all modules, anything else the module itself."""
     if isinstance(target, str) and target.startswith("re:"):
         return pattern(target.removeprefix("re:"))
-    return ALL if target == "Linear" else re.compile(rf"{re.escape(str(target))}\Z")
+    return ALL if target == "Linear" else pattern(rf"{regex.escape(str(target))}\Z")
 
 
 def _mapping(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

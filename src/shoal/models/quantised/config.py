@@ -40,5 +40,6 @@ def stated_quantisation(folder: Path) -> Any:
 
 
 def _stated(config: Mapping[str, Any]) -> Any:
-    text = text_config(config)
-    return text.get("quantization_config") or text.get("compression_config")
+    fields = ("quantization_config", "compression_config")
+    said = (part.get(field) for part in (text_config(config), config) for field in fields)
+    return next(filter(None, said), None)

@@ -1,10 +1,11 @@
 """Scheme: how a quantised matrix is stored, and Quantisation: which matrices have which scheme."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+import regex
 
 from shoal.core import ModelUnsupported
 
@@ -45,10 +46,22 @@ class Scheme:
 class Rule:
     """Modules and their scheme."""
 
-    names: re.Pattern[str]
+    names: "regex.Pattern[str]"
     """Matches from the start of a module's name."""
     scheme: Scheme | None
     """None: these modules are not quantised."""
+
+    def matches(self, module: str) -> bool:
+        """Whether the rule is for the module with this name; raises ModelUnsupported if that takes too long.
+
+        Patterns come from config.json, and some would take for ever.
+        """
+        try:
+            return self.names.match(module, timeout=_LONGEST_MATCH_S) is not None
+        except TimeoutError:
+            raise unsupported(
+                f"the pattern {self.names.pattern!r:.80}, which takes too long", "simple patterns"
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +75,14 @@ class Quantisation:
 
     def scheme_of(self, module: str) -> Scheme | None:
         """Scheme of the module with this name in the checkpoint; None if it is not quantised."""
-        return next((rule.scheme for rule in self.rules if rule.names.match(module)), None)
+        return next((rule.scheme for rule in self.rules if rule.matches(module)), None)
 
 
-ALL = re.compile("")
+ALL = regex.compile("")
 """Matches every name."""
+_LONGEST_MATCH_S = 0.2
+_LONGEST_PATTERN = 1000
+"""Characters."""
 
 
 def unsupported(found: str, possible: str) -> ModelUnsupported:
@@ -74,11 +90,13 @@ def unsupported(found: str, possible: str) -> ModelUnsupported:
     return ModelUnsupported(f"its config.json has {found}, which is not read; possible: {possible}")
 
 
-def pattern(text: Any) -> re.Pattern[str]:
+def pattern(text: str) -> "regex.Pattern[str]":
     """A regular expression of config.json; raises ModelUnsupported if it is none."""
+    if len(text) > _LONGEST_PATTERN:
+        raise unsupported(f"a pattern of {len(text)} characters", f"{_LONGEST_PATTERN}")
     try:
-        return re.compile(text)
-    except (re.error, TypeError, RecursionError, OverflowError) as error:
+        return regex.compile(text)
+    except (regex.error, RecursionError, OverflowError, MemoryError) as error:
         raise unsupported(f"the pattern {text!r:.80} ({error})", "regular expressions") from None
 
 
