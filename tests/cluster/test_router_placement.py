@@ -308,3 +308,34 @@ def test_what_is_proposed_may_fail():
         assert placed(router) == {"0": "b", "1": "ab"}
 
     follow(scenario, search, cluster=QUICK)
+
+
+def test_the_interval_of_a_fixed_placement_goes_on_while_few_requests_come():
+    search = Scripted({"0": "ab", "1": "ab"})
+
+    async def scenario(router: Router, backend: FakeBackend) -> None:
+        await asyncio.sleep(55.0)
+        await serve_until(router, 64.0)
+        with pytest.raises(ConfigError, match="requests came, fewer than 20"):
+            await router.administration.propose_placement(apply=False)
+        await serve_until(router, 75.0)
+        proposal = await router.administration.propose_placement(apply=False)
+        assert 70 < proposal.facts.length_s < 80
+
+    follow(scenario, search, cluster=QUICK)
+
+
+def test_a_service_that_is_removed_during_the_search_does_not_undo_the_rest():
+    search = Scripted({"0": "a", "1": "ab"})
+
+    async def scenario(router: Router, backend: FakeBackend) -> None:
+        await router.administration.set_engines("a", ["1"])
+        await serve_until(router, 15.0, "b")
+        proposing = asyncio.create_task(router.administration.propose_placement(apply=True))
+        await asyncio.sleep(1.0)
+        await router.administration.remove_service("b")
+        proposal = await proposing
+        assert [str(step) for step in proposal.steps] == ["+a on 0"]
+        assert placed(router) == {"0": "a", "1": "a"}
+
+    follow(scenario, search, cluster=QUICK)

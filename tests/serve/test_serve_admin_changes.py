@@ -291,6 +291,21 @@ def test_a_placement_is_proposed_and_applied(tmp_path):
     with_operator(test, tmp_path)
 
 
+def test_a_service_may_be_removed_while_a_placement_is_applied(tmp_path):
+    async def test(operator):
+        found = Estimate({"chat": ServiceEstimate(10, 1, 10, 20.0)})
+        operator.cluster.administration.proposal = Proposal(
+            facts=IntervalFacts(length_s=60, services={}),
+            steps=[Step("another", "0", False), Step("chat", "b", True)],
+            why="it is better",
+            present=found,
+            found=found,
+        )
+        await operator.done(await operator.client.post("/admin/placement/apply"))
+
+    with_operator(test, tmp_path)
+
+
 def test_a_server_with_unloaded_services_is_healthy(tmp_path):
     async def test(operator):
         cluster = operator.cluster

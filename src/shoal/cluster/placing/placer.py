@@ -134,9 +134,10 @@ class Placer:
         return proposal
 
     def _latest_facts(self) -> IntervalFacts:
-        """Those of the present interval; of the last one, while few requests have come since."""
+        """Those of the present interval; of the last one, while fewer requests have come since."""
         now = self._traffic.facts(self._fleet.catalog.services, self._clock())
-        return now if self._last is None or len(now.requests) >= MIN_REQUESTS else self._last
+        few = self._last is not None and len(now.requests) < min(MIN_REQUESTS, len(self._last.requests))
+        return self._last if self._last is not None and few else now
 
     def _require(self, service: str, engines: Sequence[str]) -> None:
         if service not in self._fleet.catalog.services:
@@ -157,7 +158,10 @@ class Placer:
     async def _end_interval(self) -> None:
         """Search a placement for the traffic of the interval that ends now, and perhaps change to it."""
         now_ns = self._clock()
-        facts = self._last = self._traffic.facts(self._fleet.catalog.services, now_ns)
+        facts = self._traffic.facts(self._fleet.catalog.services, now_ns)
+        if not self._follows and len(facts.requests) < MIN_REQUESTS:
+            return  # the interval goes on, until an operator could ask for a search
+        self._last = facts
         self._traffic.begin(now_ns)
         if not self._follows:
             return
@@ -197,8 +201,15 @@ class Placer:
         return task, result
 
     def _steps_to(self, result: SearchResult) -> list[Step]:
+        """The change to what was found; services and engines that came during the search stay, and those that
+        left are no part of it."""
         present = {engine.name: frozenset(engine.placed) for engine in self._manager.engines}
-        return steps_between(present, result.placement)
+        searched = frozenset().union(*result.placement.values()) & self._fleet.catalog.services.keys()
+        after = {
+            name: (own - searched) | (result.placement.get(name, own) & searched)
+            for name, own in present.items()
+        }
+        return steps_between(present, after)
 
     async def _cluster_facts(self, traffic: IntervalFacts) -> ClusterFacts:
         engines = self._fleet.engines

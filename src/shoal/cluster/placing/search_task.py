@@ -40,6 +40,9 @@ class SearchedService:
     slo: SLO = NO_GOALS
     execution_s: float | None = None
     """L^ as configured; None: it is computed from the step times and the mean request."""
+    quota: int = 8
+    starvation_s: float | None = None
+    """As in ``core.Service``, like ``quota``."""
     pinned: bool = False
 
 

@@ -103,6 +103,8 @@ def _searched(service: Service, engines: Sequence[EngineInfo]) -> SearchedServic
         context_tokens=info.context_tokens,
         slo=service.slo,
         execution_s=service.execution_s,
+        quota=service.quota,
+        starvation_s=service.starvation_s,
         pinned=info.pinned,
     )
 

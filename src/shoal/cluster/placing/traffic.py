@@ -82,7 +82,10 @@ class IntervalFacts:
 class _Arrived:
     """A choice that came, and how far it is."""
 
-    request: Request
+    service: str
+    arrival_ns: int
+    prompt_tokens: int
+    most_tokens: int
     slo: SLO
     output_tokens: int = 0
     ended: bool = False
@@ -102,7 +105,8 @@ class Traffic:
         """A call came. request: of its first choice. slo: its resolved goals."""
         for choice in choices:
             self._left_out |= len(self._came) == self._came.maxlen
-            came = _Arrived(request, slo)
+            most = request.sampling.max_tokens or 1
+            came = _Arrived(request.service, request.arrival_ns, len(request.prompt), most, slo)
             self._came.append(came)
             self._unfinished[call, choice] = came
             self._count(request.service, arrived=1)
@@ -115,7 +119,7 @@ class Traffic:
         if came is None:
             return
         came.ended, came.output_tokens = True, output_tokens
-        service = came.request.service
+        service = came.service
         if record is not None:
             missed = met(record, came.slo) is False
             self._count(service, ended=1, unserved=missed, answered=1, latency_s=record.e2e_s)
@@ -146,25 +150,23 @@ class Traffic:
         outputs: dict[str, list[int]] = {}
         for came in self._came:
             if came.ended and came.output_tokens:
-                outputs.setdefault(came.request.service, []).append(came.output_tokens)
+                outputs.setdefault(came.service, []).append(came.output_tokens)
         means = {service: round(fmean(tokens)) for service, tokens in outputs.items()}
         return tuple(_replayed(came, means) for came in self._came)
 
     def _window_s(self, now_ns: int) -> float:
-        begin_ns = self._came[0].request.arrival_ns if self._left_out else self._begin_ns
+        begin_ns = self._came[0].arrival_ns if self._left_out else self._begin_ns
         return max(1e-3, (now_ns - begin_ns) / 1e9)
 
 
 def _replayed(came: _Arrived, means: Mapping[str, int]) -> ReplayedRequest:
-    request = came.request
-    most = request.sampling.max_tokens or 1
-    tokens = came.output_tokens if came.ended else means.get(request.service, 1)
+    tokens = came.output_tokens if came.ended else means.get(came.service, 1)
     return ReplayedRequest(
-        service=request.service,
-        arrival_ns=request.arrival_ns,
-        prompt_tokens=len(request.prompt),
-        most_tokens=most,
-        output_tokens=max(1, min(most, tokens)),
+        service=came.service,
+        arrival_ns=came.arrival_ns,
+        prompt_tokens=came.prompt_tokens,
+        most_tokens=came.most_tokens,
+        output_tokens=max(1, min(came.most_tokens, tokens)),
         slo=came.slo,
     )
 

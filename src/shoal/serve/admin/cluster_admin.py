@@ -187,7 +187,7 @@ class ClusterAdmin:
             proposal = await self._changes.propose_placement(apply=apply)
             if apply:
                 now = self.placement()
-                for name in sorted({step.service for step in proposal.steps}):
+                for name in sorted({step.service for step in proposal.steps} & now.keys()):
                     self.kept.service_placed(name, now[name])
 
         kind = "apply_placement" if apply else "plan_placement"
