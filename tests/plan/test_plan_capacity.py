@@ -141,6 +141,8 @@ def test_pinned_services_need_their_part_of_the_limit(tmp_path: Path) -> None:
     settings = server_settings(demand, loaded, placement, Policies(loaded.scheduler, "max-min"))
     assert [service.get("pin") for service in settings["services"]] == [True, None]
     assert [service.get("starvation") for service in settings["services"]] == ["3s", None]
+    [engine] = demand.engines.engines(placement.groups[0].shape)
+    assert engine.services["chat"].starvation_s == 3
 
 
 def test_the_bandwidth_of_weights_must_be_known(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Starvation: under an endless stream of requests a long one is served in bounded time."""
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -119,3 +120,9 @@ def test_each_service_starves_at_its_own_time():
     assert [request.service for request in starving(states, 3 * STEP_NS)] == ["b"]
     assert [request.service for request in starving(states, 8 * STEP_NS)] == ["b", "a"]
     assert next_starvation_ns(states) == 3 * STEP_NS
+
+
+def test_a_threshold_may_be_endless():
+    scheduler = make_scheduler(make_pool(), starvation_of={"a": math.inf})
+    scheduler.submit(make_request(4, 9, service="a"), 0)
+    assert not starving(scheduler._services.values(), 10**18)

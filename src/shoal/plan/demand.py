@@ -189,6 +189,8 @@ def build_demand(scenario: Scenario, catalogue: Catalogue, goals: SLO = NO_GOALS
                 context_tokens=contexts[service.name],
                 slo=service.slo,
                 execution_s=service.execution_s or 1.0,
+                quota=service.quota,
+                starvation_s=service.starvation_s,
             )
             for service in timed
         },

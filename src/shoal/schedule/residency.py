@@ -182,11 +182,13 @@ class Residency:
         """When absent weights demand a fetch: pinned ones at once."""
         if entry.pinned:
             return 0
-        due = []
+        due, thresholds_ns = [], [self._max_absence_ns]
         for state in entry.states.values():
             waiting = state.waiting.first_to_starve()
             if waiting is not None:
                 due.append(state.starvation.due_ns(waiting))
+            if waiting is not None or len(state.running):
+                thresholds_ns.append(state.starvation.ns)
             if len(state.running):
                 due.append(int(state.running.last_scheduled_ns.min()) + self._max_absence_ns)
         if not due:
@@ -194,8 +196,7 @@ class Residency:
         if not entry.num_evictions:
             return min(due)
         # Under overload all are due, and a turn of each would be as short as possible.
-        starvation_ns = min(state.starvation.ns for state in entry.states.values())
-        return max(min(due), entry.since_ns + min(self._max_absence_ns, starvation_ns))
+        return max(min(due), entry.since_ns + min(thresholds_ns))
 
     def _view(self, now_ns: int) -> ResidencyView:
         views = {entry.name: self._weights_view(entry, now_ns) for entry in self._entries()}

@@ -19,7 +19,7 @@ class StarvationThreshold:
     """
 
     def __init__(self, threshold_s: float) -> None:
-        self.ns = min(round(threshold_s * 1e9), _LONGEST_NS)
+        self.ns = round(min(threshold_s * 1e9, _LONGEST_NS))
         self._max_doublings = min(_MAX_DOUBLINGS, _LONGEST_NS.bit_length() - self.ns.bit_length())
 
     def due_ns(self, request: RequestState) -> int:

@@ -142,6 +142,8 @@ class _Case:
                     context_tokens=service.context_tokens,
                     slo=service.slo,
                     execution_s=service.execution_s or execution_s[name],
+                    quota=service.quota,
+                    starvation_s=service.starvation_s,
                 )
                 for name, service in task.services.items()
             },

@@ -31,6 +31,9 @@ class ServedService:
     slo: SLO
     execution_s: float
     """L^: time of its mean request alone on one device."""
+    quota: int = 8
+    starvation_s: float | None = None
+    """As in ``core.Service``, like ``quota``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +87,8 @@ class PlacedEngines:
                 context_tokens=self.services[name].context_tokens,
                 slo=self.services[name].slo,
                 execution_s=self.services[name].execution_s,
+                quota=self.services[name].quota,
+                starvation_s=self.services[name].starvation_s,
                 weights=placed[name].weights,
                 weight_bytes=placed[name].model.weight_bytes(shape.tp),
                 pinned=placed[name].pinned,
