@@ -14,7 +14,6 @@ from execute_builders import COMMON, HandScheduler, logits_of, make_model, make_
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
-    GPT2Config,
     LlamaConfig,
     MixtralConfig,
     Qwen2Config,
@@ -36,7 +35,7 @@ from quantised_folders import (
     quantise_folder,
     weights_of,
 )
-from shoal.core import ModelUnsupported, Service
+from shoal.core import Service
 from shoal.execute.linear.packed_linear import PackedLinear
 from shoal.execute.linear.packed_weights import GROUP, quantise_channels, unpack_int8
 from shoal.execute.model import choose_dtype
@@ -334,20 +333,6 @@ def test_tensors_of_a_matrix_may_be_in_several_files(made: Folders, tmp_path: Pa
         save_file({name: stored[name] for name in stored if weight_map[name] == file}, quantised / file)
     (quantised / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     assert rows(quantised, "float32") == rows(dense, "float32")
-
-
-def test_a_matrix_of_another_shape_is_refused_by_name(tmp_path: Path) -> None:
-    """Layers of GPT-2 are transposed, and GPTQ packs them as others."""
-
-    def transposed(weight: torch.Tensor) -> Packed:
-        tensors, dense = pack_gptq(4, 32)(weight.T)
-        return Packed(tensors, dense.T.contiguous())
-
-    source = make_model(tmp_path / "source", GPT2Config(**COMMON, n_embd=64, n_head=4, n_layer=1))
-    packers = {"attn.c_attn": transposed}
-    quantised, _ = quantise_folder(source, tmp_path, packers, gptq_config(4, 32))
-    with pytest.raises(ModelUnsupported, match=r"c_attn\.weight is \[192, 64\], not \[64, 192\]"):
-        load(quantised, "float32")
 
 
 def test_weights_count_in_the_dtype_of_the_service(
