@@ -14,6 +14,7 @@ CHAOS = [sys.executable, "-m", "benchmarks.chaos"]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(450)
 def test_no_stream_is_lost_or_changed_when_engines_die(tmp_path):
     found = tmp_path / "chaos.json"
     run = subprocess.run(
